@@ -15,11 +15,11 @@ class MultipleErrors(DataError):
     """Several errors raised as one.
 
     Args:
-        text: the common message.
-        problems: messages of the errors.
+        text: message of the common error, which lists the messages of the single errors.
+        problems: messages of the single errors.
 
     Attributes:
-        problems: messages of the errors.
+        problems: messages of the single errors.
     """
 
     def __init__(self, text: str, problems: list[str]) -> None:
@@ -28,10 +28,10 @@ class MultipleErrors(DataError):
 
 
 class ErrorCollector:
-    """Collector of messages of errors, in the order in which they occurred, each only once.
+    """Collector of error messages, in the order in which the errors occurred.
 
     Attributes:
-        messages: the messages.
+        messages: the messages, each only once.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class ErrorCollector:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Context that catches an error for the user (`ConfigError`, `DataError`) and adds its message."""
+        """Context that catches `ConfigError` and `DataError` and adds the message; other errors are raised."""
         try:
             yield
         # An error of several problems is added problem by problem, so that each is listed once.
@@ -55,10 +55,10 @@ class ErrorCollector:
             self.add(str(error))
 
     def raise_any(self) -> None:
-        """Raise one error with all messages.
+        """Raise one error for all collected messages; do nothing if there are none.
 
         Raises:
-            MultipleErrors: if there are any messages. The text shows at most 20; `MultipleErrors.problems` has all.
+            MultipleErrors: if there are messages. Its text shows at most 20; `MultipleErrors.problems` has all.
         """
         if not self.messages:
             return

@@ -18,15 +18,18 @@ from credit.grid import LatLonGrid
 class FieldReader(Protocol):
     """Reader of fields in physical units, time by time.
 
+    Letters of shapes: N times, C channels, H latitude rows, W longitude columns.
+
     Attributes:
-        grid: rows from north to south, columns eastward.
+        grid: grid of all fields, with rows from north to south and columns eastward.
         calendar: calendar of the times.
-        channels: the channels, of which ``time_varying_stored`` and ``static_stored`` are read.
+        channels: the channels of the run. The reader has those in ``time_varying_stored`` and ``static_stored``.
         times: (N,) int64 minutes since 1900, increasing; there may be gaps.
-        attributes: variable -> its attributes units, standard_name and long_name, and ``temporal`` if it is not
-            instantaneous.
-        masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
-        is_thread_safe: True if several threads may read at once.
+        attributes: mapping from the name of a variable to its attributes: ``units``, ``standard_name``, ``long_name``,
+            and ``temporal`` if the values are not instantaneous.
+        masks: mapping from the name of each variable with declared missing values to its mask, (H, W) bool, True in
+            cells that are missing at all times.
+        is_thread_safe: True if several threads may read at the same time.
     """
 
     grid: LatLonGrid
@@ -38,7 +41,7 @@ class FieldReader(Protocol):
     is_thread_safe: bool
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, NaN where masked.
+        """Return the fields of one time, with NaN in masked cells.
 
         They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
@@ -51,7 +54,7 @@ class FieldReader(Protocol):
         ...
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them; faster than `read` for times in a row.
+        """Yield the fields of several times as `read` returns them; faster than `read` for consecutive times.
 
         Args:
             indices: indices of the times in `times`.
@@ -66,8 +69,8 @@ class FieldReader(Protocol):
 
         Args:
             index: index of the time in `times`.
-            targets: for each of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to leave it
-                out.
+            targets: for each channel of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to
+                leave the channel out.
 
         Raises:
             DataError: as `read`.
@@ -79,7 +82,7 @@ class FieldReader(Protocol):
         ...
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index in `times` of a time in minutes, None if the data do not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the data do not have it."""
         ...
 
 
@@ -90,8 +93,8 @@ def open_reader(conf: DataConfig) -> FieldReader:
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: if the store does not exist, is incomplete or of another config, or the sources do not match the
-            config.
+        DataError: if the store does not exist, is incomplete or was written with another config; or if the sources do
+            not match the config.
     """
     if conf.store is None:
         return open_sources(conf)

@@ -1,4 +1,4 @@
-"""Training, validation and test periods, and the initial times whose whole sample lies inside one of them."""
+"""Training, validation and test periods (splits), and the initial times of the samples that lie inside each of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Split:
     last: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return key and period of the split for messages, for example ``data.splits.test 2020-01-01T00:00..``."""
+        """Return config key and period of the split for messages, such as ``data.splits.test 2020-01-01T00:00..``."""
         return f"data.splits.{self.name} {calendar.format(self.first)}..{calendar.format(self.last)}"
 
 
@@ -45,7 +45,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
         calendar: calendar of the data.
 
     Raises:
-        ConfigError: if a split does not end after it begins, or two are closer to each other than ``data.split_gap``.
+        ConfigError: if a split does not end after it begins, or if two splits are closer than ``data.split_gap``.
     """
     splits = {}
     for name in SPLITS:
@@ -87,11 +87,11 @@ def require_no_leakage(
     Args:
         test: the period that is scored.
         training_periods: (first, last) dates of the periods that the weights were trained or selected on.
-        forecast: name of the forecast or the weights, for the error.
+        forecast: name of the forecast or the weights, for the error message.
         calendar: calendar of `test`.
 
     Raises:
-        ConfigError: naming both periods, if they overlap.
+        ConfigError: if `test` overlaps one of the training periods; the message names both.
     """
     period = find_overlap(test, training_periods, calendar)
     if period is not None:
@@ -107,12 +107,12 @@ def find_overlap(
 ) -> tuple[str, str] | None:
     """Return the first of the training periods that overlaps `test`, None if none does.
 
-    Periods are compared as texts, because the weights may have been trained on data of another calendar, which has
-    days that this one does not have.
+    Dates are compared as texts, because the weights may have been trained on data in another calendar, and its dates
+    may not exist in this one.
 
     Args:
         test: the period that is scored.
-        training_periods: (first, last) dates of the periods.
+        training_periods: (first, last) dates of the training periods.
         calendar: calendar of `test`.
     """
     test_first = calendar.format(test.first)
@@ -153,10 +153,10 @@ def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: 
 def require_samples(
     times: np.ndarray, split: Split, calendar: Calendar, conf: DataConfig, forecast_len: int
 ) -> np.ndarray:
-    """Return the initial times of the samples of a split.
+    """Return the initial times of the samples of a split, and require that there is at least one.
 
-    Of the training and validation samples, ``data.sample_every`` and ``data.init_hours`` select some. They do not apply
-    to the test period, whose initial times ``inference.initial_times`` selects elsewhere.
+    In the training and validation periods, only the samples that ``data.sample_every`` and ``data.init_hours`` select
+    are returned. In the test period all samples are returned; ``inference.initial_times`` selects from them elsewhere.
 
     Args:
         times: (N,) int64 times that the data have, in minutes since 1900, increasing.
@@ -169,8 +169,8 @@ def require_samples(
         (M,) int64 minutes since 1900, increasing; at least one.
 
     Raises:
-        DataError: if there is none. The message says which times the data have in the split, their gaps, and which
-            times a sample needs.
+        DataError: if there is no sample. The message says which times the data have in the split, where they have
+            gaps, and which times a sample needs.
     """
     step = conf.step_minutes
     history_len = conf.history_len
@@ -203,10 +203,10 @@ def require_samples(
 
 
 def _advice_without_samples(times: np.ndarray, step: int) -> str:
-    """Return the advice for a period in which `times` make up no sample: mostly another ``data.timestep``.
+    """Return advice for a period without any sample, as text; mostly it is to change ``data.timestep``.
 
     Args:
-        times: (N,) int64 minutes of the data in the period.
+        times: (N,) int64 times of the data in the period, in minutes since 1900.
         step: time step in minutes.
     """
     intervals = np.diff(times)
@@ -227,7 +227,7 @@ def _advice_without_samples(times: np.ndarray, step: int) -> str:
 
 
 def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
-    """Return the initial times that ``data.sample_every`` and ``data.init_hours`` select."""
+    """Return the times in `initial` (N,) that ``data.sample_every`` and ``data.init_hours`` select."""
     is_selected = np.ones(len(initial), dtype=bool)
     if conf.sample_every is not None:
         is_selected &= (initial - split.first) % parse_duration(conf.sample_every) == 0
@@ -237,7 +237,7 @@ def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return a description of the period of the data, from the first to the last of `times`, (N,) int64 minutes."""
+    """Return a text with the first and the last of `times`, (N,) int64 minutes since 1900."""
     if len(times) == 0:
         return "there are no data"
     if len(times) == 1:
@@ -246,7 +246,7 @@ def describe_span(times: np.ndarray, calendar: Calendar) -> str:
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return a description of the part of a period that the data cover; empty if no step is missing at its ends.
+    """Return a text with the part of a period that the data cover; empty if no time step is missing at its ends.
 
     Args:
         times: (N,) int64 times that the data have, in minutes since 1900, increasing.
@@ -263,13 +263,13 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
 
 
 def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
-    """Return a description of the gaps in `times`, with the dates of the first few.
+    """Return a text with the number of gaps in `times` and the dates of the first few.
 
     Args:
         times: (N,) int64 minutes since 1900, increasing.
         calendar: calendar of the times.
         step: the time step in minutes; a longer interval is a gap.
-        max_shown: number of gaps whose dates are given.
+        max_shown: largest number of gaps whose dates are shown.
     """
     gap_index = np.flatnonzero(np.diff(times) > step)
     if len(gap_index) == 0:

@@ -1,6 +1,7 @@
-"""Pointwise transforms that make a skewed variable easier to learn; inverted before a value is shown or compared.
+"""Pointwise transforms (logarithm and square root) that make a variable with a skewed distribution easier to learn.
 
-Both are odd functions, so small negative values, which packing leaves in precipitation, keep their sign.
+They are inverted before values are written or scored. Both are odd functions, so that small negative values keep their
+sign; packing leaves such values in precipitation.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
 def apply_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` is sign(x) sqrt(|x| / unit).
+    """Transform values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` is sign(x) sqrt(|x| / unit).
 
     Args:
         values: array or tensor of any shape, in physical units.
-        transform: kind and unit, ``data.transforms.NAME``.
+        transform: kind and unit of the transform, from ``data.transforms.NAME``.
 
     Returns:
         Array or tensor of the same shape and type.
@@ -39,7 +40,7 @@ def apply_transform(values: Values, transform: TransformConfig) -> Values:
 
 
 def invert_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the physical values that `apply_transform` transforms to `values`, of any shape."""
+    """Return the physical values for which `apply_transform` returns `values`, in the same shape."""
     library = _library_of(values)
     if transform.kind == "log1p":
         magnitude = library.expm1(abs(values))
@@ -51,12 +52,14 @@ def invert_transform(values: Values, transform: TransformConfig) -> Values:
 def transform_channels(
     fields_CHW: np.ndarray, channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> np.ndarray:
-    """Return fields (C, H, W) with the variables in `transforms` transformed; the same array if there are none.
+    """Return fields (C, H, W) with the channels of the variables in `transforms` transformed.
+
+    If there are no such channels, `fields_CHW` itself is returned.
 
     Args:
-        fields_CHW: fields in physical units; they are not changed.
+        fields_CHW: (C, H, W) fields in physical units; they are not changed.
         channels: (C,) the channel of each field.
-        transforms: variable -> its transform.
+        transforms: mapping from the name of a variable to its transform.
     """
     rows = [row for row, channel in enumerate(channels) if channel.variable in transforms]
     if not rows:
@@ -68,5 +71,5 @@ def transform_channels(
 
 
 def _library_of(values: np.ndarray | torch.Tensor) -> ModuleType:
-    """Return torch for a tensor and numpy for an array; the functions that are used have the same names in both."""
+    """Return the module torch for a tensor, numpy for an array; the functions used here have equal names in both."""
     return torch if isinstance(values, torch.Tensor) else np

@@ -46,17 +46,17 @@ class SourceReader:
     Args:
         channels: the channels of the run.
         source_index: contents of the files.
-        series: variable -> its times and files, for every time-varying variable in the order of the channels.
-        aggregations: variable -> sums of the values in its files that give its values over a time step.
-        policies: variable -> ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
-        attributes: variable -> its attributes, see `FieldReader`.
+        series: time series of every time-varying variable, by name, in the order of the channels.
+        aggregations: for each of these variables, how its values over a time step are made of those in its files.
+        policies: for each of these variables ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
+        attributes: attributes of each variable by name, see `FieldReader`.
         files: cache that opens the files.
         fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:
-        packing_steps: variable -> step of its packed integers in units of the variable, for packed variables.
+        packing_steps: difference of adjacent packed values of each packed variable, by name, in its units.
         times_per_chunk: largest number of `times` that lie in one chunk of a file; 1 without chunks.
-        bytes_per_time: memory in bytes for each time, if several times are read at once.
+        bytes_per_time: memory in bytes that each time takes while several times are read at once.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -79,10 +79,10 @@ class SourceReader:
         self.grid: LatLonGrid = source_index.grid
         self.calendar: Calendar = source_index.calendar
         self.channels = channels
-        # `_aggregation_index`: variable -> (N,) index of each of `times` in the times of its aggregation.
+        # `_aggregation_index` has, for each variable, the (N,) indices of `times` in the times of its aggregation.
         self.times, self._aggregation_index = align_times(aggregations, policies, source_index.calendar)
         self.attributes = attributes
-        # Tables of coefficients decide values as well, so they count as source files.
+        # Files with coefficients of hybrid levels influence the values as well, so they count as source files.
         self._paths = source_index.paths | dict.fromkeys(source_index.coefficient_files, 0)
         self.packing_steps: dict[str, float] = {}
         for name, file_variables in source_index.file_variables.items():
@@ -107,7 +107,7 @@ class SourceReader:
             largest_variable_bytes = max(largest_variable_bytes, _count_read_bytes(variable_series) * times_read)
         fields_bytes = len(channels.time_varying_stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
-        # Cells are always missing if they are missing at the first time.
+        # The mask of a variable is taken from the first time; `check_values` requires it at all other times.
         masked_channels = [channel for channel in channels.time_varying_stored if channel.variable in fillable]
         first_fields = self._read_unchecked([0], fillable)[0]
         self.masks |= find_masks(first_fields, masked_channels, fillable)
@@ -118,7 +118,7 @@ class SourceReader:
         They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
         Raises:
-            DataError: for a value that is missing where it must not be, infinite, or cannot be read.
+            DataError: if a value is missing where it must not be, is infinite, or cannot be read.
         """
         return self._read_variables([index], set(self._series))[0]
 
@@ -127,7 +127,7 @@ class SourceReader:
 
         Args:
             indices: indices of the times.
-            held_bytes: memory for reading a chunk of the files at once.
+            held_bytes: memory in bytes that may be used to read a whole chunk of the files at once.
 
         Raises:
             DataError: as `read`.
@@ -139,15 +139,15 @@ class SourceReader:
     def count_times_at_once(self, held_bytes: int) -> int:
         """Return the number of time steps that `read_each` reads together, at least 1.
 
-        They are about 32 MiB, or those of one chunk of the files that fit into `held_bytes`, if these are more.
+        These are as many as fit into 32 MiB, or the times of a whole chunk if they are more and fit into `held_bytes`.
 
         Args:
-            held_bytes: memory in bytes for the fields of one chunk of the files.
+            held_bytes: memory in bytes that may be used to read a whole chunk of the files at once.
         """
         return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 
     def count_chunk_times_in_memory(self, held_bytes: int) -> int:
-        """Return the number of time steps of the longest chunk of the files that fit into `held_bytes` of memory."""
+        """Return `times_per_chunk`, or the number of times that fit into `held_bytes` of memory if it is smaller."""
         return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -165,7 +165,7 @@ class SourceReader:
         for channel, target in zip(channels, targets, strict=True):
             if target is not None:
                 variables.add(channel.variable)
-        # All levels of a variable are read, and those without a target are dropped.
+        # A variable is read with all its levels, and the levels without a target are dropped.
         read_targets = []
         for channel, target in zip(channels, targets, strict=True):
             if channel.variable in variables:
@@ -177,16 +177,16 @@ class SourceReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index of a time in `times`, None if the files do not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the files do not have it."""
         index = int(np.searchsorted(self.times, minutes))
         if index < len(self.times) and self.times[index] == minutes:
             return index
         return None
 
     def times_of_files(self) -> np.ndarray:
-        """Return increasing indices in `times` that together read every file of the time-varying variables."""
+        """Return increasing indices in `times`; reading these times reads every file of the time-varying variables."""
         indices: set[int] = set()
-        # Joined and derived series are made of others, which are visited in turn.
+        # Joined and derived series consist of other series, which are visited in turn.
         remaining_series = list(self._series.values())
         while remaining_series:
             series = remaining_series.pop()
@@ -201,7 +201,7 @@ class SourceReader:
         return np.array(sorted(indices))
 
     def fingerprint_files(self) -> dict[str, list[int]]:
-        """Return file key -> two numbers that change with the file (see `OpenFiles.fingerprint`), for every file."""
+        """Return the fingerprint of every file by its key, see `OpenFiles.fingerprint` and `file_key`."""
         fingerprints = {}
         for path, number in self._paths.items():
             fingerprints[file_key(path)] = self._files.fingerprint(path, number)
@@ -221,7 +221,7 @@ class SourceReader:
         return False
 
     def find_times_from(self, keys: set[str]) -> np.ndarray:
-        """Return those of `times` with time-varying fields that come from one of the given files, (M,) int64 minutes.
+        """Return the times at which a time-varying field comes from a given file, (M,) int64 minutes since 1900.
 
         Args:
             keys: keys of the files, as in `fingerprint_files`.
@@ -241,11 +241,11 @@ class SourceReader:
         return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
-        """Return the contribution of each source; `conf` is the data section that the sources were opened with."""
+        """Return the contribution of each source; `conf` is the ``data`` section that was given to `open_sources`."""
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the fields of `_read_unchecked`; raises DataError for values that are wrongly missing or infinite."""
+        """Return the result of `_read_unchecked`; raise DataError for values that are wrongly missing or infinite."""
         channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
@@ -254,14 +254,14 @@ class SourceReader:
         return fields
 
     def _read_unchecked(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the stored channels of some variables at some times, without a check of the values.
+        """Return the stored channels of some variables at some times, without checking for missing values.
 
         Args:
-            indices: indices of the times.
-            names: the variables.
+            indices: indices of the times in `times`.
+            names: names of the variables.
 
         Returns:
-            For each time, (C, H, W) float32 in the order of ``channels.time_varying_stored``.
+            For each time (C, H, W) float32, the channels of these variables in the order of the stored channels.
         """
         num_channels = sum(channel.variable in names for channel in self.channels.time_varying_stored)
         fields = [np.empty((num_channels, *self.grid.shape), dtype=np.float32) for _ in indices]
@@ -300,7 +300,7 @@ class SourceReader:
         return np.concatenate(fields, dtype=np.float32, casting="same_kind")
 
     def _read_static_variable(self, name: str, file_variables: list[FileVariable]) -> np.ndarray:
-        """Return a static variable from the first file of each source that has it; all must have the same fields."""
+        """Read a static variable from the first file of each source that has it; they must have equal fields."""
         first, *others = [source_variables[0] for source_variables in group_by_source(file_variables)]
         fields = read_static_variable(self._files, name, first)
         for other in others:
@@ -314,7 +314,7 @@ class SourceReader:
 
 
 def _count_read_bytes(series: VariableSeries) -> int:
-    """Return the memory in bytes that one time of a variable takes while it is read."""
+    """Return the memory in bytes that is needed to read one time of a variable."""
     if isinstance(series, JoinedSeries):
         return max(_count_read_bytes(part) for part in series.parts)
     # Packed values are unpacked as float64. All inputs of a derived variable are held at once, as float32.
@@ -324,7 +324,7 @@ def _count_read_bytes(series: VariableSeries) -> int:
 
 
 def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return the number of times of a file that are read for each of `times`, because a chunk is read as a whole."""
+    """Return how many times of a file are read at most for each of `times`, because a chunk is read as a whole."""
     if isinstance(series, JoinedSeries):
         return max(_count_file_times_per_time(part, times) for part in series.parts)
     max_file_times = 1
@@ -341,17 +341,17 @@ def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int
 
 
 def _list_inputs(series: VariableSeries) -> list[VariableSeries]:
-    """Return the series that a derived variable is computed from, an empty list for a variable that is read."""
+    """Return the series of the inputs of a derived variable besides the main one; empty for other variables."""
     if not isinstance(series, DerivedSeries):
         return []
     return [input_series for input_series, _ in series.inputs.values()]
 
 
 def open_sources(conf: DataConfig) -> SourceReader:
-    """Open the sources of the data section of a config.
+    """Open the source files of the ``data`` section of a config.
 
     Raises:
-        DataError: naming every problem with files, variables, levels, grids, units, calendars and times.
+        DataError: if there are problems with files, variables, levels, grids, units or times; it lists all of them.
     """
     problems = ErrorCollector()
     files = OpenFiles(conf.sources)
@@ -369,7 +369,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
     series: dict[str, VariableSeries] = {}
     aggregations: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
-    # End of the message -> variables with this overlap, because mostly many variables have the same one.
+    # Variables with the same overlap of two sources, by the end of the message; mostly they are many.
     overlaps: dict[str, list[str]] = {}
     predicted_variables = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.time_varying_stored):

@@ -1,11 +1,12 @@
-"""Times of the run, and the value of each variable that counts at each of them.
+"""Times of the run, and the choice of the value that each variable has at each of these times.
 
 The policy of a source (``data.sources.N.times``) decides:
 
-- ``exact``: a value counts at its own time only;
-- ``persist``: a value counts until the next one, and the last value as long as the longest interval between two;
-- ``cyclic``: the source has one representative year. On every date the value of this date counts, or the last value
-  before it.
+- ``exact``: a value is used at its own time only;
+- ``persist``: a value is used until the next one. The last value is used for as long as the longest interval between
+  two values;
+- ``cyclic``: the source has one representative year. In every year, the value of the same date is used, or the last
+  value before this date.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ _YEAR_MINUTES = 366 * 1440
 def align_times(
     aggregations: Mapping[str, TimeAggregation], policies: Mapping[str, str], calendar: Calendar
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the times at which every variable has a value, and the value of each variable that counts there.
+    """Find the times at which every variable has a value, and the value that each variable has at these times.
 
     Args:
-        aggregations: variable -> its values over time; the attribute ``times`` is used.
-        policies: variable -> ``exact``, ``persist`` or ``cyclic``; at least one is ``exact``.
+        aggregations: mapping from the name of a variable to its values; only the attribute ``times`` is used.
+        policies: mapping from the name of a variable to ``exact``, ``persist`` or ``cyclic``; at least one variable
+            has ``exact``.
         calendar: calendar of the times.
 
     Returns:
-        The times, (N,) int64 minutes, and variable -> (N,) indices in the times of its aggregation.
+        The times, (N,) int64 minutes since 1900; and a mapping from the name of a variable to the (N,) indices of its
+        values, in the times of its aggregation.
 
     Raises:
-        DataError: if there is no such time, or a representative year is longer than a year.
+        DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover more than a year.
     """
     # Exact variables decide the times of the run; other variables only have to have a value at these times.
     exact_times = [aggregation.times for name, aggregation in aggregations.items() if policies[name] == "exact"]
     times = np.unique(np.concatenate(exact_times))
-    # Variable -> index of the value that counts at each time; -1 where none does.
+    # For each variable the index of the value that is used at each time, -1 where there is none.
     index_of: dict[str, np.ndarray] = {}
     for name, aggregation in aggregations.items():
         variable_times = aggregation.times
@@ -59,7 +62,7 @@ def align_times(
             index_of[name] = _find_persisting_values(variable_times, times)
         else:
             index_of[name] = _find_values_of_year(name, variable_times, times, calendar)
-    # A time counts if every variable has a value.
+    # A time is kept if every variable has a value.
     has_all = np.all([index >= 0 for index in index_of.values()], axis=0)
     if not has_all.any():
         spans = []
@@ -82,12 +85,12 @@ def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple
     """Return the index of the first source of a variable, and the policy (``times``) that all its sources have.
 
     Args:
-        name: the variable.
+        name: name of the variable.
         source_index: contents of the sources.
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: if two sources differ.
+        DataError: if the policies of two sources of the variable differ.
     """
     numbers = [variables[0].source_number for variables in group_by_source(source_index.file_variables[name])]
     first = numbers[0]
@@ -101,14 +104,15 @@ def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple
 
 
 def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the index of the last value before or at each time, -1 if it is older than the longest interval.
+    """Return the index of the last value at or before each time of the run.
 
     Args:
-        source_times: (M,) minutes of the values, increasing.
-        times: (N,) minutes since 1900 of the times of the run.
+        source_times: (M,) times of the values in minutes since 1900, increasing.
+        times: (N,) times of the run in minutes since 1900.
 
     Returns:
-        (N,) indices in `source_times`.
+        (N,) indices in `source_times`; -1 if there is no earlier value, or if it is older than the longest interval
+        between two values.
     """
     index = np.searchsorted(source_times, times, side="right") - 1
     longest_interval = 0
@@ -119,13 +123,13 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
 
 
 def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray, calendar: Calendar) -> np.ndarray:
-    """Return the index of the value that a representative year has for each time of the run, (N,) int64.
+    """Return the index of the value in a representative year that is used at each time of the run, (N,) int64.
 
     Args:
-        name: the variable, for messages.
-        source_times: (M,) minutes of the values, within a year.
-        times: (N,) minutes since 1900 of the times of the run.
-        calendar: calendar of both.
+        name: name of the variable, for error messages.
+        source_times: (M,) times of the values in minutes since 1900, all within a year.
+        times: (N,) times of the run in minutes since 1900.
+        calendar: calendar of `source_times` and `times`.
 
     Raises:
         DataError: if the values cover more than a year.

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Fields that are read at once. Reading more at once is not faster.
 _BYTES_AT_ONCE = 2**25
-# Fields that are read in total, which takes seconds, and the least number of times.
+# Total bytes of fields that are read, which takes seconds; and the least number of times that are read in any case.
 _CHECKED_BYTES = 2**30
 _MIN_CHECKED_TIMES = 8
 # A check of at least so many times shows a progress bar.
@@ -39,9 +39,10 @@ class ValueCheckResult:
 
 
 def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
-    """Read at least one time of each file in a period, and collect the problems with their values.
+    """Read at least one time of each file in a period, and collect the problems with the values.
 
-    Other times are read as well, evenly distributed over the period and few enough to take seconds.
+    Some other times are read as well. They are evenly distributed over the period, and so few that reading them takes
+    seconds.
 
     Args:
         reader: reader of the sources.

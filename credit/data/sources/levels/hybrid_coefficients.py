@@ -1,10 +1,11 @@
 """Reading the coefficients of hybrid levels from source files and from tables.
 
-The formats that can hold them, and the variables that are read:
+On hybrid levels pressure is a + b * surface pressure. A full level has the values of a layer; half levels are the edges
+of the layers. K is the number of full levels. The supported formats, and the variables that are read from them:
 
 | format | full levels | half levels |
 |---|---|---|
-| CF, ``atmosphere_hybrid_sigma_pressure_coordinate`` | ``formula_terms``: ap, b or a, b, p0 | those of the bounds |
+| CF, ``atmosphere_hybrid_sigma_pressure_coordinate`` | ``formula_terms``: ap, b or a, b, p0 | from the bounds |
 | CAM, ECMWF in netCDF | ``hyam``, ``hybm`` (and ``P0`` if hyam is not a pressure) | ``hyai``, ``hybi`` |
 | GRIB, ECMWF's tables as CSV | means of the half levels | ``pv``; columns ``a`` (Pa) and ``b`` |
 """
@@ -27,24 +28,24 @@ _STANDARD_NAME = "atmosphere_hybrid_sigma_pressure_coordinate"
 _PA_PER_HPA = 100.0
 # Surface pressure of the standard atmosphere, at which levels are ordered and checked.
 MEAN_SURFACE_PA = 101325.0
-# Coefficients that are fractions of p0 stay below this limit, and the largest of those in Pa exceeds it.
+# Coefficients a that are fractions of p0 are all below this limit; if they are in Pa, the largest one exceeds it.
 _LARGEST_FRACTION = 1.5
-# Relative tolerance by which the value of a level may differ from that in the table.
+# Relative tolerance by which the value of a level in a file may differ from its value in the table.
 _LEVEL_TOLERANCE = 1e-5
 
 
 def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, origin: str) -> HybridLevels:
-    """Return the levels of a file, hybrid levels or pressure levels, in the order of its level coordinate.
+    """Return the hybrid or pressure levels of a file, in the order of its level coordinate.
 
     Args:
         dataset: the open file.
-        coordinate: name of its level coordinate.
-        table: all levels of the model, from ``data.sources.N.vertical.coefficients``; None to take the coefficients
-            that the file has.
+        coordinate: name of the level coordinate in the file.
+        table: all levels of the model, from ``data.sources.N.vertical.coefficients``; None to use the coefficients in
+            the file itself.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if the file has no coefficients, or they do not fit the coordinate.
+        DataError: if the file has no coefficients, or they do not match the coordinate.
     """
     variable = dataset.variables[coordinate]
     values = np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
@@ -72,10 +73,10 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
 
     Args:
         path: the file with the coefficients.
-        key: config key that names the file, for messages.
+        key: config key that names the file, for error messages.
 
     Raises:
-        DataError: if it cannot be read, or has no coefficients.
+        DataError: if the file cannot be read, or has no coefficients.
     """
     if not path.exists():
         raise DataError(f"{key}: {path} does not exist")
@@ -94,12 +95,13 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
 
 
 def _read_csv(path: Path, key: str) -> HybridLevels:
-    """Return the full levels of a table of half levels, from the top down.
+    """Read a CSV table of half levels and return the full levels between them, from the top down.
 
-    Its columns are called a (Pa) and b, or begin with these words, as "a [Pa]"; other columns are ignored.
+    The table has columns named a (in Pa) and b. A name may be followed by other words, as in "a [Pa]". Other columns
+    are ignored.
 
     Raises:
-        DataError: for missing columns, a row without numbers, or half levels that do not reach the ground.
+        DataError: if a column is missing, a row has no numbers, or the half levels do not reach the surface.
     """
     rule = f"{key}: {path} must have columns a (Pa) and b, with a number in every row"
     rows = []
@@ -129,17 +131,18 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
 
     Args:
         dataset: the open file.
-        coordinate: name of its level coordinate; None if it has none.
+        coordinate: name of the level coordinate in the file; None if it has none.
         origin: name of the file, for error messages.
 
     Returns:
-        The levels, None if the file has no coefficients; and True if these levels are those of the coordinate, in the
-        same order, False if they must be matched by their values.
+        The levels, None if the file has no coefficients; and a bool. The bool is True if these levels are those of the
+        coordinate in the same order, and False if they must be matched with the coordinate by their values.
 
     Raises:
-        DataError: if the coefficients give no monotonic pressure, or their reference pressure is missing.
+        DataError: if the pressure that follows from the coefficients is not monotonic, or their reference pressure is
+            missing.
     """
-    # Names of the coefficients: those of formula_terms, else those of CAM.
+    # The names of the coefficients are given by formula_terms, or else are those of CAM.
     level = None
     terms: dict[str, str] = {}
     if coordinate is not None:
@@ -174,18 +177,18 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
 
 
 def _read_formula_terms(variable: xr.Variable) -> dict[str, str]:
-    """Return term -> variable of CF's formula_terms, such as "ap: ap b: b ps: ps"."""
+    """Return CF's attribute formula_terms, such as "ap: ap b: b ps: ps", as a mapping from a term to a variable."""
     words = str(variable.attrs.get("formula_terms", "")).replace(":", " ").split()
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _float64_values(variable: xr.Variable) -> np.ndarray:
-    """Return the values of a variable, float64, of at least one dimension."""
+    """Return the values of a variable as float64 with at least one dimension."""
     return np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
 
 
 def _find_pascals_per_unit(variable: xr.Variable) -> float:
-    """Return the number of Pa in the unit of a variable; a variable without a unit of pressure is in Pa."""
+    """Return the number of Pa in the unit of a variable, 1 if the variable has no unit of pressure."""
     units = str(variable.attrs.get("units", "")).strip().lower()
     return PRESSURE_IN_HPA.get(units, 1.0 / _PA_PER_HPA) * _PA_PER_HPA
 
@@ -193,14 +196,14 @@ def _find_pascals_per_unit(variable: xr.Variable) -> float:
 def _find_reference_pressure(
     dataset: xr.Dataset, a: xr.Variable, b: xr.Variable, name: str, values: np.ndarray | None, origin: str
 ) -> float | None:
-    """Return p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
+    """Return the reference pressure p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
 
     Args:
         dataset: the open file.
         a: coefficients a of full levels.
         b: coefficients b of full levels.
-        name: variable with p0, if the file has one.
-        values: (K,) values of the levels, None if they are not known.
+        name: name of the variable with p0; the file may lack it.
+        values: (K,) values of the level coordinate, None if they are not known.
         origin: name of the file, for error messages.
 
     Raises:
@@ -222,7 +225,10 @@ def _find_reference_pressure(
 
 
 def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
-    """Return the levels between the half levels hyai, hybi; None if these are missing or do not reach the ground."""
+    """Return the full levels between the half levels ``hyai``, ``hybi`` of a file.
+
+    The result is None if the file has no half levels, or if they do not reach the surface.
+    """
     if not {"hyai", "hybi"} <= set(dataset.variables):
         return None
     a = dataset.variables["hyai"]
@@ -240,26 +246,26 @@ def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
 
 
 def _average_neighbours(variable: xr.Variable) -> xr.Variable:
-    """Return the means of half levels that follow each other, with their attributes."""
+    """Return the means of adjacent half levels, with the attributes of `variable`."""
     values = _float64_values(variable)
     return xr.Variable(variable.dims, 0.5 * (values[1:] + values[:-1]), variable.attrs)
 
 
 def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether the last half level is the ground, where pressure is surface pressure."""
+    """Return True if the last half level is the surface, where a is 0 and b is 1."""
     return a[-1] == 0.0 and b[-1] == 1.0
 
 
 def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> HybridLevels:
-    """Return full levels, each at the mean pressure of its two half levels, numbered from 1 at the top.
+    """Build K full levels, each at the mean pressure of its two half levels; they are numbered from 1 at the top.
 
     Args:
-        a: (K + 1,) coefficients of half levels in Pa, from the top down.
-        b: (K + 1,) their other coefficients.
-        origin: key and file, for messages.
+        a: (K + 1,) coefficients a of the half levels in Pa, from the top down.
+        b: (K + 1,) coefficients b of the half levels, without unit.
+        origin: config key and name of the file, for error messages.
 
     Raises:
-        DataError: if the half levels do not reach the ground, or their pressure is not monotonic.
+        DataError: if the half levels do not reach the surface, or their pressure is not monotonic.
     """
     if len(a) < 2 or not _reaches_ground(a, b):
         raise DataError(
@@ -276,19 +282,19 @@ def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> Hybrid
 def _read_bounds(
     dataset: xr.Dataset, level: xr.Variable | None, a: xr.Variable, b: xr.Variable, p0: float | None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the coefficients a and b at the edges of the layers, (K, 2) float64 each, the upper edge first.
+    """Read the coefficients at the edges of the layers from the CF bounds in a file.
 
     Args:
         dataset: the open file.
         level: level coordinate; None if the file has none.
         a: coefficients a of the full levels.
         b: coefficients b of the full levels.
-        p0: reference pressure in Pa if a is a fraction of it; None if a is a pressure. The result is in Pa.
+        p0: reference pressure in Pa if a is a fraction of it; None if a is a pressure.
 
     Returns:
-        None if the file has no CF bounds.
+        a in Pa and b at the edges, (K, 2) float64 each, the upper edge first; None if the file has no CF bounds.
     """
-    # The bounds of the coordinate name those of the coefficients, or these name their bounds themselves.
+    # The bounds of the coefficients are named by the bounds of the level coordinate, or by the coefficients themselves.
     terms: dict[str, str] = {}
     bounds_name = None
     if level is not None:
@@ -314,10 +320,16 @@ def _read_bounds(
 
 
 def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
-    """Return the index in a table of each level of a file, (levels of the file,).
+    """Return, for each level of a file, its index in a table of all levels of the model, (levels of the file,).
 
-    Levels are matched by their values. If the values differ, a file with as many levels in increasing order as the
-    table has is taken to be in the order of the table.
+    Levels are matched by their values. If the values do not match, but the file has as many levels as the table and
+    their values increase, the order of the table is assumed.
+
+    Args:
+        table: all levels of the model.
+        values: values of the level coordinate in the file.
+        coordinate: name of the level coordinate, for error messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if the levels do not match.
@@ -334,7 +346,7 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin
 
 
 def _require_monotonic_pressure(levels: HybridLevels, origin: str) -> None:
-    """Raise a DataError if the pressures of levels over a mean surface are not monotonic, or not atmospheric."""
+    """Raise DataError if the pressures of the levels at mean surface pressure are not monotonic or not plausible."""
     pressure = levels.pressure(np.array(MEAN_SURFACE_PA))
     steps = np.diff(pressure)
     is_monotonic = (steps > 0).all() or (steps < 0).all()

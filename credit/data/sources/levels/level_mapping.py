@@ -1,4 +1,4 @@
-"""Levels of a run, and the rows or the interpolation by which source files give them."""
+"""Levels of a run, and how they are obtained from the levels of source files: by selection or by interpolation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 
 class LevelResolver:
-    """Levels of a run, and the mapping from the levels of its sources to these.
+    """Finder of the mapping from the levels of source files to the levels of the run.
 
     Args:
         conf: the ``data`` section of the config.
@@ -30,7 +30,7 @@ class LevelResolver:
         paths: files with coefficients of hybrid levels that the config names.
 
     Raises:
-        DataError: if one of these files cannot be read.
+        DataError: if a file with coefficients cannot be read.
     """
 
     def __init__(self, conf: DataConfig) -> None:
@@ -46,7 +46,12 @@ class LevelResolver:
             self._source_levels.append(self._load(path, f"data.sources.{number}.vertical.coefficients"))
 
     def _load(self, path: str | None, key: str) -> HybridLevels | None:
-        """Return the levels in a file with coefficients that `key` of the config names, None if it names none."""
+        """Return the levels in the file with coefficients `path`, None if `path` is None.
+
+        Args:
+            path: the file, as the config names it.
+            key: config key that names the file, for error messages.
+        """
         if path is None:
             return None
         self.paths.append(Path(path))
@@ -55,21 +60,22 @@ class LevelResolver:
     def find_level_mapping(
         self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Return the indices in a file of the levels to read, and their mapping to the levels of the run.
-
-        The indices are None if the levels are to be matched by value. The mapping is None if neither interpolation nor
-        a formula needs it.
+        """Find the levels of a variable to read from a file, and their relation to the levels of the run.
 
         Args:
             dataset: the open file.
-            coordinate: name of its level coordinate.
-            request: the variable.
-            number: index of the source in ``data.sources``.
+            coordinate: name of the level coordinate in the file.
+            request: the variable that the run needs.
+            number: index of the source of the file in ``data.sources``.
             origin: name of the file, for error messages.
 
+        Returns:
+            The indices of the levels in the file, None if the caller shall match the levels of the run by value; and
+            the mapping from these levels to those of the run, None if neither interpolation nor a formula needs it.
+
         Raises:
-            DataError: for levels without coefficients, levels of the run above the uppermost level of the file, or too
-                few levels for the derived variable.
+            DataError: if levels have no coefficients, a level of the run is above the uppermost level of the file, or
+                the file has too few levels for the derived variable.
         """
         conf = self._conf
         kind = conf.options_of(request.target_variable).derive
@@ -88,7 +94,7 @@ class LevelResolver:
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
         levels = read_levels(dataset, coordinate, self._source_levels[number], origin)
-        # From the top down, as interpolation and the integrals of derived variables need them.
+        # Interpolation and the integrals of derived variables need the levels from the top down.
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
             require_full_column(levels.select(order), request.target_variable, request.name, origin)
@@ -98,7 +104,7 @@ class LevelResolver:
         levels = levels.select(order)
         rows = tuple(order.tolist())
         if not is_interpolated:
-            # Whole columns are read for the formula, of which the levels of the run are then selected.
+            # The formula needs whole columns; the levels of the run are selected from its result.
             matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
             return rows, LevelMapping(levels, None, matched_rows)
         if len(levels) < 2:
@@ -113,7 +119,7 @@ class LevelResolver:
         return rows, LevelMapping(levels, target_levels)
 
     def _find_target_levels(self, request: VariableRequest) -> HybridLevels:
-        """Return the levels of the run that a variable has; raise DataError if ``data.coefficients`` lacks one."""
+        """Return the levels that a variable has in the run; raise DataError if ``data.coefficients`` lacks one."""
         run_levels = self._run_levels
         if run_levels is None:
             return HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
@@ -122,12 +128,12 @@ class LevelResolver:
         return run_levels.select(rows)
 
     def _map_pressure_levels(self, request: VariableRequest, number: int) -> LevelMapping:
-        """Return the mapping of a source that has the pressure levels of the run, in their order.
+        """Return the mapping for a source that is already on the pressure levels of the run.
 
         Nothing is interpolated, but formulas need the pressure of the levels.
 
         Raises:
-            DataError: on model levels, whose pressure is not known.
+            DataError: if the run is on model levels, whose pressure is not known.
         """
         if self._conf.level_units == "model_level":
             raise DataError(
@@ -143,8 +149,8 @@ def require_full_column(levels: HybridLevels, derived: str, source: str, origin:
 
     Args:
         levels: the levels of the column, from the top down.
-        derived: the variable that is derived from the column, for messages.
-        source: the variable of the file that has these levels, for messages.
+        derived: name of the variable that is derived from the column, for error messages.
+        source: name of the variable in the file that has these levels, for error messages.
         origin: name of the file, for error messages.
 
     Raises:

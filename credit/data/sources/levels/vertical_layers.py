@@ -1,8 +1,8 @@
 """Layers of air around the levels of a run, over which budgets are summed; they must make up whole columns.
 
-On model levels with ``data.coefficients`` a layer reaches from half level to half level, and a column from the
-uppermost half level to the ground. On pressure levels a layer reaches half way to its neighbours, and a column from 0
-to the ground; the part of a layer below the ground is not counted.
+On model levels with ``data.coefficients`` a layer reaches from one half level to the next, and a column from the
+uppermost half level to the surface. On pressure levels a layer reaches half way to its neighbours, and a column from
+pressure 0 to the surface. The part of a layer below the surface is not counted. K is the number of levels and layers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class VerticalLayers:
     """Layers whose edges are at the pressure a + b * surface pressure.
 
     Attributes:
-        levels: (K,) levels of the run, in their order and units.
-        a: (K, 2) float64 Pa, a at the upper and the lower edge of each layer.
-        b: (K, 2) float64, b at the same edges, without unit.
-        cut_by_ground: True if edges may lie below the ground (pressure levels); a layer then ends at the ground.
+        levels: (K,) levels of the run, in the order and units of the config.
+        a: (K, 2) float64, coefficient a at the upper and the lower edge of each layer, in Pa.
+        b: (K, 2) float64, coefficient b at the upper and the lower edge of each layer, without unit.
+        cut_by_ground: True if an edge may lie below the surface (pressure levels); a layer then ends at the surface.
     """
 
     levels: tuple[float, ...]
@@ -46,7 +46,7 @@ class VerticalLayers:
     cut_by_ground: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes as JSON-ready lists and a bool, for checkpoints."""
+        """Return the attributes as lists and a bool, ready for JSON, for checkpoints."""
         return {
             "levels": list(self.levels),
             "a": self.a.tolist(),
@@ -56,17 +56,18 @@ class VerticalLayers:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> VerticalLayers:
-        """Return the layers of a description by `to_dict`."""
+        """Build the layers from a dictionary that `to_dict` returned."""
         a = np.asarray(data["a"], dtype=np.float64)
         b = np.asarray(data["b"], dtype=np.float64)
         return cls(tuple(data["levels"]), a, b, data["cut_by_ground"])
 
 
 def build_layers(conf: DataConfig) -> VerticalLayers:
-    """Return the layers of the levels of the run.
+    """Return the layers around the levels of the run.
 
     Raises:
-        ConfigError: if they do not make up whole columns, or the config does not say whether they do.
+        ConfigError: if they do not make up whole columns, or if this cannot be known because ``data.coefficients`` is
+            not set or has no half levels.
         DataError: if the file with coefficients cannot be read.
     """
     if conf.level_units == "model_level":
@@ -75,7 +76,7 @@ def build_layers(conf: DataConfig) -> VerticalLayers:
 
 
 def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
-    """Return the layers between the half levels of ``data.coefficients``; errors as of `build_layers`."""
+    """Return the layers between the half levels of ``data.coefficients``; for errors see `build_layers`."""
     if conf.coefficients is None:
         raise ConfigError(
             "model.postprocess: budgets are sums over whole columns, but the pressure of data.levels, which are model "
@@ -89,7 +90,7 @@ def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
             "model.postprocess are summed; name a file with hyai and hybi, or CSV with columns a and b of the half "
             "levels"
         )
-    # From the top down, each layer must begin where the one above ends, and the last one at the ground.
+    # From the top down, each layer must begin where the one above ends, and the last layer must end at the surface.
     table = table.select(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
     edges = np.stack([table.a_bounds / MEAN_SURFACE_PA, table.b_bounds])
     is_contiguous = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=0.0, atol=_ROUNDING)
@@ -118,11 +119,11 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
 
     Args:
         levels: (K,) pressures of the levels, in any order.
-        pascal: one unit of `levels` in Pa.
-        units: name of the unit, for messages.
+        pascal: number of Pa in a unit of `levels`.
+        units: name of the unit, for error messages.
 
     Raises:
-        ConfigError: if the levels do not represent whole columns.
+        ConfigError: if the levels are too few or too far apart to represent whole columns.
     """
     pressure = np.asarray(levels, dtype=np.float64) * pascal
     order = np.argsort(pressure)
@@ -155,7 +156,7 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
 
 
 def _format_levels(values: Sequence[float] | np.ndarray) -> str:
-    """Return levels as text; of many levels the first three and the last."""
+    """Return levels as text; of more than 8 levels only the first three and the last are shown."""
     texts = [f"{value:g}" for value in values]
     if len(texts) <= 8:
         return ", ".join(texts)
