@@ -1,4 +1,4 @@
-"""Node-local cache of the files of a store that lies on a parallel file system."""
+"""Node-local cache of the chunk files of a training store, for a store on a shared parallel file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIN_FREE_FRACTION = 0.1
 class ChunkCache:
     """Cache of files that are copied after their first read. Several processes may share its folder.
 
-    The cache only saves time: a lost or damaged copy is made again, and if there is no space, or the disk fails, the
+    The cache only saves time. A lost or damaged copy is made again. If there is no space, or the disk fails, the
     original files are read.
 
     Args:
@@ -33,9 +33,9 @@ class ChunkCache:
         self._accepts_copies = True
 
     def read_cached(self, name: str, origin: str, read_file: Callable[[str], None]) -> None:
-        """Call `read_file` with the path of a copy, or with that of the original if there is no valid copy.
+        """Call `read_file` with the path of the copy of a file, or of the original if there is no valid copy.
 
-        The original is copied after it was read, unless the disk has no space for more copies.
+        After the original was read, it is copied, unless the disk has no space for more copies.
 
         Args:
             name: file name of the copy in `folder`.
@@ -44,7 +44,8 @@ class ChunkCache:
                 exist, and `OSError`, `ValueError` or `RuntimeError` if it is damaged.
 
         Raises:
-            OSError, ValueError, RuntimeError: from `read_file`, if the original is lost or damaged.
+            OSError: raised by `read_file`, if the original is lost.
+        ValueError, RuntimeError: raised by `read_file`, if the original is damaged.
         """
         copy = self.folder / name
         try:

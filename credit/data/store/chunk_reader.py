@@ -1,8 +1,10 @@
-"""Reader of the chunks of a training store, straight into the arrays that their fields are needed in.
+"""Reader of the chunks of a training store, directly into the arrays that shall have the fields.
 
-zarr reads a chunk into one buffer, decodes it into another, and then copies it to its place in a batch: three to four
-times the memory traffic of the bytes themselves. A chunk of a store is one time, with the fields of its channels one
-after the other, so each field can be read into its target array directly.
+zarr reads a chunk into one buffer, decodes it into another, and then copies it to its place in a batch. This causes
+three to four times the memory traffic that is needed. A chunk of a store has one time, with the fields of its channels
+one after the other, so each field can be read into its target array directly.
+
+Letters of shapes: C channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ class ChunkReader:
     """Reader of an array (time, channel, latitude, longitude) of float32 with one chunk for each time.
 
     Args:
-        array: the array, on a disk; its codecs are bytes, optionally Blosc, optionally CRC32C.
+        array: zarr array on a disk. Its codecs must be ``bytes``, optionally followed by Blosc and by CRC32C.
         folder: folder of the array.
 
     Attributes:
-        folder: folder of the array; it may be changed to the folder in which another host has the same chunks.
-        has_checksums: True if the chunks end with a checksum, which is then verified.
-        cache: node-local copies through which the chunks are read; None reads the files themselves.
+        folder: folder of the array. It may be set to another path, where another host has the same chunks.
+        has_checksums: True if the chunks end with a checksum, which is then verified at every read.
+        cache: cache of node-local copies through which the chunks are read; None reads the original files.
     """
 
     def __init__(self, array: zarr.Array, folder: Path) -> None:
@@ -61,8 +63,8 @@ class ChunkReader:
             targets: for each channel a contiguous array (H, W) float32, or None to leave the channel out.
 
         Raises:
-            OSError: if there is no such chunk, or it cannot be read.
-            ValueError, RuntimeError: if it is damaged.
+            OSError: if the chunk file does not exist, or cannot be read.
+            ValueError, RuntimeError: if the chunk is damaged.
         """
         assert len(targets) == self._num_channels
         path = f"{self.folder}/c/{number}/0/0/0"
@@ -72,14 +74,20 @@ class ChunkReader:
             self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
 
     def find_fault(self, number: int) -> str | None:
-        """Return a description of the fault in the file of a chunk, None if it exists in full size; reads no field."""
+        """Return what is wrong with the file of a chunk, None if it exists in full size.
+
+        The fields are not read.
+
+        Args:
+            number: number of the chunk, which is the index of its time in the store.
+        """
         plain_bytes = None
         if not self._is_compressed:
             plain_bytes = 4 * self._num_channels * math.prod(self._grid_shape)
         return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.has_checksums)
 
     def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the file of a chunk into C target arrays (H, W); errors as `read`."""
+        """Read the file of a chunk into C target arrays (H, W); for errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if self._is_compressed:
@@ -90,7 +98,7 @@ class ChunkReader:
             os.close(descriptor)
 
     def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of an uncompressed chunk straight into their targets; errors as `read`."""
+        """Read the fields of an uncompressed chunk directly into their targets; for errors see `read`."""
         # The checksum covers all fields, so those that are left out are read as well.
         arrays = []
         for target in targets:
@@ -103,7 +111,7 @@ class ChunkReader:
         for start in range(0, len(arrays), arrays_per_read):
             read_arrays = arrays[start : start + arrays_per_read]
             offset += _read_fully(descriptor, read_arrays, offset)
-            # Computed while the bytes are still in the processor's cache.
+            # The checksum is computed while the bytes are still in the processor's cache.
             if self.has_checksums:
                 for array in read_arrays:
                     checksum = google_crc32c.extend(checksum, array)
@@ -113,7 +121,7 @@ class ChunkReader:
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_compressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read a chunk that Blosc compressed, and copy its fields to their targets; errors as `read`."""
+        """Read a chunk that was compressed by Blosc, and copy its fields to their targets; for errors see `read`."""
         checksum_bytes = 0
         if self.has_checksums:
             checksum_bytes = _CHECKSUM.itemsize
@@ -139,15 +147,15 @@ class ChunkReader:
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
-    """Return a description of the fault in the file of a chunk, None if the file exists in full size.
+    """Return what is wrong with the file of a chunk, None if the file exists in full size.
 
     The values are not read.
 
     Args:
         path: path of the file.
-        plain_bytes: size of uncompressed values in bytes; None for values that Blosc compressed, whose header has the
-            compressed size.
-        has_checksum: True if a CRC32C follows the values.
+        plain_bytes: size of the values in bytes if they are not compressed. None for values compressed by Blosc; then
+            the size is taken from Blosc's header in the file.
+        has_checksum: True if a CRC32C checksum follows the values.
     """
     # The size that the file should have is known from the shape or stands in the header of Blosc.
     try:
@@ -176,14 +184,14 @@ def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> s
 
 
 def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None]) -> None:
-    """Copy fields (C, H, W) to C target arrays (H, W); None leaves a field out."""
+    """Copy each of the fields (C, H, W) to its target array (H, W); a target None leaves the field out."""
     for target, field in zip(targets, fields_CHW, strict=True):
         if target is not None:
             target[...] = field
 
 
 def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> int:
-    """Fill arrays with the bytes of a file from `offset` on, and return their number.
+    """Fill arrays one after the other with the bytes of a file from `offset` on, and return the number of bytes.
 
     Raises:
         ValueError: if the file ends before the arrays are full.

@@ -1,4 +1,4 @@
-"""Run the parts of a task in this process, in processes of this machine, or in jobs of a cluster."""
+"""Execution of the parts of a task in this process, in several processes of this machine, or in cluster jobs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ WritePart = Callable[[int], int]
 def run_until_done(
     write_part: WritePart, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar
 ) -> None:
-    """Write the parts that are pending, then wait for those that other processes are writing.
+    """Write all parts that are not written yet, and wait for the parts that other processes are writing.
 
     Args:
         write_part: function that writes the part with a given number, unless another process is writing it.
         list_pending: function that returns the numbers of the parts that are not written yet.
-        conf: ``workers`` and ``cluster`` decide where the parts are written.
-        bar: progress bar, advanced by the number that `write_part` returns.
+        conf: settings, of which ``workers`` and ``cluster`` decide where the parts are written.
+        bar: progress bar, which is advanced by the numbers that `write_part` returns.
 
     Raises:
-        ConfigError, DataError: as `run_parts`.
+        ConfigError: see `run_parts`.
+        DataError: see `run_parts`.
     """
     pending = list_pending()
     while pending:
@@ -57,12 +58,12 @@ def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessCon
 
     Args:
         write_part: function that writes the part with a given number.
-        numbers: numbers of the parts.
-        conf: ``workers`` and ``cluster`` decide where the parts are written.
+        numbers: numbers of the parts to write.
+        conf: settings, of which ``workers`` and ``cluster`` decide where the parts are written.
 
     Raises:
         ConfigError: if the libraries for a cluster are not installed, or refuse ``preprocess.cluster_options``.
-        DataError: for bad fields, or if a process was killed.
+        DataError: if fields are bad, or a process was killed.
     """
     if conf.cluster != "none":
         yield from _run_in_jobs(write_part, numbers, conf)
@@ -76,15 +77,15 @@ def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessCon
 def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
     """Write parts in worker processes, each with a pipe of its own.
 
-    The processes of a `multiprocessing.Pool` share locks, and wait forever for a lock that a killed process held. With
-    one pipe for each, a process that is killed only closes its own pipe.
+    With a `multiprocessing.Pool`, all processes share locks, and would wait forever for a lock held by a process that
+    was killed. With one pipe for each process, a process that is killed only closes its own pipe.
     """
     # A fork would share open files of netCDF and HDF5, and these libraries do not support that.
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
     failure: Exception | None = None
-    # Each worker gets the next number when it is done with a part.
+    # Each worker gets the next number when it has finished a part.
     remaining = iter(numbers)
     try:
         for _ in range(num_workers):
@@ -130,9 +131,9 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
 
 
 def _write_parts_from_pipe(pipe: Connection) -> None:
-    """Write the parts whose numbers come through the pipe, until it is closed; the main function of a worker.
+    """Main function of a worker process: write the parts whose numbers come through the pipe, until it is closed.
 
-    The first object in the pipe is the `WritePart` function. The result of each part, or the error, is sent back.
+    The first object in the pipe is the `WritePart` function. The result of each part, or its error, is sent back.
     """
     try:
         write_part: WritePart = pipe.recv()
@@ -150,7 +151,7 @@ def _write_parts_from_pipe(pipe: Connection) -> None:
 
 
 def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
-    """Write parts in jobs that dask_jobqueue submits to PBS or Slurm; errors as `run_parts`."""
+    """Write parts in jobs that dask_jobqueue submits to PBS or Slurm; for errors see `run_parts`."""
     try:
         jobqueue = importlib.import_module("dask_jobqueue")
         distributed = importlib.import_module("distributed")
@@ -159,7 +160,7 @@ def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: Preprocess
             f"preprocess.cluster: {conf.cluster} needs dask-jobqueue and distributed ({error}); install them with: "
             f"{install_command('cluster')}"
         ) from error
-    # Options of the config come before this default of one worker process in a job.
+    # The options in the config override this default of one worker process in a job.
     class_name = _CLUSTER_CLASSES[conf.cluster]
     options: dict[str, Any] = {"processes": 1, **conf.cluster_options}
     try:
@@ -183,7 +184,7 @@ def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> I
         numbers: numbers of the parts.
     """
     distributed = importlib.import_module("distributed")
-    # Sent once to each worker, because the sources that it contains may be large.
+    # The function is sent to each worker only once, because the sources that it contains may be large.
     scattered_write_part = client.scatter(write_part, broadcast=True)
     # With `pure=True` dask would return the cached result when a part is written a second time.
     futures = [client.submit(_call_write_part, scattered_write_part, number, pure=False) for number in numbers]
@@ -195,5 +196,8 @@ def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> I
 
 
 def _call_write_part(write_part: WritePart, number: int) -> int:
-    """Write a part. A scattered object can be an argument of a dask task, but not its function."""
+    """Write a part by calling `write_part`.
+
+    This function exists because an object scattered by dask can be the argument of a task, but not its function.
+    """
     return write_part(number)

@@ -1,10 +1,13 @@
 """Verification of a training store: which chunks are lost or damaged, and which parts are to be written again.
 
-The quick check does not read the fields: for every chunk it checks that the file exists and has the size that the
-header of the codec, or the shape of the array, says. It reads the small arrays and compares their checksum with that in
-the store's description. The deep check reads every field and compares it with its checksums.
+A part is a range of times that is written together, see `credit.data.store.store_writer`. The mark of a time tells
+whether its fields are written. The description of a store is its metadata, see `credit.data.store.store_reader`.
 
-Each chunk of the fields has a folder of its own, so listing folders would cost more than opening the files; they are
+The quick check does not read the fields. It checks that the file of every chunk exists, and that it has the size given
+by the shape of the array or by the header of the codec. It reads the small arrays and compares their checksum with that
+in the store's description. The deep check reads every field and compares it with its checksums.
+
+Each chunk of the fields has its own folder, so listing folders would cost more than opening the files. The files are
 opened by many threads, because a parallel file system answers many requests at once.
 """
 
@@ -45,9 +48,10 @@ class Damage:
     """Lost or damaged contents of a store.
 
     Attributes:
-        times: index of a time -> description of the fault in its fields, mark or moments.
-        parts: numbers of the parts that contain these times.
-        arrays: name of an array that has no parts -> description of its fault, or possible fault.
+        times: mapping from the index of a damaged time to a text about the fault in its fields, mark or moments.
+        parts: numbers of the parts that contain the damaged times.
+        arrays: mapping from the name of a damaged array to a text about its fault or possible fault. Only arrays that
+            are not written part by part are listed here (`WHOLE_ARRAYS`).
         unchecked: sentences about contents that cannot be checked in this store.
         num_chunks: number of chunks of fields that were checked.
         is_deep: True if checksums were compared.
@@ -64,11 +68,11 @@ class Damage:
         return bool(self.times or self.arrays)
 
     def describe(self, path: Path, meta: Mapping[str, Any], minutes: np.ndarray, part_length: int) -> str:
-        """Return a description of the damage and of the parts that are to be written again.
+        """Return a text about the damage and about the parts that are to be written again.
 
         Args:
             path: folder of the store.
-            meta: description of the store.
+            meta: description of the store, from `read_description`.
             minutes: (N,) times of the store in minutes since 1900.
             part_length: number of times in a part.
         """
@@ -89,19 +93,19 @@ class Damage:
 
 
 def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damage:
-    """Return the lost or damaged contents of a store, complete or not.
+    """Find the lost or damaged contents of a store, which need not be complete.
 
     Args:
         path: folder of the store.
-        deep: True reads every field and compares checksums; False only checks the sizes of the chunks of fields.
-        progress: True shows a progress bar on a terminal if it takes long.
+        deep: True reads every field and compares checksums; False only checks the file sizes of the fields' chunks.
+        progress: True shows a progress bar on a terminal if the check takes long.
 
     Raises:
-        DataError: if the description of an array is lost, without which nothing can be read.
+        DataError: if the metadata of an array are lost, without which the array cannot be read.
     """
     group = zarr.open_group(path, mode="r")
     meta = read_description(path)
-    # The marks of the times, which say which fields there are.
+    # The marks tell which times have fields.
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
     marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
@@ -141,10 +145,10 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
 
 
 def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
-    """Return the damage that ``credit preprocess`` has to repair.
+    """Find the damage that ``credit preprocess`` has to repair.
 
-    This is `find_damage`, but `deep` is ignored for an incomplete store: such a store is being repaired, and the damage
-    that a deep check found is marked already.
+    This is `find_damage`, but `deep` is ignored for an incomplete store. Such a store is being written or repaired, and
+    damage that an earlier deep check found is already marked.
 
     Args:
         path: folder of the store.
@@ -158,7 +162,10 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
 
 
 def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
-    """Require that nothing in a store is lost or damaged, and return the result of `find_damage`.
+    """Require that nothing in a store is lost or damaged.
+
+    Returns:
+        The result of `find_damage`, which has no damage, but may have contents that cannot be checked.
 
     Args:
         path: folder of the store.
@@ -166,7 +173,7 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
         progress: as in `find_damage`.
 
     Raises:
-        DataError: naming the lost or damaged contents, and the command that writes them again.
+        DataError: if there is damage; the message names it, and the command that writes the contents again.
     """
     damage = find_damage(path, deep, progress)
     if damage:
@@ -185,15 +192,18 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
 
 
 def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
-    """Return the values of an array along time, and the indices of the times that cannot be read, where values are 0.
+    """Read an array along time as far as it is readable.
 
     Args:
-        array: (N, ...) with one chunk for each part of a store.
+        array: (N, ...) zarr array with one chunk for each part of a store.
+
+    Returns:
+        The values, with 0 at the times that cannot be read; and the indices of these times.
     """
     try:
         return array[:], []
     except READ_ERRORS:
-        # Read chunk by chunk below, to find out which ones are damaged.
+        # The array is read chunk by chunk below, to find out which chunks are damaged.
         pass
     values = np.zeros(array.shape, dtype=array.dtype)
     lost: list[int] = []
@@ -208,7 +218,16 @@ def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
 
 
 def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: bool) -> dict[int, str]:
-    """Return index -> reason for the times whose moments are lost; only a part without any field may have none."""
+    """Return the times whose moments are lost or damaged, as a mapping from the index of a time to the reason.
+
+    Parts without any written field are not checked, because they have no moments.
+
+    Args:
+        path: folder of the store.
+        group: the open store.
+        marks: (N,) marks of the times.
+        deep: True also reads the moments; False only looks at their files.
+    """
     array = open_array(path, group, "moments")
     part_length = array.chunks[0]
     lost: dict[int, str] = {}
@@ -234,14 +253,16 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
 def _build_deep_check(
     chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None
 ) -> Callable[[int], str | None]:
-    """Return a function that reads the fields of a time and returns a description of their fault.
-
-    The function takes the index of a time, and returns None if there is no fault. Several threads may call it at once.
+    """Build the function that reads the fields of a time and compares them with their checksums.
 
     Args:
         chunks: reader of the fields.
         shape: shape (C, H, W) of the fields of a time.
-        digests: (N,) checksums of the fields; None in a store of format 1.
+        digests: (N,) checksums of the fields of each time; None in a store of format 1.
+
+    Returns:
+        Function that takes the index of a time, and returns what is wrong with its fields, or None. Several threads
+        may call it at the same time.
     """
 
     def find_fault(index: int) -> str | None:
@@ -262,11 +283,11 @@ def _build_deep_check(
 def _check_chunks(
     find_fault: Callable[[int], str | None], indices: Sequence[int], num_threads: int, progress: bool
 ) -> dict[int, str]:
-    """Return number of a chunk -> description of its fault, for the chunks with a fault.
+    """Check chunks in several threads, and return the faulty ones as a mapping from the number to the fault.
 
     Args:
-        find_fault: function that returns the fault of the chunk with a number, None if it has none.
-        indices: numbers of the chunks, which are the indices of their times.
+        find_fault: function that takes the number of a chunk, and returns what is wrong with it, or None.
+        indices: numbers of the chunks to check; the number of a chunk is the index of its time.
         num_threads: number of threads that call `find_fault`.
         progress: as in `find_damage`.
     """
@@ -302,18 +323,18 @@ def _find_damaged_arrays(
     has_lost_times: bool,
     unchecked: list[str],
 ) -> dict[str, str]:
-    """Return name -> description of the fault, for the damaged ones of the arrays that have no parts.
+    """Check the arrays that are not written part by part, and return the faults by name of the array.
 
-    zarr does not write a chunk whose values are all the fill value, so a chunk may be absent without being lost. The
-    checksum of the whole store decides.
+    zarr does not write a chunk whose values all equal the fill value, so the file of a chunk may be absent without
+    being lost. The checksum of the whole store decides whether it is lost.
 
     Args:
         path: folder of the store.
-        arrays: name -> open array.
-        values: the values of ``done`` and ``digest``, which the checksum of the store covers as well.
+        arrays: the open arrays by name.
+        values: values of the arrays ``done`` and ``digest``, which the checksum of the store covers as well.
         meta: description of the store.
-        has_lost_times: True if marks, checksums, moments or fields are lost.
-        unchecked: list to which a sentence is added about contents that cannot be checked.
+        has_lost_times: True if marks, checksums, moments or fields of any time are lost.
+        unchecked: list to which a sentence about contents that cannot be checked is added.
     """
     values = dict(values)
     damaged: dict[str, str] = {}
@@ -347,14 +368,14 @@ def _find_damaged_arrays(
 
 
 def _count_parts(parts: Sequence[int]) -> str:
-    """Return the number of some parts as text, for example "1 part"."""
+    """Return the number of parts as text, for example "1 part" or "3 parts"."""
     if len(parts) == 1:
         return "1 part"
     return f"{len(parts)} parts"
 
 
 def _format_ranges(numbers: Iterable[int]) -> str:
-    """Return increasing numbers as text, for example "0, 3 to 5"."""
+    """Return increasing integers as text in which ranges are shortened, for example "0, 3 to 5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Detection of values more than a thousand standard deviations from the others of their period."""
+"""Detection of values that are more than a thousand standard deviations from all other values of a period."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Outlier:
         channel: name of the channel.
         variable: variable of the channel.
         value: the outlier, in physical units.
-        usual: median of the means of the channel's fields, in physical units.
-        deviations: distance of `value` from `usual` in standard deviations; for a variable with a transform, that of
-            the transformed values.
+        usual: usual value of the channel, the median over time of the means of its fields, in physical units.
+        deviations: distance of `value` from `usual` in standard deviations; for a variable with a transform, distance
+            and standard deviation are those of transformed values.
         is_transformed: True if the variable has a transform.
     """
 
@@ -58,22 +58,27 @@ def find_outliers(
     accepted: Collection[str],
     transforms: Mapping[str, TransformConfig],
 ) -> dict[int, Outlier]:
-    """Return index of a time -> its first outlier, for times with a value far from all others of its channel.
+    """Find the times that have a value far from all other values of its channel.
 
-    The usual value of a channel is the median over the times of the means of its fields. Its scale is the root mean
-    square distance from the usual value, over the cells and over the 95 % of the times that are closest to it, so that
-    spoilt times do not hide themselves. All levels of a variable use the largest scale of any level, because clouds and
-    tracers are almost always 0 on some levels.
+    The usual value of a channel is the median over time of the means of its fields. The scale of a channel is the root
+    mean square distance from the usual value, over all cells and over the 95 % of the times that are closest to it; the
+    other times are left out, because outliers would increase the scale and hide themselves. All levels of a variable
+    use the largest scale of any level, because clouds and tracers are almost always 0 on some levels.
 
-    An outlier is more than 1000 times the scale from the usual value. A variable that is 0 at most times has no scale
-    and is not judged; with fewer than 10 times, nothing is judged.
+    A value is an outlier if its distance from the usual value exceeds 1000 times the scale. A variable that is 0 at
+    most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64: count, mean, sum of squared deviations, minimum and maximum of each field (see
-            `credit.data.store.statistics.Moments.to_rows`); a count of 0 where there is none.
-        channels: the C channels.
-        accepted: variables that are not judged, because the config declares their range.
-        transforms: mapping from the name of a variable to its transform, for variables that have one; the moments are of transformed values.
+        moments_T5C: (T, 5, C) float64, for T times and C channels the number of values, mean, sum of squared
+            deviations, minimum and maximum of each field, see `credit.data.store.statistics.Moments.to_rows`. The
+            number of values is 0 for a time without fields.
+        channels: (C,) the channels.
+        accepted: names of variables that are not checked, because the config declares their range.
+        transforms: mapping from the name of a variable to its transform, for variables that have one. The moments of
+            these variables are those of transformed values.
+
+    Returns:
+        Mapping from the index of a time to its first outlier; times without an outlier are left out.
     """
     # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
@@ -83,7 +88,7 @@ def find_outliers(
     # Distance of each field from the usual state of its channel: root mean square over its cells.
     center_C = np.median(mean, axis=0)
     distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
-    # Scale of a channel, from its most usual times; then the largest scale of the variable's levels.
+    # The scale of a channel is computed from its most usual times. Then the largest scale of the levels is taken.
     num_usual_times = len(present) - max(1, math.ceil(_EXCLUDED_FRACTION * len(present)))
     usual_distance_TC = np.sort(distance_TC, axis=0)[:num_usual_times]
     scale_C = np.sqrt((usual_distance_TC**2).mean(axis=0))

@@ -1,7 +1,8 @@
 """Write the training store from source files, resumably, and fit the statistics of the training period.
 
-The store is first created without fields. Then its parts are written (`credit.data.store.store_writer`), in any order.
-At the end it gets statistics, the list of times that were left out, and the checksum of the whole.
+The store is first created without fields. Then its parts, which are ranges of times, are written in any order (see
+`credit.data.store.store_writer`). At the end the statistics, the list of bad times and the checksum of the whole store
+are added to its description, which makes the store complete.
 """
 
 from __future__ import annotations
@@ -70,21 +71,22 @@ def write_training_store(
 ) -> Path:
     """Write the training store of a config, finish one that was begun, or repair one that is damaged.
 
-    In a complete store only lost or damaged parts are written again. Several processes may do this at once.
+    In a complete store only lost or damaged parts are written again. Several processes may call this at the same time
+    and share the work.
 
     Args:
-        conf: the data section; `store` must be set.
-        settings: distribution of the parts among processes; None lets this process write all of them.
+        conf: the ``data`` section of the config; `store` must be set.
+        settings: numbers of processes or cluster jobs that write the parts; None lets this process write all of them.
         progress: True shows progress bars on a terminal.
         deep: True reads every field of a complete store, and writes parts again that do not match their checksums.
-        redo_changed: True writes parts again whose source files have changed; False treats such parts as an error.
+        redo_changed: True writes parts again whose source files have changed; False raises an error for such parts.
 
     Returns:
         Path of the store.
 
     Raises:
-        DataError: for bad sources, a store of another config, or a full disk; the next call continues where this one
-            stopped.
+        DataError: if the sources have problems, the store was written with another config, or the disk is full. The
+            next call continues where this one stopped.
     """
     if conf.store is None:
         raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
@@ -116,7 +118,7 @@ def write_training_store(
 def _reopen_store(
     path: Path, sources: SourceReader, splits: Mapping[str, Split], damage: Damage, redo_changed: bool
 ) -> zarr.Group:
-    """Open a store that was begun or finished, and mark damaged parts and those of changed files to be written again.
+    """Open an existing store, and mark the parts that are damaged or come from changed files to be written again.
 
     Args:
         path: folder of the store.
@@ -162,10 +164,10 @@ def _reopen_store(
 def _write_fields(
     path: Path, group: zarr.Group, conf: DataConfig, sources: SourceReader, settings: PreprocessConfig, progress: bool
 ) -> None:
-    """Write the parts that are pending, and wait for those that other processes are writing.
+    """Write all parts that are not written yet, and wait for the parts that other processes are writing.
 
     Raises:
-        DataError: for bad fields, unless ``data.on_bad_time`` is skip.
+        DataError: if fields are bad, unless ``data.on_bad_time`` is ``skip``.
     """
     # All moments must use the transforms that the store was begun with, even if the config has others now.
     stored_transforms = dict(group.attrs)["credit"].get("moments_transforms", {})
@@ -190,10 +192,10 @@ def _write_fields(
 
 
 def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
-    """Complete a store whose fields are all written: statistics, list of bad times, checksum.
+    """Complete a store whose fields are all written, by adding the statistics, the bad times and the checksum.
 
     Raises:
-        DataError: for outliers that are not to be skipped, or more bad times than may be skipped.
+        DataError: if there are outliers and bad times are not to be skipped, or if there are too many bad times.
     """
     statistics_settings = describe_statistics(conf, train)
     # Several processes may come here at once; the first one completes the store.
@@ -227,7 +229,9 @@ def _fit_statistics(
     train: Split,
     progress: bool,
 ) -> Statistics:
-    """Return the statistics of the training period, from the moments in the store if their transforms are the same.
+    """Return the statistics of the training period.
+
+    They are computed from the moments in the store, or from the fields if the config has other transforms now.
 
     Args:
         group: the open store.
@@ -238,12 +242,12 @@ def _fit_statistics(
         progress: True shows a progress bar on a terminal.
 
     Raises:
-        DataError: as `fit_statistics`.
+        DataError: see `fit_statistics`.
     """
     period = (train.first, train.last)
     step = conf.step_minutes
     packing = meta["packing_steps"]
-    # With other transforms every field is read and transformed anew.
+    # The moments are those of transformed values, so with other transforms all fields must be read again.
     if meta.get("moments_transforms") != describe_transforms(conf):
         # Outliers were searched when the fields were written, so every variable is accepted here.
         variables = {channel.variable for channel in reader.channels.time_varying_stored}
@@ -253,10 +257,12 @@ def _fit_statistics(
 
 
 def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the description that need all fields.
+    """Return the entries of the store's description that can be made once all fields are written.
 
-    ``bad_times`` is time -> reason, ``gaps`` a list of [last time before, first time after], ``content`` the checksum
-    of the store, and ``versions`` library -> version. Times are texts.
+    Returns:
+        ``bad_times``, a mapping from each bad time to the reason; ``gaps``, a list of pairs of the last time before and
+        the first time after a gap; ``content``, the checksum of the store; and ``versions``, the versions of libraries
+        by name. Times are texts, as `Calendar.format` returns them.
     """
     times = group["time"][:]
     marks = group["done"][:]
@@ -291,7 +297,7 @@ def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) ->
 
 @contextmanager
 def _remove_unused_locks(path: Path) -> Iterator[None]:
-    """Context that, if its block fails, removes the folder of locks unless a part has been written."""
+    """Context that removes the folder of locks if its block raises an error before any part has been written."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
 """Repair of a training store: parts that are lost, or come from changed source files, are marked to be written again.
 
-The command that writes a store also repairs it. The marks of the parts are reset first, so a process that is killed
-during a repair leaves a store that is known to be incomplete.
+The command that writes a store also repairs it. The marks of the times in these parts are reset first, so a process
+that is killed during a repair leaves a store that is known to be incomplete.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ REDO_CHANGED_ADVICE = (
 
 @dataclass(frozen=True)
 class SourceChanges:
-    """Differences between the source files of a store and those that it was written from.
+    """Differences between the source files of today and those that a store was written from.
 
     Attributes:
-        changed: files with another size or time of change.
-        new: files that did not exist.
+        changed: files whose size or time of change is different now.
+        new: files that did not exist when the store was written.
         gone: files that do not exist any more.
     """
 
@@ -67,9 +67,9 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
     A file with the same name, size and time of change in another folder is the same file, which was moved.
 
     Args:
-        before: file -> two numbers that change with the file, as `SourceReader.fingerprint_files` returned them when
-            the store was written.
-        now: file -> these numbers today.
+        before: fingerprints of the files by key, as `SourceReader.fingerprint_files` returned them when the store was
+            written.
+        now: fingerprints of the files of today by key.
     """
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
@@ -87,9 +87,9 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
 
 
 def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChanges:
-    """Return the differences between the source files of today and those that a store was written from.
+    """Compare the source files of today with those that a store was written from.
 
-    No field is read. Sources that cannot be found are left out.
+    No field is read. Sources whose files cannot be found are left out.
 
     Args:
         conf: the ``data`` section of the config with the sources of today.
@@ -117,8 +117,8 @@ def find_times_to_redo(
 ) -> np.ndarray | None:
     """Return the times of a store whose fields come from source files that are new or changed.
 
-    If none of these files gives a field of the store, static fields included, the list of files in the description of
-    the store is updated.
+    If the new and changed files give no field of the store, not even a static one, only the list of files in the
+    description of the store is updated.
 
     Args:
         path: folder of the store.
@@ -128,11 +128,12 @@ def find_times_to_redo(
         redo_changed: True if such times may be written again.
 
     Returns:
-        (K,) int64 minutes, some of `times`, empty if only static fields are affected; None if no new or changed file
-        gives a field.
+        (K,) int64 minutes since 1900, a selection of `times`; empty if only static fields come from such files; None
+        if no field comes from them.
 
     Raises:
-        DataError: if there are such fields, and they may not or cannot be written again.
+        DataError: if fields come from such files, and they may not be written again (`redo_changed` is False) or cannot
+            be (a store of format 1).
     """
     changes = compare_sources(meta["sources"], sources.fingerprint_files())
     keys = {*changes.changed, *changes.new}
@@ -158,7 +159,7 @@ def find_times_to_redo(
 
 
 def read_times(path: Path) -> np.ndarray:
-    """Return the times of a store, (N,) int64 minutes; an empty array if they are lost."""
+    """Return the times of a store, (N,) int64 minutes since 1900; an empty array if they are lost."""
     try:
         return open_array(path, zarr.open_group(path, mode="r"), "time")[:]
     except READ_ERRORS:
@@ -168,17 +169,18 @@ def read_times(path: Path) -> np.ndarray:
 def mark_for_writing(
     path: Path, sources: SourceReader, times: np.ndarray, damage: Damage, changed_times: np.ndarray | None
 ) -> None:
-    """Mark the parts that are damaged, or contain times of changed files, to be written again; the others stay.
+    """Mark the parts that are damaged, or contain times from changed files, to be written again.
 
     Args:
         path: folder of the store.
         sources: the sources of the store.
         times: (N,) times of the store in minutes since 1900.
         damage: damage that was found in the store.
-        changed_times: (K,) times in minutes whose fields come from changed files; None if no file has changed.
+        changed_times: (K,) times in minutes since 1900 whose fields come from changed files; None if no file has
+            changed.
 
     Raises:
-        DataError: for a store of format 1, which has no parts.
+        DataError: if parts must be marked in a store of format 1, which has no parts.
     """
     group = zarr.open_group(path, mode="r+")
     meta = read_description(path)
@@ -217,10 +219,10 @@ def mark_for_writing(
 
 
 def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Mark times with values far from all others as bad, if the config skips bad times.
+    """Mark times with outliers (values far from all others) as bad.
 
-    All times of a new store are judged. In a store that was complete before, only times from changed files and times
-    that were bad before are judged; the others stay as they were when models were trained on them.
+    All times of a new store are checked. In a store that was complete before, only times from changed files and times
+    that were bad before are checked. The other times stay as they were when models were trained on them.
 
     Args:
         path: folder of the store, in which all fields are written.
@@ -229,7 +231,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: for such a value if bad times are not skipped.
+        DataError: if there is an outlier and ``data.on_bad_time`` does not allow to skip bad times.
     """
     times = group["time"][:]
     marks = group["done"][:]
@@ -274,7 +276,7 @@ def discard_climatology(path: Path) -> None:
 def _find_outdated_arrays(
     path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return name -> new values, for the arrays without parts that differ from those of the sources."""
+    """Return new values for the small arrays (not written part by part) that differ from the sources, by name."""
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     source_arrays = {
         "time": times,
@@ -295,12 +297,12 @@ def _find_outdated_arrays(
 
 
 def _advice_without_parts(meta: Mapping[str, Any]) -> str:
-    """Return the advice about a store of an earlier format that has to be written again."""
+    """Return the advice for a store of format 1, which must be written again as a whole."""
     return f"a store of format {meta['format']} cannot be written in parts: {OTHER_STORE_ADVICE}"
 
 
 def _count_files(files: Iterable[str]) -> str:
-    """Return the number of some source files and the names of the first ones, as text."""
+    """Return the number of source files and the names of the first ones, as text."""
     names = list(files)
     noun = "files"
     if len(names) == 1:
@@ -319,7 +321,7 @@ def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
         marks: (N,) marks of its times, see `credit.data.store.store_writer`.
 
     Raises:
-        DataError: naming the first of the bad times.
+        DataError: if more times are bad; the message names the first of them.
     """
     num_bad = int((marks == BAD).sum())
     if num_bad > MAX_BAD_FRACTION * len(marks):
