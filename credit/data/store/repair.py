@@ -201,7 +201,7 @@ def mark_for_writing(
     changed_parts = set((np.flatnonzero(is_affected) // part_length).tolist())
     parts = {*damage.parts, *changed_parts}
     if "masks" in arrays and "masks" not in damage.arrays:
-        # Other cells are missing now, and all moments are over the cells that are not missing.
+        # The masks have changed. All moments leave out masked cells, so all parts must be written again.
         parts = set(range(math.ceil(len(times) / part_length)))
     # The marks come first: if the process is killed here, every later check finds them lost.
     for number in sorted(parts):
@@ -231,7 +231,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: if there is an outlier and ``data.on_bad_time`` does not allow to skip bad times.
+        DataError: if there is an outlier, and ``data.on_bad_time`` is not ``skip``.
     """
     times = group["time"][:]
     marks = group["done"][:]

@@ -1,7 +1,10 @@
 """Mean, standard deviation and range of every channel and of its change over a step, in one pass.
 
-The sums of single fields are merged by Chan's formula (Chan, Golub and LeVeque 1983) in float64, so the parts of a
-period can be computed separately. Cells count equally; missing cells of masked variables do not count.
+The moments (number of values, mean, sum of squared deviations, minimum, maximum) of single fields are merged by Chan's
+formula (Chan, Golub and LeVeque 1983) in float64. So the moments of parts of a period can be computed separately. All
+cells have equal weight; missing cells of masked variables are left out.
+
+Letters of shapes: C channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -36,16 +39,19 @@ _MAX_ROUNDING_FRACTION = 0.3
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of channels over a period: of physical values or, for variables with a transform, transformed values.
+    """Statistics of channels over a period.
+
+    They are those of values in physical units or, for a variable with a transform, of transformed values.
 
     Attributes:
-        names: (C,) names of the channels: those that vary in time, then static ones.
-        mean: (C,) float64 mean over cells and times; all cells count equally.
-        std: (C,) float64 standard deviation of the population.
+        names: (C,) names of the channels: those that vary in time, then the static ones.
+        mean: (C,) float64 mean over cells and times; all cells have equal weight.
+        std: (C,) float64 standard deviation over cells and times (divisor N, not N - 1).
         minimum: (C,) float64 least value.
         maximum: (C,) float64 greatest value.
         tendency_mean: (C,) float64 mean of the change over one time step; 0 for static channels.
-        tendency_std: (C,) float64 standard deviation of this change, at least 0.01 of `std`; 0 for static channels.
+        tendency_std: (C,) float64 standard deviation of the change over one time step, at least 0.01 of `std`; 0 for
+            static channels.
         count: (C,) int64 number of values.
     """
 
@@ -59,12 +65,12 @@ class Statistics:
     count: np.ndarray
 
     def to_dict(self) -> dict[str, list]:
-        """Return name of an attribute -> list of its values, ready for JSON."""
+        """Return the attributes as lists, by name of the attribute, ready for JSON."""
         return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, list]) -> Statistics:
-        """Return the statistics of the lists by `to_dict`."""
+        """Build the statistics from a dictionary that `to_dict` returned."""
         arrays = {name: np.asarray(values) for name, values in data.items() if name != "names"}
         return cls(names=tuple(data["names"]), **arrays)
 
@@ -72,7 +78,7 @@ class Statistics:
         """Return the statistics of the channels with these names, in this order.
 
         Raises:
-            ValueError: if there are no statistics of one of the channels.
+            ValueError: if a name has no statistics.
         """
         names = tuple(names)
         rows = [self.names.index(name) for name in names]
@@ -84,14 +90,14 @@ class Statistics:
 class Moments:
     """Moments of the values of channels, from which `Statistics` are computed.
 
-    The moments of two sets of values can be merged to those of all values.
+    The moments of two sets of values can be merged into the moments of all values.
 
     Attributes:
         count: (C,) int64 number of values.
-        mean: (C,) float64 mean in units of the channel; 0 without values.
+        mean: (C,) float64 mean in units of the channel; 0 if there are no values.
         squares: (C,) float64 sum of squared deviations from the mean, in squared units of the channel.
-        minimum: (C,) float64 least value; infinity without values.
-        maximum: (C,) float64 greatest value; minus infinity without values.
+        minimum: (C,) float64 least value; infinity if there are no values.
+        maximum: (C,) float64 greatest value; minus infinity if there are no values.
     """
 
     count: np.ndarray
@@ -102,19 +108,20 @@ class Moments:
 
     @classmethod
     def empty(cls, num_channels: int) -> Moments:
-        """Return the moments of no values."""
+        """Return the moments of an empty set of values."""
         zero_C = np.zeros(num_channels)
         infinity_C = np.full(num_channels, np.inf)
         return cls(zero_C.astype(np.int64), zero_C, zero_C, infinity_C, -infinity_C)
 
     @classmethod
     def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
-        """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64.
+        """Compute the moments of fields, or of the change between two times, in float64.
 
         Args:
-            fields_CHW: (C, H, W) float32.
-            valid_CHW: (C, H, W) bool, False in cells that do not count.
-            before_CHW: (C, H, W) float32, the fields of an earlier time; None for the moments of the fields themselves.
+            fields_CHW: (C, H, W) float32 fields.
+            valid_CHW: (C, H, W) bool, False in cells that are left out.
+            before_CHW: (C, H, W) float32 fields of an earlier time, for the moments of the change since then; None for
+                the moments of `fields_CHW`.
         """
         rows = np.zeros((5, len(fields_CHW)))
         # One channel at a time, because it stays in the processor's cache.
@@ -133,16 +140,16 @@ class Moments:
         return cls.from_rows(rows)
 
     def to_rows(self) -> np.ndarray:
-        """Return count, mean, squares, minimum and maximum as one array (5, C) float64."""
+        """Return count, mean, squares, minimum and maximum as the rows of one array, (5, C) float64."""
         return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
 
     @classmethod
     def from_rows(cls, rows: np.ndarray) -> Moments:
-        """Return the moments of the array (5, C) by `to_rows`."""
+        """Build the moments from an array (5, C) that `to_rows` returned."""
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of the values of both, by the formula of Chan, Golub and LeVeque (1983)."""
+        """Return the moments of the union of two sets of values, by the formula of Chan, Golub and LeVeque (1983)."""
         total = self.count + other.count
         # Fraction of the values that are those of `other`; 0 where neither has any.
         other_fraction = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
@@ -156,7 +163,7 @@ class Moments:
         )
 
     def std(self) -> np.ndarray:
-        """Return the standard deviation of the population, (C,) float64; 0 without values."""
+        """Return the standard deviation (divisor N), (C,) float64; 0 if there are no values."""
         return np.sqrt(np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0))
 
 
@@ -177,11 +184,11 @@ def fit_statistics(
         first_minutes: first time of the period in minutes since 1900.
         last_minutes: last time of the period in minutes since 1900, inclusive.
         step_minutes: time step in minutes; changes are taken over pairs of times that are exactly one step apart.
-        packing_steps: variable -> step of its packed integers in units of the variable. A warning is logged if rounding
-            is a large part of a change. None if no variable is packed.
+        packing_steps: difference of adjacent packed values of each packed variable, by name, in units of the variable;
+            None if no variable is packed. A warning is logged if rounding is a large part of a change.
         progress: True shows a progress bar on a terminal.
         transforms: mapping from the name of a variable to its transform, for variables that have one; None if none has.
-        accepted: variables in which no outliers are searched, for example those whose range the config declares.
+        accepted: names of variables that are not searched for outliers, such as those whose range the config declares.
 
     Raises:
         DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
@@ -222,7 +229,7 @@ def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calenda
     """Raise `DataError` about the first of the outliers, if there are any.
 
     Args:
-        outliers: index in `times` -> outlier.
+        outliers: mapping from the index of a time in `times` to its outlier.
         times: (N,) minutes since 1900.
         calendar: calendar of the times.
     """
@@ -243,12 +250,12 @@ def statistics_from_moments(
     packing_steps: Mapping[str, float] | None,
     transforms: Mapping[str, TransformConfig],
 ) -> Statistics:
-    """Return the statistics of a period from its moments; see `fit_statistics`.
+    """Compute the statistics of a period from moments that are known already; see `fit_statistics`.
 
     Args:
-        reader: reader of the static fields, masks and channels.
-        state: moments of the time-varying fields.
-        tendency: moments of their changes over one time step.
+        reader: reader of the fields, of which static fields, masks and channels are used.
+        state: moments of the time-varying fields over the period.
+        tendency: moments of the changes of these fields over one time step.
         period: first and last time in minutes since 1900.
         step_minutes: time step in minutes.
         packing_steps: as in `fit_statistics`.
@@ -276,7 +283,7 @@ def statistics_from_moments(
 
 
 def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
-    """Return (C, H, W) bool: True where a channel has values, False where its variable is masked."""
+    """Return (C, H, W) bool: True where a channel has values, False in masked cells."""
     valid_CHW = np.ones((len(channels), *reader.grid.shape), dtype=bool)
     for row, channel in enumerate(channels):
         if channel.variable in reader.masks:
@@ -285,7 +292,7 @@ def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarra
 
 
 def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
-    """Raise DataError if an output channel has one value everywhere: its standard deviation is 0."""
+    """Raise DataError if an output channel has the same value everywhere, so that its standard deviation is 0."""
     names = []
     # The output channels are the first of those that vary in time; a forcing may be constant.
     is_constant_C = state.minimum == state.maximum
@@ -300,7 +307,14 @@ def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
 
 
 def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
-    """Return the statistics of the channels that vary in time, followed by those of static channels."""
+    """Combine moments to statistics: first the channels that vary in time, then the static channels.
+
+    Args:
+        reader: reader of the fields, of which the channels are used.
+        state: moments of the time-varying fields.
+        tendency: moments of the changes of these fields over one time step.
+        static: moments of the static fields.
+    """
     names = [channel.name for channel in reader.channels.time_varying_stored]
     static_names = [channel.name for channel in reader.channels.static_stored]
     std = state.std()
@@ -325,18 +339,18 @@ def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static
 
 
 def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
-    """Return a warning for each prognostic channel whose change over a time step is to a large part rounding.
+    """Return a warning for each prognostic channel whose change over a time step consists largely of rounding errors.
 
-    Only prognostic variables are predicted as a change; a forcing or a diagnostic variable may be rounded.
+    Only prognostic variables are checked, because only these are predicted as a change.
 
-    A change is the difference of two rounded values. Each has a uniform error with the standard deviation step /
-    sqrt(12), so the difference has an error of step / sqrt(6). A warning is due if this exceeds 0.3 of the standard
-    deviation of the change.
+    A change is the difference of two rounded values. With packed values a distance s apart, each has a uniformly
+    distributed error of the standard deviation s / sqrt(12), so the difference has an error of s / sqrt(6). There is a
+    warning if this exceeds 0.3 of the standard deviation of the change.
 
     Args:
         channels: (C,) the channels that vary in time.
-        tendency_std: (C,) standard deviation of their change, before it is raised to 0.01 of that of the channel.
-        steps: variable -> step of its packed integers in units of the variable.
+        tendency_std: (C,) standard deviation of the change over a time step, as computed from the data.
+        steps: distance s of adjacent packed values of each packed variable, by name, in units of the variable.
     """
     warnings = []
     for channel, change in zip(channels, tendency_std, strict=True):

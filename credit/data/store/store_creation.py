@@ -41,7 +41,7 @@ def create_store(
         settings: compression, and memory for a chunk of the sources.
 
     Raises:
-        DataError: if no time of the sources lies in the splits, or the disk is too small.
+        DataError: if no time of the sources lies in the splits, or the disk has too little free space.
     """
     times = select_times_in_splits(sources, splits)
     if len(times) == 0:
@@ -73,15 +73,18 @@ def create_store(
 
 
 def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
-    """Return the times of the sources from the start of the first split to the end of the last, (N,) int64 minutes."""
+    """Return the times of the sources between the start of the first split and the end of the last split.
+
+    They are (N,) int64 minutes since 1900. Times in the gaps between splits are included.
+    """
     first, last = store_reader.splits_span(splits)
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
 def estimate_store_bytes(sources: SourceReader, num_times: int) -> int:
-    """Return the most bytes that the fields and moments of a number of times take in a store.
+    """Return an upper bound of the bytes that the fields and moments of `num_times` times take in a store.
 
-    The estimate is for uncompressed float32 fields and float64 moments.
+    The bound is the size of uncompressed float32 fields and float64 moments.
     """
     height, width = sources.grid.shape
     bytes_per_field = 4 * height * width + 8 * store_writer.NUM_MOMENTS
@@ -93,10 +96,10 @@ def require_disk_space(path: Path, needed_bytes: int) -> None:
 
     Args:
         path: folder of the store, which need not exist.
-        needed_bytes: the most bytes that will be added to the store.
+        needed_bytes: upper bound of the bytes that will be added to the store.
 
     Raises:
-        DataError: naming the store, the space that is needed and the space that is free.
+        DataError: if there is too little space; the message names the needed and the free space.
     """
     # The free space is that of the nearest folder that exists.
     folder = path.absolute()
@@ -112,13 +115,13 @@ def require_disk_space(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Context in which errors of a full or read-only disk become messages with advice.
+    """Context that turns errors of a full or read-only disk into messages with advice.
 
     Args:
-        path: folder of the store that the block writes.
+        path: folder of the store that is written inside the context.
 
     Raises:
-        DataError: instead of every `OSError` of the block.
+        DataError: in place of any `OSError` that is raised inside the context.
     """
     try:
         yield
@@ -136,7 +139,13 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
 
 
 def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray) -> None:
-    """Create and fill the coordinates, masks and static fields of a store; `times` are (N,) minutes."""
+    """Create and fill the coordinates, masks and static fields of a store.
+
+    Args:
+        group: the store, open for writing.
+        sources: the sources, which give the values.
+        times: (N,) times of the store in minutes since 1900.
+    """
     grid = sources.grid
     channels = sources.channels
     cell_dims = ("latitude", "longitude")
@@ -212,7 +221,7 @@ def _create_arrays_along_time(
 def _add_array(
     group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...], attributes: Mapping[str, Any] | None = None
 ) -> None:
-    """Add a small array to a store in one chunk, with names of its dimensions and attributes."""
+    """Add a small array to a store in one chunk, with the names of its dimensions (`dims`) and its attributes."""
     # zarr does not allow chunks of length 0.
     chunks = tuple(max(1, length) for length in values.shape)
     array = group.create_array(
@@ -223,7 +232,7 @@ def _add_array(
 
 
 def format_time_span(sources: SourceReader, times: np.ndarray) -> str:
-    """Return the first and the last of (N,) times in minutes, and their number, as text."""
+    """Return a text with the first and the last of `times`, (N,) minutes since 1900, and the number of times."""
     if len(times) == 0:
         return "no time"
     return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"

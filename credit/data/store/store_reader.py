@@ -1,6 +1,6 @@
-"""Reader of the training store: every field that training reads, one chunk for each time.
+"""Reader of the training store, which has every field that training reads, with one chunk for each time.
 
-Format 2, a zarr 3 group that xarray and other tools open as well:
+The current format is 2. A store is a zarr 3 group, which xarray and other tools can open as well. Its arrays are:
 
 | array | shape | content |
 |---|---|---|
@@ -14,12 +14,12 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 | ``digest`` | (time,) uint64 | checksum of the fields, the first 8 bytes of BLAKE2b |
 | ``moments`` | (time, 10, channel) float64 | of the fields and of their change over a step: count, mean, ... |
 
-A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half
-the size for data that were packed. It ends with a CRC32C that is verified at every read. Format 1 had neither that nor
-the last two arrays.
+A chunk of ``fields`` has one time. By default it is compressed by LZ4 with shuffled bytes. This is as fast to read as
+uncompressed values, and half the size for data that were packed. A chunk ends with a CRC32C checksum that is verified
+at every read. Format 1 had no CRC32C, and neither ``digest`` nor ``moments``.
 
 The group's attribute ``credit`` is the description of the store: format number, channels, grid, calendar, attributes of
-the variables, packing steps, the sources with their sizes and times of change, the identity (settings on which the
+the variables, packing steps, source files with their sizes and times of change, the identity (settings on which the
 content depends, see `credit.data.store.store_settings`), the period, ``complete``, and the statistics with their period
 and transforms. It is replaced in one rename, after everything that it describes has been written.
 """
@@ -73,8 +73,8 @@ class StoreReader:
     Args:
         path: folder of the store.
         meta: description of the store, from `read_description`.
-        channels: channels of the config, of which those that are read from data must be those of the store; None takes
-            the channels of the store.
+        channels: channels of the config; those that are read from data must be the same as in the store. None uses the
+            channels in the description.
 
     Attributes:
         path: folder of the store.
@@ -83,8 +83,9 @@ class StoreReader:
         grid: grid of the fields, H rows and W columns.
         calendar: calendar of the times.
         times: (N,) int64 minutes since 1900, ascending, without the bad times.
-        masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
-        attributes: variable -> its CF attributes, among them ``units``.
+        masks: mapping from the name of each variable with declared missing values to its mask, (H, W) bool, True in
+            cells that are always missing.
+        attributes: mapping from the name of a variable to its CF attributes, among them ``units``.
         statistics: statistics of the training period; None in a store that is not complete.
 
     Raises:
@@ -147,7 +148,7 @@ class StoreReader:
         self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields at an index of `times` in physical units, NaN where masked.
+        """Return the fields at an index of `times` in physical units, with NaN in masked cells.
 
         They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
@@ -193,7 +194,7 @@ class StoreReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index of a time, given in minutes, in `times`; None if the store does not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the store does not have it."""
         index = int(np.searchsorted(self.times, minutes))
         if index < len(self.times) and self.times[index] == minutes:
             return index
@@ -201,7 +202,7 @@ class StoreReader:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Return the description of a store, complete or not; see the module for its entries.
+    """Return the description of a store, complete or not; its entries are listed in the docstring of this module.
 
     Raises:
         DataError: if the store does not exist, is not a training store, or is of an unknown format.
@@ -221,15 +222,15 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
-    """Return an array of a store, not read yet.
+    """Open an array of a store without reading its values.
 
     Args:
-        path: folder of the store, for the message.
+        path: folder of the store, for the error message.
         group: the open store.
         name: name of the array.
 
     Raises:
-        DataError: if the description of the array is lost or damaged.
+        DataError: if the metadata of the array are lost or damaged.
     """
     try:
         return group[name]
@@ -241,7 +242,7 @@ def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
 
 
 def _read_small_array(path: Path, group: zarr.Group, name: str) -> np.ndarray:
-    """Return all values of an array of a store that fits into memory; arguments and errors as of `open_array`."""
+    """Return all values of a small array of a store; for arguments and errors see `open_array`."""
     try:
         return open_array(path, group, name)[...]
     except READ_ERRORS as error:
@@ -254,8 +255,8 @@ def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> s
     It covers the fields through their checksums in the array ``digest``, so no field is read.
 
     Args:
-        arrays: name -> values of each array in `HASHED_ARRAYS`.
-        meta: the store's description.
+        arrays: values of the arrays in `HASHED_ARRAYS`, by name.
+        meta: description of the store.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in HASHED_ARRAYS:
@@ -265,10 +266,10 @@ def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> s
 
 
 def open_store(path: str | Path) -> StoreReader:
-    """Open a training store with its own channels, without a config.
+    """Open a training store without a config, with the channels in its description.
 
     Raises:
-        DataError: if it does not exist, is not a training store, or is incomplete.
+        DataError: if `path` does not exist, is not a training store, or is an incomplete one.
     """
     meta = read_description(Path(path))
     _require_complete(Path(path), meta)
@@ -276,11 +277,11 @@ def open_store(path: str | Path) -> StoreReader:
 
 
 def open_configured_store(conf: DataConfig) -> StoreReader:
-    """Open the store that a config names, if it is what the config describes.
+    """Open the store that a config names, and require that it was written with the settings of the config.
 
     Raises:
-        DataError: if it does not exist, is incomplete, or was written from another config; the message names the
-            differences.
+        DataError: if the store does not exist, is incomplete, or was written with other settings; the message names
+            the differences.
     """
     path = Path(conf.store)
     meta = read_description(path)
@@ -306,7 +307,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
 
 
 def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
-    """Return the first and the last time of all splits together, in minutes."""
+    """Return the first and the last time of all splits together, in minutes since 1900."""
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())
     return first, last
@@ -322,6 +323,6 @@ def is_store_from_sources(conf: DataConfig) -> bool:
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raise DataError for a store whose fields or statistics are not all written."""
+    """Raise DataError if the fields or the statistics of a store are not completely written."""
     if not meta["complete"]:
         raise DataError(f"data.store: {path} is not complete; run credit preprocess CONFIG to finish it")

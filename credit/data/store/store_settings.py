@@ -1,8 +1,8 @@
-"""Settings of the config that a training store depends on, and their comparison with those that it was written with.
+"""Settings of the config on which a training store depends, and their comparison with those it was written with.
 
 The fields depend on the identity (`config_identity`): sources, time step, levels and treatment of values. The
-statistics also depend on the training period and the transforms (`describe_statistics`). The description of a store
-holds both, so a store is never used with a config that would give other numbers.
+statistics depend also on the training period and the transforms (`describe_statistics`). Both are kept in the
+description of a store, so a store is never used with a config that would give other values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ OTHER_STORE_ADVICE = "name another data.store and run credit preprocess, which l
 
 
 def config_identity(conf: DataConfig) -> dict[str, Any]:
-    """Return dotted config key -> value of all settings on which the content of a store depends.
+    """Return the settings on which the content of a store depends, as a mapping from dotted config keys to values.
 
-    A key that earlier versions did not have is left out where it has its default, so that their stores stay valid.
+    A key that earlier versions of the package did not have is left out if it has its default value, so that stores of
+    these versions stay valid.
     """
     channels = conf.channel_map()
     names = sorted({channel.variable for channel in channels.time_varying_stored + channels.static_stored})
@@ -53,7 +54,7 @@ def config_identity(conf: DataConfig) -> dict[str, Any]:
 
 
 def _variable_identity(name: str, options: VariableOptions) -> dict[str, Any]:
-    """Return dotted config key -> value of the options of one variable on which its fields depend."""
+    """Return the options on which the fields of one variable depend, as a mapping from dotted config keys to values."""
     prefix = f"data.variable_options.{name}"
     identity: dict[str, Any] = {f"{prefix}.missing": options.missing, f"{prefix}.temporal": options.temporal}
     if options.valid_range is not None:
@@ -118,9 +119,9 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
 
 
 def expand_homes(value: Any) -> Any:
-    """Return a value of the identity with ``~`` at the beginning of every text replaced by the home folder.
+    """Replace ``~`` at the beginning of all texts in a value of the identity by the home folder.
 
-    Earlier versions stored paths as they were written in the config.
+    This is needed because earlier versions stored paths as they were written in the config.
     """
     if isinstance(value, Mapping):
         return {key: expand_homes(item) for key, item in value.items()}
@@ -132,7 +133,10 @@ def expand_homes(value: Any) -> Any:
 
 
 def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
-    """Return the settings that the statistics depend on besides the fields: period in minutes, and transforms."""
+    """Return the settings on which the statistics depend besides the fields: training period and transforms.
+
+    The result is ready for JSON; the period is the first and the last time in minutes since 1900.
+    """
     return {
         "statistics_period": [train.first, train.last],
         "statistics_transforms": describe_transforms(conf),
@@ -140,7 +144,7 @@ def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
 
 
 def describe_transforms(conf: DataConfig) -> dict[str, Any]:
-    """Return variable -> kind and unit of its transform (``data.transforms``), ready for JSON."""
+    """Return kind and unit of the transform of each variable in ``data.transforms``, by name, ready for JSON."""
     return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
 
 
@@ -177,7 +181,7 @@ def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
     """Return a period (first and last time in minutes since 1900) as text ``FIRST..LAST``.
 
     Args:
-        meta: description of a store, with the calendar of the times.
+        meta: description of a store, of which the calendar is used.
         period: first and last time in minutes since 1900.
     """
     calendar = Calendar(meta["calendar"])
@@ -185,7 +189,7 @@ def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Return a value of the identity as text; of sources, only the settings that are not the default."""
+    """Return a value of the identity as text; for sources, only settings that are not the default are shown."""
     is_list_of_sources = isinstance(value, list) and all(isinstance(source, dict) for source in value)
     if not is_list_of_sources:
         return str(value)

@@ -1,8 +1,9 @@
 """Parallel writer of the fields of a training store, part by part, in any order, by any number of processes at once.
 
-A part is a fixed range of the store's times. Its fields, their checksums and their moments are written first and its
-marks last, so a part that a killed process had begun is written again from its beginning. Each part has a lock file
-beside the store, which the system releases when the process ends, so no part is written by two processes.
+A part is a fixed range of the store's times. Each time has a mark, which tells whether its fields are written. The
+fields of a part, their checksums and their moments are written first and the marks last, so a part that a killed
+process had begun is written again from its beginning. Each part has a lock file beside the store, so no part is written
+by two processes. The operating system releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from credit.utils.file_lock import file_lock
 NOT_WRITTEN = 0
 WRITTEN = 1
 BAD = 2
-# Moments of a time: five of its fields, and five of the change that ends at it.
+# Each time has ten moments: five of its fields, and five of the change over the time step that ends at this time.
 NUM_MOMENTS = 10
 _MAX_PART_TIMES = 32
 _MAX_PART_BYTES = 2**30
@@ -36,16 +37,16 @@ _MAX_PART_BYTES = 2**30
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Input of the processes that write parts; may be sent to another machine that sees the same files.
+    """Input of the processes that write parts. It can be pickled and sent to a machine that sees the same files.
 
     Attributes:
         path: folder of the store.
         sources: reader of the source files.
         step_minutes: time step in minutes, over which changes are taken.
-        transforms: mapping from the name of a variable to its transform, for variables that have one; applied before moments are computed, not to
-            the stored fields.
-        skip_bad: True marks a time whose fields are bad and continues; False raises an error.
-        held_bytes: memory in bytes for reading a chunk of the sources at once.
+        transforms: mapping from the name of a variable to its transform, for variables that have one. They are applied
+            before moments are computed, not to the stored fields.
+        skip_bad: True marks a time with bad (wrong or unreadable) fields and continues; False raises an error.
+        held_bytes: memory in bytes that may be used to read a whole chunk of the sources at once.
     """
 
     path: Path
@@ -57,10 +58,11 @@ class WriteTask:
 
 
 def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
-    """Return the number of times in a part: 32, or fewer if these exceed a GiB, so that little is written again.
+    """Return the number of times in a part.
 
-    A part is longer if more times of a chunk of the sources are read at once, because every part that needs some times
-    of a chunk decompresses all of it.
+    It is 32, or fewer if 32 times exceed 1 GiB, so that little must be written again after an interruption. It is at
+    least `times_per_chunk`, because every part that needs any time of a chunk of the sources decompresses the whole
+    chunk.
 
     Args:
         bytes_per_time: size in bytes of the fields of one time.
@@ -71,10 +73,10 @@ def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
 
 
 def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
-    """Return the numbers of the parts in which a time is neither written nor bad.
+    """Return the numbers of the parts in which at least one time is not written yet.
 
     Args:
-        marks: (N,) marks of the times.
+        marks: (N,) mark of each time: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
         part_length: number of times in a part.
     """
     pending_times = np.flatnonzero(marks == NOT_WRITTEN)
@@ -82,7 +84,10 @@ def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
 
 
 def lock_folder(path: Path) -> Path:
-    """Return the folder of the locks and notes of the parts, beside the store; it exists until the store is done."""
+    """Return the path of the folder with the lock files and notes of the parts, beside the store.
+
+    The folder is removed when the store is complete. Notes are JSON files about bad times.
+    """
     return path.with_name(f".{path.name}.parts")
 
 
@@ -94,10 +99,10 @@ def write_part(task: WriteTask, number: int) -> int:
         number: number of the part, from 0.
 
     Returns:
-        The number of times that were written or marked as bad; 0 if nothing was to be done.
+        The number of times that were written or marked as bad; 0 if there was nothing to do.
 
     Raises:
-        DataError: for bad fields, unless they are to be skipped.
+        DataError: if fields are bad, and ``task.skip_bad`` is False.
     """
     group = zarr.open_group(task.path, mode="r+")
     part_length = group["done"].chunks[0]
@@ -127,13 +132,13 @@ def write_part(task: WriteTask, number: int) -> int:
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
         _write_notes(_notes_file(task.path, number), bad_times)
-        # The marks come last: they say that everything else of the part is there.
+        # The marks are written last, because they state that everything else of the part exists.
         group["done"][span] = np.array(marks, dtype=np.uint8)
         return len(marks)
 
 
 def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, reason: str) -> None:
-    """Mark a time of the store `path` that was written as bad, and note the reason.
+    """Mark a time whose fields are written already as bad, and note the reason.
 
     Args:
         path: folder of the store.
@@ -141,7 +146,7 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         number: number of the part that contains the time.
         index: index of the time in the store.
         minutes: the time in minutes since 1900.
-        reason: description of the fault in its fields.
+        reason: text that says what is wrong with the fields.
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
         file = _notes_file(path, number)
@@ -154,12 +159,12 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
 
 
 def hash_fields(values: np.ndarray) -> int:
-    """Return the checksum of the values of fields of any shape: the first 8 bytes of BLAKE2b, little-endian."""
+    """Return the checksum of fields of any shape: 8 bytes of BLAKE2b, as a little-endian integer."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
-    """Return time in minutes -> description of the fault in its fields, for the skipped times of a store."""
+    """Return the noted bad times of a store, as a mapping from the time in minutes since 1900 to the reason."""
     skipped_times: dict[int, str] = {}
     for file in sorted(lock_folder(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():
@@ -170,19 +175,23 @@ def read_skipped_times(path: Path) -> dict[int, str]:
 def merge_moments(
     moments: zarr.Array, times: np.ndarray, marks: np.ndarray, first_minutes: int, last_minutes: int
 ) -> tuple[Moments, Moments]:
-    """Return the moments of the states and of the changes in a period, merged time by time in order.
+    """Merge the moments of all times in a period, in ascending order of the times.
 
     Args:
-        moments: (N, 10, C) float64, of the state and of the change that ends at each time; array of the store.
+        moments: array of the store, (N, 10, C) float64: for each time and channel five moments of the fields, and five
+            of the change over the time step that ends at this time; see `Moments.to_rows`.
         times: (N,) times of the store in minutes since 1900.
         marks: (N,) marks of the times: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
         first_minutes: first time of the period in minutes since 1900.
         last_minutes: last time of the period in minutes since 1900, inclusive.
+
+    Returns:
+        The moments of the fields, and the moments of the changes over a time step.
     """
     state = change = Moments.empty(moments.shape[2])
     step = moments.attrs["step_minutes"]
     bad_times = set(times[marks == BAD].tolist())
-    # One chunk of the array at a time, because the moments of all times are large.
+    # The array is read one chunk at a time, because the moments of all times are large.
     chunk_length = moments.chunks[0]
     for start in range(0, len(times), chunk_length):
         span = slice(start, start + chunk_length)
@@ -205,7 +214,7 @@ class _PartReader:
 
     Args:
         task: store, sources and settings.
-        group: the open store, from which earlier fields that a change needs are taken if they are written.
+        group: the open store. Fields of an earlier time, which a change needs, are read from it if they are written.
         times: (N,) times of the store in minutes since 1900.
     """
 
@@ -214,19 +223,22 @@ class _PartReader:
         self._group = group
         self._times = times
         self._channels = task.sources.channels.time_varying_stored
-        # True in the cells that count in the moments.
+        # True in the cells over which moments are computed.
         self._valid_CHW = valid_cells(task.sources, self._channels)
-        # Minutes -> transformed fields, for the times that a following change begins at.
+        # Transformed fields of recent times, by time in minutes, for changes that begin at these times.
         self._recent: dict[int, np.ndarray] = {}
 
     def read_each(self, times: np.ndarray) -> Iterator[np.ndarray | DataError]:
-        """Yield the fields of the sources at each of some times, or the error where bad fields are to be skipped.
+        """Read the fields of the sources at several times.
 
         Args:
-            times: (N,) minutes since 1900.
+            times: times of the part, in minutes since 1900.
+
+        Yields:
+            For each time the fields, (C, H, W) float32; or the error if the fields are bad and bad times are skipped.
 
         Raises:
-            DataError: for bad fields that are not to be skipped.
+            DataError: if fields are bad, and bad times are not skipped.
         """
         sources = self._task.sources
         held_bytes = self._task.held_bytes
@@ -238,23 +250,24 @@ class _PartReader:
             except DataError:
                 if not self._task.skip_bad:
                     raise
-                # One bad time spoils the common read, so each is read by itself.
+                # One bad time makes the common read fail, so each time is read separately.
                 for index in indices:
                     yield self._read_or_error(index)
 
     def _read_or_error(self, index: int) -> np.ndarray | DataError:
-        """Return the fields of a time of the sources, (C, H, W) float32, or the error if they are bad."""
+        """Return the fields at an index of the sources' times, (C, H, W) float32, or the error if they are bad."""
         try:
             return self._task.sources.read(index)
         except DataError as error:
             return error
 
     def moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
-        """Return the moments of the state of a time and of the change that ends at this time, (10, C) float64.
+        """Compute five moments of the fields of a time, and five of the change that ends there, (10, C) float64.
 
         Args:
             minutes: the time in minutes since 1900.
-            fields_CHW: fields of the time in physical units; None for bad fields, which have the moments of no values.
+            fields_CHW: fields of the time in physical units; None if they are bad. Then the moments are those of an
+                empty set of values.
         """
         state = change = Moments.empty(len(self._channels))
         if fields_CHW is not None:
@@ -270,7 +283,10 @@ class _PartReader:
         return np.concatenate([state.to_rows(), change.to_rows()])
 
     def _transformed_fields(self, minutes: int) -> np.ndarray | None:
-        """Return the transformed fields of a time in minutes, None if the store lacks it or the fields are bad."""
+        """Return the transformed fields of a time in minutes since 1900.
+
+        The result is None if the store does not have the time, or if its fields are bad.
+        """
         if minutes in self._recent:
             return self._recent[minutes]
         index = int(np.searchsorted(self._times, minutes))
@@ -295,7 +311,12 @@ def _notes_file(path: Path, number: int) -> Path:
 
 
 def _write_notes(file: Path, bad_times: Mapping[int | str, str]) -> None:
-    """Write minutes -> reason of the bad times of a part, or remove the file if there are none."""
+    """Write the notes about the bad times of a part, or remove the file if there are none.
+
+    Args:
+        file: the JSON file of the part.
+        bad_times: mapping from a bad time in minutes since 1900 to the reason.
+    """
     if bad_times:
         atomic_write_text(file, json.dumps(bad_times))
     else:
