@@ -60,7 +60,7 @@ class FieldReader(Protocol):
             indices: indices of the times in `times`.
 
         Raises:
-            DataError: as `read`.
+            DataError: see `read`.
         """
         ...
 
@@ -73,7 +73,7 @@ class FieldReader(Protocol):
                 leave the channel out.
 
         Raises:
-            DataError: as `read`.
+            DataError: see `read`.
         """
         ...
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Config section of the climatology, for messages.
+# Config section of the climatology, for error messages.
 _KEY = "verification.climatology"
 _DAY = "dayofyear"
 _HOUR = "hour"
@@ -58,8 +58,7 @@ def load_climatology(
 
     Args:
         conf: section ``verification.climatology``, with the path and the names of variables in the file.
-        data: the ``data`` section of the config. The names of variables in its sources are tried in the file too, and
-            its units of levels are used.
+        data: the ``data`` section of the config, whose names of variables in files and units of levels are used.
         channels: (C,) channels to load; the file must have the level of each of them.
         calendar: calendar of the times at which the climatology is evaluated.
         attributes: mapping from the name of a variable to its attributes in the data. The fields of the file are

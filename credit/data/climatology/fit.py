@@ -170,8 +170,7 @@ def plan_fit(
         kind = "table"
         _require_years(conf.window_days, years)
         days = calendar.days_per_year
-        # The moving mean removes variations much shorter than the window, so parts of a twelfth of the window resolve
-        # all that is left.
+        # Parts of a twelfth of the window resolve all variations that the moving mean over the window leaves.
         num_parts = round(days / max(1.0, conf.window_days / 12.0))
         width = conf.window_days * num_parts / days
         # A part is centred at the (mean) time of the day of the data. Its window then begins and ends midway between

@@ -27,12 +27,12 @@ from credit.errors import ConfigError, DataError, did_you_mean
 _DATE_CODES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 # A date code or a wildcard in a pattern.
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
-# Wildcard of a glob -> regular expression.
+# Mapping from a wildcard of a glob to its regular expression.
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
 # Files that describe a zarr store, of formats 3 and 2 (consolidated or not).
 _ZARR_DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
 _GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
-# Format -> its name in messages.
+# Names of the formats in error messages.
 _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
@@ -47,7 +47,7 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
         key: key of this section, such as ``data.sources.0``.
 
     Raises:
-        ConfigError: for a date code that is not supported.
+        ConfigError: if the pattern has a date code that is not supported.
         DataError: if no file is found.
     """
     if source.type is not None:
@@ -71,7 +71,7 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
         key: config key of the pattern, for error messages.
 
     Raises:
-        ConfigError: for a date code that is not supported.
+        ConfigError: if the pattern has a date code that is not supported.
         DataError: if no file is found, a folder is not a zarr store, or a URL has a wildcard.
     """
     if is_remote(pattern):
@@ -104,7 +104,7 @@ def _build_regex(pattern: str, key: str) -> str:
         key: config key of the glob, for error messages.
 
     Raises:
-        ConfigError: for a date code that is not supported.
+        ConfigError: if the pattern has a date code that is not supported.
     """
     pieces = []
     end = 0

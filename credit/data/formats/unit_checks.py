@@ -342,7 +342,7 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
         fields_CHW: (C, H, W) stored fields of one time, with missing values as NaN; C are the time-varying channels.
         reader: reader of the store, which has channels, attributes and grid.
         conf: the ``data`` section of the config.
-        when: the time as text, for messages.
+        when: the time as text, for error messages.
     """
     # For each variable the message about its units, or about its first level with implausible values.
     messages: dict[str, str] = {}

@@ -54,7 +54,7 @@ class DerivedSeries(VariableSeries):
         is_affected = super().is_from_files(keys)
         for series, input_index in self.inputs.values():
             is_affected = is_affected | series.is_from_files(keys)[input_index]
-        # The height of the ground is an input at every time.
+        # The height of the surface is an input at every time.
         if self.ground_file is not None and file_key(self.ground_file.path) in keys:
             is_affected = np.ones_like(is_affected)
         return is_affected
@@ -158,7 +158,7 @@ def build_derived_series(
     # Mapping from the role to the name of each input, without the first input, which is the main one.
     roles = dict(list(conf.options_of(name).derived_from.items())[1:])
     variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
-    # On hybrid levels surface pressure is a further input, and the height of the ground is read once.
+    # On hybrid levels surface pressure is a further input, and the height of the surface is read once.
     vertical = conf.sources[number].vertical
     ground = None
     ground_file = None
@@ -223,7 +223,7 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
 
 def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     """Raise DataError if two inputs of a formula are not on the same levels; for arguments see `_require_grid`."""
-    # An input at the ground has no levels.
+    # An input at the surface has no levels.
     if any(file_variable.layout.level_mapping is None for file_variable in others):
         return
     first = main[0].layout.level_mapping.levels

@@ -26,7 +26,7 @@ from credit.errors import DataError
 from credit.physics import thermodynamics
 from credit.physics.vertical import LevelMapping, VerticalInterpolator, build_interpolator
 
-# Derived variable -> its units, standard_name and long_name.
+# Units, standard_name and long_name of each derived variable.
 _ATTRIBUTES = {
     "geopotential": ("m2 s-2", "geopotential", "Geopotential"),
     "mean_sea_level_pressure": ("Pa", "air_pressure_at_mean_sea_level", "Mean sea level pressure"),
@@ -34,7 +34,7 @@ _ATTRIBUTES = {
     "relative_humidity_water": ("%", "relative_humidity", "Relative humidity over water"),
     "wind_speed": ("m s-1", "wind_speed", "Wind speed"),
 }
-# Kind of relative humidity -> its formula of saturation vapour pressure.
+# Formula of saturation vapour pressure for each kind of relative humidity.
 _SATURATION = {
     "relative_humidity": thermodynamics.saturation_pressure_mixed,
     "relative_humidity_water": thermodynamics.saturation_pressure_water,
@@ -48,7 +48,7 @@ _UNITS = {
     SURFACE_PRESSURE: {"Pa": (1.0, 0.0), "hPa": (100.0, 0.0)},
     SURFACE_GEOPOTENTIAL: {"m2 s-2": (1.0, 0.0), "m": (thermodynamics.GRAVITY, 0.0)},
 }
-# Names of the variables that are extrapolated below the ground: standard names and usual names.
+# Names of the variables that are extrapolated below the surface: standard names and usual names.
 _EXTRAPOLATED = {
     "temperature": ("air_temperature", "t", "ta", "temp", "temperature"),
     "geopotential": ("geopotential", "geopotential_height", "z", "z3", "zg", "gh", "hgt"),
@@ -248,7 +248,7 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
     at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, surface_geopotential)
     if level_mapping.target_levels is None:
         return at_levels[list(level_mapping.rows)]
-    # Values at the uppermost level, then at the lower edge of every layer; the last edge is the ground.
+    # Values at the uppermost level, then at the lower edge of every layer; the last edge is the surface.
     uppermost_pressure = levels.select([0]).lowest_pressure(surface_pressure)
     top_thickness = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / uppermost_pressure)
     values = np.concatenate([at_edges[:1] + top_thickness, at_edges])
@@ -256,7 +256,7 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
     interpolator = build_interpolator(levels.lower_edges(), level_mapping.target_levels, surface_pressure)
     # The derivative of geopotential by ln p is -R T in hydrostatic balance.
     geopotential = interpolator.interpolate_hydrostatic(values, -thermodynamics.R_DRY * temperature)
-    # Extrapolation below the ground, level by level, because most levels need none.
+    # Extrapolation below the surface, level by level, because most levels need none.
     lowest_pressure = levels.lowest_pressure(surface_pressure)
     for row, is_below in enumerate(interpolator.is_below_source):
         if is_below.any():
@@ -288,7 +288,7 @@ def _interpolate_temperature(
     lowest_temperature = block[FIELD][-1]
     lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
     if not level_mapping.levels.b.any():
-        # On pressure levels the ground is not known, so the standard lapse rate continues from the lowest level.
+        # On pressure levels the surface is not known, so the standard lapse rate continues from the lowest level.
         extrapolated = lowest_temperature * (interpolator.pressure / lowest_pressure) ** thermodynamics.ALPHA
         return np.where(interpolator.is_below_source, extrapolated, temperature)
     is_below_ground = interpolator.pressure > surface_pressure
@@ -298,7 +298,7 @@ def _interpolate_temperature(
             f"{level_names} is below the ground in some cells, where temperature is extrapolated with the height of "
             "the ground: set data.sources.N.vertical.surface_geopotential"
         )
-    # Between the lowest level and the ground, the height of the ground has no effect.
+    # Between the lowest level and the surface, the height of the surface has no effect.
     surface_geopotential = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface_pressure))
     for row, is_below in enumerate(interpolator.is_below_source):
         if is_below.any():

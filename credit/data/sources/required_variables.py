@@ -72,7 +72,7 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
             if number == 0:
                 role = FIELD
             requests.append(VariableRequest(name, role, variable, levels, key))
-    # Several sources may name the same field of the ground, which is requested once.
+    # Several sources may name the same surface field, which is requested once.
     for number, source in enumerate(conf.sources):
         for role, name in _find_ground_variables(source).items():
             ground_names = [request.name for request in requests if not request.target_variable]

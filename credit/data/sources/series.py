@@ -154,9 +154,9 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     """Join the time series of a variable from several sources; a single series is returned unchanged.
 
     Args:
-        name: name of the variable, for messages.
+        name: name of the variable, for error messages.
         parts: the series of the variable, one for each source.
-        calendar: calendar of the times, for messages.
+        calendar: calendar of the times, for error messages.
 
     Raises:
         SourceOverlapError: if two sources have the variable at the same time.
@@ -277,10 +277,10 @@ def build_series(
     If two files have the same time, they must have equal fields; the first file is used.
 
     Args:
-        name: name of the variable, for messages.
+        name: name of the variable, for error messages.
         file_variables: the variable in each of its files.
         files: cache that opens the files.
-        calendar: calendar of the times, for messages.
+        calendar: calendar of the times, for error messages.
         on_file_grid: True compares fields on the grid of the files, False on the grid of the run.
 
     Raises:
@@ -326,7 +326,7 @@ def _require_equal_fields(
         series: series of the variable, in which times may be repeated.
         repeated: indices of the times that are equal to the time before.
         files: cache that opens the files.
-        calendar: calendar of the times, for messages.
+        calendar: calendar of the times, for error messages.
         on_file_grid: see `build_series`.
     """
     if len(repeated) == 0:
@@ -354,7 +354,7 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
     """Return the attributes of a variable for the run, which are those in its first file.
 
     Args:
-        name: name of the variable, for messages.
+        name: name of the variable, for error messages.
         file_variables: the variable in each of its files, which must have the same units.
         temporal: ``data.variable_options.NAME.temporal``.
 

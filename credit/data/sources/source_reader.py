@@ -59,7 +59,7 @@ class SourceReader:
         bytes_per_time: memory in bytes that each time takes while several times are read at once.
 
     Raises:
-        DataError: for missing values in the static fields, or no time that all variables have.
+        DataError: if static fields have missing values, or if there is no time at which all variables have a value.
     """
 
     is_thread_safe = False
@@ -130,7 +130,7 @@ class SourceReader:
             held_bytes: memory in bytes that may be used to read a whole chunk of the files at once.
 
         Raises:
-            DataError: as `read`.
+            DataError: see `read`.
         """
         times_at_once = self.count_times_at_once(held_bytes)
         for start in range(0, len(indices), times_at_once):
@@ -158,7 +158,7 @@ class SourceReader:
             targets: for each of ``channels.time_varying_stored`` an array (H, W) float32, or None to skip the channel.
 
         Raises:
-            DataError: as `read`.
+            DataError: see `read`.
         """
         channels = self.channels.time_varying_stored
         variables = set()

@@ -16,7 +16,7 @@ from credit.utils.installation import install_command
 from credit.utils.interrupts import start_without_interrupts
 from credit.utils.progress import ProgressBar
 
-# Value of `preprocess.cluster` -> class of dask_jobqueue.
+# Mapping from a value of `preprocess.cluster` to the class of dask_jobqueue.
 _CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
 # Interval at which this process checks if the parts of other processes are done.
 _POLL_SECONDS = 2.0

@@ -156,7 +156,7 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
         progress: as in `find_damage`.
 
     Raises:
-        DataError: as `find_damage`.
+        DataError: see `find_damage`.
     """
     return find_damage(path, deep and read_description(path)["complete"], progress)
 

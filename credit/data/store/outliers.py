@@ -60,22 +60,19 @@ def find_outliers(
 ) -> dict[int, Outlier]:
     """Find the times that have a value far from all other values of its channel.
 
-    The usual value of a channel is the median over time of the means of its fields. The scale of a channel is the root
-    mean square distance from the usual value, over all cells and over the 95 % of the times that are closest to it; the
-    other times are left out, because outliers would increase the scale and hide themselves. All levels of a variable
-    use the largest scale of any level, because clouds and tracers are almost always 0 on some levels.
-
-    A value is an outlier if its distance from the usual value exceeds 1000 times the scale. A variable that is 0 at
-    most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
+    The usual value of a channel is the median over time of the means of its fields. Its scale is the root mean square
+    distance from the usual value, over all cells and the 95 % of the times that are closest to it, so that outliers do
+    not hide themselves by a large scale. All levels of a variable use the largest scale of any level, because clouds
+    and tracers are almost always 0 on some levels. An outlier is more than 1000 times the scale from the usual value.
+    A variable that is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64, for T times and C channels the number of values, mean, sum of squared
-            deviations, minimum and maximum of each field, see `credit.data.store.statistics.Moments.to_rows`. The
-            number of values is 0 for a time without fields.
+        moments_T5C: (T, 5, C) float64, for T times and C channels the moments of each field, see
+            `credit.data.store.statistics.Moments.to_rows`. A time without fields has a count of 0.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
-        transforms: mapping from the name of a variable to its transform, for variables that have one. The moments of
-            these variables are those of transformed values.
+        transforms: mapping from the name of a variable to its transform, for those whose moments are of transformed
+            values.
 
     Returns:
         Mapping from the index of a time to its first outlier; times without an outlier are left out.

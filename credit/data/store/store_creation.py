@@ -24,7 +24,7 @@ from credit.utils.atomic import atomic_folder
 
 # Space in bytes for coordinates and descriptions besides the fields.
 _SPARE_BYTES = 16 * 2**20
-# Value of `preprocess.compression` -> zarr codecs. Both are equally fast to read from a disk.
+# Mapping from a value of `preprocess.compression` to zarr codecs. Both are equally fast to read from a disk.
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 
 

@@ -122,13 +122,14 @@ class StoreReader:
         self._static = _read_small_array(path, group, "static_fields")
 
     def use_local_config(self, conf: DataConfig) -> None:
-        """Read the store and node-local copies of its chunks from the folders in the config of this process.
+        """Switch to the paths in the config of this process, which may differ from those on other hosts.
 
         Args:
-            conf: the data section of the config; ``store``, ``cache`` and ``cache_folder`` may differ between hosts.
+            conf: the ``data`` section of the config, of which ``store``, ``cache`` and ``cache_folder`` are used.
 
         Raises:
-            DataError: if the store does not exist, or, for copies, has no checksum of its content.
+            DataError: if the store does not exist; or if node-local copies of chunks are configured, and the store has
+                no checksum of its content, by which the copies are identified.
         """
         self.path = Path(conf.store)
         if not self.path.is_dir():

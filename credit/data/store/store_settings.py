@@ -78,15 +78,15 @@ def _source_identity(source: SourceConfig) -> dict[str, Any]:
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Require that a store was written from the channels, levels, sources, time step and value options of a config.
+    """Require that a store has the channels and the identity (see `config_identity`) of a config.
 
     Args:
-        path: folder of the store, for the message.
+        path: folder of the store, for the error message.
         meta: description of the store.
-        conf: the data section of the config.
+        conf: the ``data`` section of the config.
 
     Raises:
-        DataError: naming the differences, if there are any.
+        DataError: if they differ; the message names the differences.
     """
     stored_channels = ChannelMap.from_dict(meta["channels"])
     channels = conf.channel_map()

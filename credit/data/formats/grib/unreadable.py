@@ -12,9 +12,9 @@ from credit.data.formats.select import Value, format_values, is_same_value
 # Key of the encoding of a variable that cannot be read: its `UnreadableReason`.
 UNREADABLE = "unreadable"
 _PA_PER_HPA = 100.0
-# Type of level -> hPa in its unit.
+# Mapping from a type of pressure level to the number of hPa in its unit.
 _HPA_PER_UNIT = {"isobaricInhPa": 1.0, "isobaricInPa": 1.0 / _PA_PER_HPA}
-# Type of level -> attributes of its coordinate. Only levels of these types become an axis of a variable.
+# Attributes of the coordinate for each type of level. Only levels of these types become a dimension of a variable.
 LEVEL_ATTRIBUTES = {
     "pressure": {"units": "hPa", "standard_name": "air_pressure"},
     "hybrid": {"units": "1", "standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"},

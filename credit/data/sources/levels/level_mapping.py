@@ -14,9 +14,9 @@ from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
 from credit.physics.vertical import HybridLevels, LevelMapping, build_interpolator
 
-# Unit of `data.level_units` -> its value in Pa.
+# Number of Pa in each unit that `data.level_units` can have.
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
-# Tolerance for rounding of b, which is 1 at the ground.
+# Tolerance for rounding of b, which is 1 at the surface.
 _ROUNDING = 1e-6
 
 
@@ -145,7 +145,7 @@ class LevelResolver:
 
 
 def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
-    """Require that a column of hybrid levels reaches the ground without a gap.
+    """Require that a column of hybrid levels reaches the surface without a gap.
 
     Args:
         levels: the levels of the column, from the top down.

@@ -17,12 +17,12 @@ from credit.config.sections.data import DataConfig
 from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.errors import ConfigError
 
-# Unit of `data.level_units` -> its value in Pa.
+# Number of Pa in each unit that `data.level_units` can have.
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
 # Tolerance for rounding, of coefficients and relative of levels.
 _ROUNDING = 1e-6
 # Pressure levels represent whole columns if at most a tenth of the air is above the uppermost level, the lowest level
-# is near the ground, and no two neighbours are far from each other.
+# is near the surface, and no two neighbours are far from each other.
 _MAX_UPPERMOST_PA = 1e4
 _MIN_LOWEST_PA = 1e5
 _MAX_DISTANCE_PA = 2e4
@@ -148,7 +148,7 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     a = np.zeros((len(levels), 2))
     a[1:, 0] = middle
     a[:-1, 1] = middle
-    # The lower edge of the lowest layer is the ground.
+    # The lower edge of the lowest layer is the surface.
     b = np.zeros((len(levels), 2))
     b[-1, 1] = 1.0
     original_order = np.argsort(order)
