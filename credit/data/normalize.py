@@ -163,7 +163,7 @@ class Normalizer(nn.Module):
         return mean.reshape(shape), std.reshape(shape)
 
     def _mean_and_std_of_rows(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation of some channels of a group, (1, R, 1, 1) float64 each."""
+        """Return mean and standard deviation of the channels at `rows` of a group, (1, R, 1, 1) float64 each."""
         mean, std = self._mean_and_std(group, 4)
         return _take_channels(mean, rows).double(), _take_channels(std, rows).double()
 

@@ -20,10 +20,10 @@ _LONGEST_MONTH_MINUTES = 31 * _DAY_MINUTES
 
 @dataclass(frozen=True)
 class Split:
-    """A period; both ends belong to it.
+    """Training, validation or test period; both ends are inclusive.
 
     Attributes:
-        name: one of `SPLITS`.
+        name: ``train``, ``valid`` or ``test``.
         first: first time in minutes since 1900, in the calendar of the data.
         last: last time in minutes since 1900, in the calendar of the data.
     """

@@ -267,7 +267,7 @@ def _read_description(path: Path) -> dict[str, Any] | None:
 
 
 def _update_description(path: Path, complete: bool) -> None:
-    """Mark a store's climatology as complete or not."""
+    """Set the entry ``complete`` in the description of a store's climatology."""
     group = zarr.open_group(path / "climatology", mode="r+")
     group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": complete}
 

@@ -1,4 +1,4 @@
-"""Finding and opening the files of sources: globs, date patterns, samples of the package, and a cache of open files."""
+"""Finding and opening the source files: globs, date patterns, bundled sample data, and a cache of open files."""
 
 from __future__ import annotations
 

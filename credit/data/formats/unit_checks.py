@@ -311,7 +311,7 @@ def convert_range_to_file_units(
 
     Args:
         valid_range: least and greatest value in the units of the run; None if the config has no range.
-        conversion: from the units of the file to those of the run; None if they are the same.
+        conversion: conversion from file units to run units; None if they are the same.
     """
     if valid_range is None or conversion is None:
         return valid_range

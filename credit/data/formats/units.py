@@ -1,4 +1,4 @@
-"""Units: one spelling of the usual ones, and conversion by UDUNITS, the library behind the units of CF."""
+"""Units: standard spelling of common units, and conversion by UDUNITS, the library that defines the units of CF."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CachedReader:
         return self._cache[index]
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them."""
+        """Yield the fields of several times, in the order of `indices`, as `read` returns them."""
         indices = [int(index) for index in indices]
         missing_indices = [index for index in dict.fromkeys(indices) if index not in self._cache]
         # One call for all missing times, because a reader may read times that lie together at once.

@@ -63,7 +63,10 @@ class ForecastDataset(Dataset):
         return len(self.initial)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the samples at some indices of `initial` as one batch; torch calls this instead of `__getitem__`.
+        """Return several samples as one batch; torch's loader calls this instead of `__getitem__`.
+
+        Args:
+            indices: indices of the samples, which are those of their initial times in `initial`.
 
         Raises:
             DataError: if a field cannot be read.

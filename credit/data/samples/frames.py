@@ -77,7 +77,10 @@ class FrameReader:
         self._computed = lru_cache(maxsize=cached_forcings)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
-        """Return the output channels valid at `minutes`, (C, H, W) float32 in physical units.
+        """Return the output channels (prognostic, then diagnostic) at one time, (C, H, W) float32 in physical units.
+
+        Args:
+            minutes: valid time in minutes since 1900.
 
         Raises:
             DataError: if the data do not have this time, or it cannot be read.
@@ -185,7 +188,7 @@ class FrameReader:
         return np.stack(fields)
 
     def has(self, minutes: int) -> bool:
-        """Return True if the data have the time `minutes`."""
+        """Return True if the data have the time `minutes` (minutes since 1900)."""
         return self.reader.index_of(minutes) is not None
 
     def _index(self, minutes: int) -> int:

@@ -114,7 +114,7 @@ class ResumableSampler(Sampler[list[int]]):
                 yield samples_RB[self._data_rank].tolist()
 
     def samples(self, step: int) -> np.ndarray:
-        """Return the indices of the samples of an optimizer step over all ranks and micro-steps, (block_size,)."""
+        """Return the indices of all samples of optimizer step `step`, over all ranks and micro-steps, (block_size,)."""
         block = block_of_step(step, self._skipped_blocks)
         epoch, block_in_epoch = divmod(block, self.steps_per_epoch)
         start = block_in_epoch * self.block_size
@@ -173,7 +173,7 @@ class SampleSchedule:
         self.samples_a_step = sampler.block_size
 
     def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
-        """Return the loader of this rank for the optimizer steps from `first_step` to `last_step` - 1."""
+        """Return the loader of this rank for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""
         sampler = self._build_sampler(first_step=first_step, last_step=last_step, skipped_blocks=skipped_blocks)
         return Loader(self._dataset, sampler, self._workers)
 

@@ -1,4 +1,4 @@
-"""Checks of missing values, which are allowed for declared variables and always in the same cells."""
+"""Checks of missing values; only declared variables may have them, and only in cells that are the same at all times."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _describe_unused_file(file_variables: list[FileVariable], number: int) -> st
 
 
 def _describe_address(source: SourceConfig) -> str:
-    """Return the paths of a source, or the type of a plugin's source."""
+    """Return the paths of a source as text; for a plugin's source, return its type."""
     if source.type is not None:
         return source.type
     return source.path if isinstance(source.path, str) else format_values(source.path)

@@ -1,4 +1,4 @@
-"""Time series of variables over several files."""
+"""Time series of variables over several files; H, W are rows and columns of the run's grid, h, w of a file's grid."""
 
 from __future__ import annotations
 

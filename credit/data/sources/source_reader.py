@@ -1,4 +1,4 @@
-"""Reader of fields straight from source files (netCDF, zarr, GRIB, plugins), at the times that all variables have."""
+"""Reader of fields directly from source files (netCDF, zarr, GRIB, plugins), at the times that all variables have."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class SourceReader:
         """Return True if a static field comes from one of the given files.
 
         Args:
-            keys: keys of the files, as in `fingerprint_files`.
+            keys: keys of the files, see `fingerprint_files`.
         """
         static_variables = {channel.variable for channel in self.channels.static_stored}
         for name in static_variables:

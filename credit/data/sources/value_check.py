@@ -1,4 +1,4 @@
-"""Check of some values of a period before a run reads all of them: at least one time of each file."""
+"""Check of the values at some times of a period, at least one of each file, before a run reads all times."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
 
 
 def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
-    """Return at most `max_count` of the indices, evenly distributed over all of them."""
+    """Select at most `max_count` of the indices, evenly distributed over them; return all if they are fewer."""
     if len(time_indices) <= max_count:
         return time_indices
     selected = np.linspace(0, len(time_indices) - 1, max(0, max_count)).round().astype(int)

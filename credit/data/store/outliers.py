@@ -62,17 +62,15 @@ def find_outliers(
 
     The usual value of a channel is the median over time of the means of its fields. Its scale is the root mean square
     distance from the usual value, over all cells and the 95 % of the times that are closest to it, so that outliers do
-    not hide themselves by a large scale. All levels of a variable use the largest scale of any level, because clouds
-    and tracers are almost always 0 on some levels. An outlier is more than 1000 times the scale from the usual value.
-    A variable that is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
+    not hide themselves. All levels of a variable use the largest scale of any level, because clouds and tracers are
+    almost always 0 on some levels. An outlier is more than 1000 times the scale from the usual value. A variable that
+    is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64, for T times and C channels the moments of each field, see
-            `credit.data.store.statistics.Moments.to_rows`. A time without fields has a count of 0.
+        moments_T5C: (T, 5, C) float64 moments of each field, see `Moments.to_rows`; a time without fields has count 0.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
-        transforms: mapping from the name of a variable to its transform, for those whose moments are of transformed
-            values.
+        transforms: transforms by name of the variable, for variables whose moments are of transformed values.
 
     Returns:
         Mapping from the index of a time to its first outlier; times without an outlier are left out.

@@ -167,14 +167,14 @@ def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarra
 def _create_arrays_along_time(
     group: zarr.Group, sources: SourceReader, num_times: int, step_minutes: int, settings: PreprocessConfig
 ) -> None:
-    """Create the arrays that `credit.data.store.store_writer` fills part by part.
+    """Create the empty arrays that `credit.data.store.store_writer` fills part by part.
 
     Args:
         group: the store, open for writing.
         sources: the sources, which decide grid, channels and the length of a part.
         num_times: number of times of the store.
         step_minutes: time step in minutes.
-        settings: compression, and memory for a chunk of the sources.
+        settings: settings, of which the compression and ``held_bytes`` (memory for a chunk of the sources) are used.
     """
     grid_shape = sources.grid.shape
     channels = sources.channels.time_varying_stored

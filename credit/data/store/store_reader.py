@@ -169,7 +169,8 @@ class StoreReader:
 
         Args:
             index: index of the time in `times`.
-            targets: for each stored channel a contiguous array (H, W) float32, or None to leave it out.
+            targets: for each channel of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to
+                leave the channel out.
 
         Raises:
             DataError: if the chunk is lost or damaged.

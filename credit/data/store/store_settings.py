@@ -149,7 +149,7 @@ def describe_transforms(conf: DataConfig) -> dict[str, Any]:
 
 
 def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of the differences between the statistics of a store and the required ones.
+    """Describe how the settings of a store's statistics (period, transforms) differ from the required ones.
 
     Args:
         meta: description of the store.

@@ -215,7 +215,7 @@ class _SourceMetadata:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and columns of a field."""
+        """(H, W), the numbers of rows and columns of a field."""
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
