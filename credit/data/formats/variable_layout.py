@@ -120,8 +120,8 @@ class VariableLayout:
             time_shape = (position.stop - position.start,)
         chunks = dataset.variables[self.name].encoding.get("preferred_chunks", {})
         chunk_levels = chunks.get(self.dims["level"], 1)
-        # Only a few fields are unpacked at once, because their temporary memory is then reused from the processor's
-        # cache. A chunk of the file is never read twice.
+        # Only a few fields are unpacked at once, so that their temporary memory is used again; unpacking all of them
+        # would need new memory. Whole chunks are taken, because the library reads a chunk as a whole.
         chunks_at_once = math.ceil(_FIELDS_AT_ONCE / (chunk_levels * math.prod(time_shape)))
         levels_at_once = chunks_at_once * chunk_levels
         fields = np.empty((*time_shape, len(rows), *self.grid.shape), dtype=np.float32)

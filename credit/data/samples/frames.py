@@ -68,7 +68,7 @@ class FrameReader:
         for index, channel in enumerate(stored):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
-        # The cache of fields has a limited size. Computed forcing is cached too, as epochs and forecasts repeat times.
+        # The cache of fields has a limited size. Computed forcing is cached too, because samples share times.
         bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
         read = self._read_masked if self._hidden_cells else reader.read

@@ -173,7 +173,7 @@ class SampleSchedule:
         self.samples_a_step = sampler.block_size
 
     def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
-        """Return the loader of this rank for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""
+        """Return this rank's loader for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""
         sampler = self._build_sampler(first_step=first_step, last_step=last_step, skipped_blocks=skipped_blocks)
         return Loader(self._dataset, sampler, self._workers)
 

@@ -67,7 +67,8 @@ def find_outliers(
     is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64 moments of each field, see `Moments.to_rows`; a time without fields has count 0.
+        moments_T5C: (T, 5, C) float64 moments of each field, see `credit.data.store.statistics.Moments.to_rows`; a
+            time without fields has the count 0.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
         transforms: transforms by name of the variable, for variables whose moments are of transformed values.

@@ -57,7 +57,7 @@ class SourceChanges:
     gone: list[str]
 
     def describe_changed(self) -> str:
-        """Return a text about the files in `changed`, such as ``since it was written, 2 source files (...) changed``."""
+        """Return a text about the files in `changed`: ``since it was written, 2 source files (...) changed``."""
         return f"since it was written, {_count_files(self.changed)} changed"
 
 
