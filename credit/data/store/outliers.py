@@ -67,8 +67,7 @@ def find_outliers(
     is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64 moments of each field, see `credit.data.store.statistics.Moments.to_rows`; a
-            time without fields has the count 0.
+        moments_T5C: (T, 5, C) float64, rows of `statistics.Moments.to_rows` for each time; count 0 without fields.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
         transforms: transforms by name of the variable, for variables whose moments are of transformed values.
@@ -84,7 +83,7 @@ def find_outliers(
     # Distance of each field from the usual state of its channel: root mean square over its cells.
     center_C = np.median(mean, axis=0)
     distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
-    # The scale of a channel is computed from its most usual times. Then the largest scale of the levels is taken.
+    # The scale comes from the most usual times of a channel; then the largest scale of the variable's levels is taken.
     num_usual_times = len(present) - max(1, math.ceil(_EXCLUDED_FRACTION * len(present)))
     usual_distance_TC = np.sort(distance_TC, axis=0)[:num_usual_times]
     scale_C = np.sqrt((usual_distance_TC**2).mean(axis=0))
