@@ -387,7 +387,7 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
     return attributes
 
 
-def _warn_of_other_quantity(name: str, file_variables: list[FileVariable]) -> None:
+def _warn_of_different_standard_names(name: str, file_variables: list[FileVariable]) -> None:
     """Warn if a variable has different standard names in two files; one file may have a different variable."""
     first_file_of_name: dict[str, FileVariable] = {}
     for file_variable in file_variables:

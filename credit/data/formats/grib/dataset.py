@@ -3,7 +3,7 @@
 Each variable of the dataset has the dimensions (time, [level,] latitude, longitude); time is the valid time. A GRIB
 file can contain a variable several times (on levels of several types, as mean and as instantaneous value, for several
 members). The dataset has a placeholder without values for such a variable. The placeholder's encoding has an
-`Unreadable` with the reason, which becomes an error only if the variable is read.
+`UnreadableReason` with the reason, which becomes an error only if the variable is read.
 """
 
 from __future__ import annotations

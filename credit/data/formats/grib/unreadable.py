@@ -107,7 +107,7 @@ class UnreadableReason:
 
 def build_unreadable(
     problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
-) -> Unreadable:
+) -> UnreadableReason:
     """Build the description of why a variable cannot be read.
 
     Args:
