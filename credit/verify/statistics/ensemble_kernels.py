@@ -39,8 +39,7 @@ def member_sums(
 
     Args:
         members_MCP: fields of the members, contiguous in memory.
-        channel: index of the channel.
-        truth_P: truth of this channel.
+        channel: index of the channel, whose truth is `truth_P`.
         valid_P: bool, False in cells that are left out; they may hold any value.
         segments: the S segments.
         out: (4 + M, S) output. Rows 0 to 2 are sums over cells: absolute errors of all members, D (see the module

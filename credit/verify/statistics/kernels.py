@@ -171,8 +171,7 @@ class ErrorInputs(NamedTuple):
 
 @compiled
 def error_sums(
-    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray,
-    lengths: np.ndarray,
+    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray, lengths: np.ndarray
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
