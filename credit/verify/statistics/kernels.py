@@ -171,7 +171,8 @@ class ErrorInputs(NamedTuple):
 
 @compiled
 def error_sums(
-    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray, lengths: np.ndarray
+    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray,
+    lengths: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
@@ -184,8 +185,7 @@ def error_sums(
         scale: power of two by which winds are multiplied so that float32 holds their squares; overflow gives infinity.
         segments: the S segments.
         out: (1 or 2, K, S) output of each channel: sums of truth, each forecast and, if scored, damped persistence.
-        lengths: (L, S) output of the wind vector: sums of each forecast and, if scored, damped persistence and
-            climatology; (0, S) for a single channel.
+        lengths: (L, S) output of the wind vector, (0, S) for a channel: sums of each forecast and scored baseline.
     """
     truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
     segment_starts, segment_stops = segments
