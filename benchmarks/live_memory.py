@@ -23,6 +23,7 @@ class LiveMemory(TorchDispatchMode):
         part: name under which new storages are counted; the caller sets it.
         now: part -> bytes of its storages that are not freed yet.
         peak: largest number of bytes at a time, all parts together.
+        largest: bytes of the largest new storage.
     """
 
     def __init__(self, existing_tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -30,6 +31,7 @@ class LiveMemory(TorchDispatchMode):
         self.part = ""
         self.now: Counter[str] = Counter()
         self.peak = 0
+        self.largest = 0
         self._sizes: dict[int, tuple[str, int]] = {}
         # Storages are kept alive here, because the key of a freed one could be given to a new storage.
         self._known: dict[int, torch.UntypedStorage] = {}
@@ -73,6 +75,7 @@ class LiveMemory(TorchDispatchMode):
         self._sizes[key] = (part, storage.nbytes())
         self.now[part] += storage.nbytes() - before
         self.peak = max(self.peak, self.now.total())
+        self.largest = max(self.largest, storage.nbytes())
 
     def _drop(self, key: int) -> None:
         """Subtract a storage that is freed."""

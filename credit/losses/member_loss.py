@@ -21,8 +21,11 @@ from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeE
 
 logger = logging.getLogger(__name__)
 
-# A loss keeps some copies of its input (the CRPS about six). With parts of a third of a field, they take two fields.
-_PARTS_PER_FIELD = 3
+# A loss makes copies of its input; the CRPS of eight members makes about eight. With parts of a sixth of a field, they
+# take less than two fields.
+_PARTS_PER_FIELD = 6
+# Smaller parts save less memory than their kernels cost time: 2**20 float32 values are 4 MiB.
+MIN_PART_VALUES = 2**20
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class MemberLoss:
         field_shape: tuple[int, int, int],
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        num_channels, num_rows, _ = field_shape
+        num_channels, num_rows, num_columns = field_shape
         channels, rows = slice(0, num_channels), slice(0, num_rows)
         self._exchange: MemberExchange | None = None
         self._value_factor = 1.0
@@ -95,11 +98,15 @@ class MemberLoss:
         if not loss.coupled_dims:
             num_values = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
             num_parts = _PARTS_PER_FIELD * math.ceil(num_values / (num_channels * num_rows))
-        # Channels within this rank's part. There are none if the output has fewer channels than the group has ranks.
-        self._local_channels = split_slice(slice(0, channels.stop - channels.start), num_parts)
+            num_parts = min(num_parts, math.ceil(num_values * num_columns / MIN_PART_VALUES))
+        # Rows within this rank's part. There are more of them than channels, so the parts can be small.
+        # This rank has no part if there are fewer channels or rows than ranks.
+        self._local_rows = []
+        if channels.stop > channels.start:
+            self._local_rows = split_slice(slice(0, rows.stop - rows.start), num_parts)
         self._field_parts = []
-        for part in self._local_channels:
-            self._field_parts.append(FieldPart(slice(channels.start + part.start, channels.start + part.stop), rows))
+        for part in self._local_rows:
+            self._field_parts.append(FieldPart(channels, slice(rows.start + part.start, rows.start + part.stop)))
         self._losses = [loss]
         if self._field_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
             self._losses = build_part_losses(self._field_parts)
@@ -127,13 +134,33 @@ class MemberLoss:
         part_NCHW = output_NCHW
         if self._exchange is not None:
             part_NCHW = self._exchange.collect(output_NCHW)
-        part_BMCHW = part_NCHW.unflatten(0, (-1, len(target_BCHW))).transpose(0, 1)
         gradient_NCHW = torch.empty_like(part_NCHW) if needs_gradient else None
-        # The part of a rank is empty if there are fewer channels than ranks.
-        dtype = torch.promote_types(output_NCHW.dtype, torch.float32)
-        total = torch.zeros((), dtype=dtype, device=output_NCHW.device)
-        for channels, field_part, loss in zip(self._local_channels, self._field_parts, self._losses, strict=True):
-            members_BMCHW = part_BMCHW[:, :, channels].detach().requires_grad_(needs_gradient)
+        total = self._compute_parts(part_NCHW, target_BCHW, gradient_NCHW)
+        del part_NCHW
+        if gradient_NCHW is not None:
+            gradient_NCHW *= self._gradient_factor
+            if self._exchange is not None:
+                # Only `give_back` has the gradient then, and can free it before it puts the fields together.
+                only_reference = [gradient_NCHW]
+                del gradient_NCHW
+                gradient_NCHW = self._exchange.give_back(only_reference.pop())
+        return total * self._value_factor, gradient_NCHW
+
+    def _compute_parts(self, part_NCHW: Tensor, target_BCHW: Tensor, gradient_NCHW: Tensor | None) -> Tensor:
+        """Return the loss of this rank's part of the fields, which is computed in smaller parts.
+
+        Args:
+            part_NCHW: this rank's part of the normalised output of all members.
+            target_BCHW: normalised truth, whole fields.
+            gradient_NCHW: receives the gradient with respect to `part_NCHW`; None to compute no gradient.
+        """
+        needs_gradient = gradient_NCHW is not None
+        part_BMCHW = part_NCHW.unflatten(0, (-1, len(target_BCHW))).transpose(0, 1)
+        # The part of a rank is empty if there are fewer channels or rows than ranks.
+        dtype = torch.promote_types(part_NCHW.dtype, torch.float32)
+        total = torch.zeros((), dtype=dtype, device=part_NCHW.device)
+        for rows, field_part, loss in zip(self._local_rows, self._field_parts, self._losses, strict=True):
+            members_BMCHW = part_BMCHW[..., rows, :].detach().requires_grad_(needs_gradient)
             target_part_BCHW = target_BCHW[:, field_part.channels, field_part.rows]
             with torch.set_grad_enabled(needs_gradient):
                 value = loss(members_BMCHW, target_part_BCHW)
@@ -141,13 +168,8 @@ class MemberLoss:
             if gradient_NCHW is not None:
                 # Differentiated here, so that what autograd saves for one part is freed before the next part.
                 (members_gradient_BMCHW,) = torch.autograd.grad(value, members_BMCHW)
-                gradient_NCHW[:, channels] = members_gradient_BMCHW.transpose(0, 1).flatten(0, 1)
-        del part_NCHW, part_BMCHW
-        if gradient_NCHW is not None:
-            gradient_NCHW *= self._gradient_factor
-            if self._exchange is not None:
-                gradient_NCHW = self._exchange.give_back(gradient_NCHW)
-        return total * self._value_factor, gradient_NCHW
+                gradient_NCHW[:, :, rows] = members_gradient_BMCHW.transpose(0, 1).flatten(0, 1)
+        return total
 
 
 class _PartwiseLoss(torch.autograd.Function):

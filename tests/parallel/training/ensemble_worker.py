@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from benchmarks.collectives import CollectiveCounter
+from benchmarks.live_memory import LiveMemory
+from credit.grid import LatLonGrid
+from credit.losses import member_loss as member_loss_module
+from credit.losses.member_loss import MemberLoss
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.training import cases
+from tests.unit.losses.test_member_loss import NUM_CHANNELS, build_losses
+
+MEMBERS_OF_MEMORY_TEST = 8
 
 
 def count_exchanges(mesh: DeviceGrid) -> dict[str, Any]:
@@ -28,8 +36,30 @@ def count_exchanges(mesh: DeviceGrid) -> dict[str, Any]:
     return {"calls": counted.calls, "bytes": counted.bytes}
 
 
+def measure_loss_memory(num_members: int) -> dict[str, float]:
+    """Return the memory of value and gradient of the CRPS, in whole fields of one member.
+
+    The result has ``total``, which includes the members that this rank has computed, and ``largest``, the largest
+    tensor.
+    """
+    group = dist.group.WORLD
+    num_ranks = dist.get_world_size(group)
+    grid = LatLonGrid.equiangular(65, 24, poles=True)
+    loss, build_part_losses = build_losses({"kind": "crps"}, grid=grid)
+    field_shape = (NUM_CHANNELS, *grid.shape)
+    member_loss = MemberLoss(loss, build_part_losses, num_members, field_shape, group)
+    local_members = torch.randn(num_members // num_ranks, *field_shape, requires_grad=True)
+    truth = torch.randn(1, *field_shape)
+    with LiveMemory([local_members, truth]) as memory:
+        member_loss.compute(local_members.detach(), truth, needs_gradient=True)
+    field_bytes = truth.nbytes
+    return {"total": memory.peak / field_bytes + len(local_members), "largest": memory.largest / field_bytes}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    # The fields of these tests are small, and their losses are to be computed in parts.
+    member_loss_module.MIN_PART_VALUES = 1
     launch = read_process_info()
     facts = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
@@ -40,6 +70,7 @@ def main(folder: Path) -> None:
                 if launch.is_main:
                     save_file(results, folder / f"{name}-{number}.safetensors")
             facts[name] = count_exchanges(mesh)
+        facts["loss memory"] = measure_loss_memory(MEMBERS_OF_MEMORY_TEST)
     if launch.is_main:
         (folder / f"facts-{launch.world}.json").write_text(json.dumps(facts))
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from credit.parallel.mesh import DeviceGrid
 from tests.parallel.torchrun import launch
-from tests.parallel.training import cases
+from tests.parallel.training import cases, ensemble_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -87,3 +87,13 @@ def test_bytes_of_exchanges(mesh: str, results_folder: Path) -> None:
     sent_bytes = num_exchanges * local_members * samples_per_micro_step * field_bytes
     # rows that do not divide evenly make one of the two exchanges a little larger
     assert facts["bytes"]["all-to-all"] == pytest.approx(sent_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("num_ranks", cases.ENSEMBLE_MESHES)
+def test_memory_of_the_loss(num_ranks: int, results_folder: Path) -> None:
+    """With M members on E ranks, no tensor has more than M/E + 1 fields, and all together 3 M/E + 2."""
+    memory = json.loads((results_folder / f"facts-{num_ranks}.json").read_text())["loss memory"]
+    local_members = ensemble_worker.MEMBERS_OF_MEMORY_TEST // num_ranks
+    assert local_members <= memory["largest"] <= local_members + 1, memory
+    # The loss itself and other scalars are a small fraction of a field.
+    assert memory["total"] <= 3 * local_members + 2 + 0.01, memory

@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from credit.config.registry import LOSSES
+from credit.grid import LatLonGrid
+from credit.losses import member_loss
 from credit.losses.base import Loss, PointwiseLoss
 from credit.losses.build import build_loss_context, build_loss_from_context
 from credit.losses.member_loss import FieldPart, MemberLoss, split_slice
 from tests.unit.losses.test_crps import draw_members
 from tests.unit.losses.test_losses import CHANNELS, GRID
+
+
+@pytest.fixture(autouse=True)
+def _divide_small_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the losses in parts, although the fields of these tests are small."""
+    monkeypatch.setattr(member_loss, "MIN_PART_VALUES", 1)
+
 
 NUM_CHANNELS, NUM_ROWS = 3, GRID.shape[0]
 ALL_ROWS = slice(0, NUM_ROWS)
@@ -30,10 +39,10 @@ LOSS_CONFIGS = [
 ]
 
 
-def build_losses(conf: dict, masks: dict | None = None) -> tuple[Loss, object]:
+def build_losses(conf: dict, masks: dict | None = None, grid: LatLonGrid = GRID) -> tuple[Loss, object]:
     """Return the loss of whole fields, and the function that builds losses of parts."""
     section = LOSSES.find_section(conf["kind"]).model_validate({"scaling": "state", **conf})
-    context = build_loss_context(section, CHANNELS, GRID, np.array([0.5, 0.1, 0.02]), masks or {})
+    context = build_loss_context(section, CHANNELS, grid, np.array([0.5, 0.1, 0.02]), masks or {})
 
     def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
         return [build_loss_from_context(section, context.select(part.channels, part.rows)) for part in parts]
@@ -68,10 +77,10 @@ def test_value_and_gradient_of_one_rank(num_members: int, masks: dict) -> None:
     expected_value = loss(members, truth)
     (expected_gradient,) = torch.autograd.grad(2.0 * expected_value, members)
 
-    member_loss = MemberLoss(loss, build_part_losses, num_members, (NUM_CHANNELS, *GRID.shape))
+    loss_in_parts = MemberLoss(loss, build_part_losses, num_members, (NUM_CHANNELS, *GRID.shape))
     # All samples of the first member, then those of the next.
     output = members.detach().transpose(0, 1).flatten(0, 1).requires_grad_()
-    value = member_loss(output, truth)
+    value = loss_in_parts(output, truth)
     (gradient,) = torch.autograd.grad(2.0 * value, output)
     torch.testing.assert_close(value, expected_value, rtol=1e-6, atol=0)
     gradient_by_member = gradient.unflatten(0, (num_members, -1)).transpose(0, 1)
@@ -81,8 +90,8 @@ def test_value_and_gradient_of_one_rank(num_members: int, masks: dict) -> None:
 def test_without_gradient() -> None:
     loss, build_part_losses = build_losses({"kind": "crps"})
     members, truth = draw_members(2)
-    member_loss = MemberLoss(loss, build_part_losses, 2, (NUM_CHANNELS, *GRID.shape))
-    value = member_loss(members.transpose(0, 1).flatten(0, 1), truth)
+    loss_in_parts = MemberLoss(loss, build_part_losses, 2, (NUM_CHANNELS, *GRID.shape))
+    value = loss_in_parts(members.transpose(0, 1).flatten(0, 1), truth)
     assert not value.requires_grad
     torch.testing.assert_close(value, loss(members, truth))
 
