@@ -101,7 +101,7 @@ class Normalizer(nn.Module):
             scaled[:, index] += mean[:, index]
         return self._transform(invert_transform, scaled, group)
 
-    def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def encode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return normalised values of R channels of a group, (B, R, H, W) float32, computed in float64.
 
         Unlike in `encode`, missing values stay NaN.
@@ -111,10 +111,10 @@ class Normalizer(nn.Module):
             group: name of the group of channels.
             rows: (R,) indices of the channels in the group.
         """
-        mean, std = self._mean_and_std_of_rows(group, rows)
-        return ((self._transform_rows(apply_transform, x.double(), group, rows) - mean) / std).float()
+        mean, std = self._mean_and_std_of_channels(group, rows)
+        return ((self._transform_channels(apply_transform, x.double(), group, rows) - mean) / std).float()
 
-    def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def decode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return values of R channels of a group in physical units, (B, R, H, W) float64.
 
         Args:
@@ -122,9 +122,9 @@ class Normalizer(nn.Module):
             group: name of the group of channels.
             rows: (R,) indices of the channels in the group.
         """
-        mean, std = self._mean_and_std_of_rows(group, rows)
+        mean, std = self._mean_and_std_of_channels(group, rows)
         physical = torch.addcmul(mean, _take_channels(x, rows).double(), std)
-        return self._transform_rows(invert_transform, physical, group, rows)
+        return self._transform_channels(invert_transform, physical, group, rows)
 
     def _transform(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""
@@ -136,7 +136,7 @@ class Normalizer(nn.Module):
             channels[index] = function(channels[index], transform)
         return torch.stack(channels, dim=1)
 
-    def _transform_rows(self, function: Callable, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def _transform_channels(self, function: Callable, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return `x` (B, R, ...) with `function` applied to the channels that have a transform.
 
         Args:
@@ -162,7 +162,7 @@ class Normalizer(nn.Module):
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
 
-    def _mean_and_std_of_rows(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _mean_and_std_of_channels(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation of the channels at `rows` of a group, (1, R, 1, 1) float64 each."""
         mean, std = self._mean_and_std(group, 4)
         return _take_channels(mean, rows).double(), _take_channels(std, rows).double()

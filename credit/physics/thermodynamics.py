@@ -168,7 +168,7 @@ def extrapolate_temperature(
     plateau_share = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
     warming = np.maximum(sea_level + plateau_share * (plateau - sea_level) - ground, 0.0)
     # The third-order expansion of ground * exp(y).
-    y = _compute_alpha(warming, surface_geopotential) * np.log(pressure / surface_pressure)
+    y = _compute_dlnT_dlnp(warming, surface_geopotential) * np.log(pressure / surface_pressure)
     return np.where(pressure <= surface_pressure, above, ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0))
 
 
@@ -219,11 +219,11 @@ def _moderate_ground(
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
     # Where the surface itself is warmer than the limit, temperature is constant below it.
     is_hot = (ground > _WARMEST) & (sea_level > _WARMEST)
-    alpha = _compute_alpha(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
+    alpha = _compute_dlnT_dlnp(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
     return np.where(is_hot, 0.5 * (_WARMEST + ground), ground), np.where(is_hot, 0.0, alpha)
 
 
-def _compute_alpha(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
+def _compute_dlnT_dlnp(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
     """Return d ln T / d ln p for air that warms by `warming` (K) from the surface down to sea level.
 
     Where the surface is at sea level, it is the value of the standard atmosphere.

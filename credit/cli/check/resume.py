@@ -16,8 +16,8 @@ from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import (
     adapt_assets_to_weights,
-    describe_added_values,
-    find_added_values,
+    describe_added_tensors,
+    find_added_tensors,
     read_state_file,
 )
 from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state, require_same_run
@@ -75,9 +75,9 @@ def check_resume(
             else:
                 stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
                 state = base_state_dict(dry_run.model, stored_shapes.keys())
-                added_values = find_added_values(dry_run.model, stored_shapes.keys(), config.seed)
+                added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
                 if added_values:
-                    report.add_note(f"weights: {describe_added_values(stored_shapes.keys(), added_values.keys())}")
+                    report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
             checkpoint.require_same_tensors(state, stored_shapes, path)
         report.add_note(f"checkpoint: the run begins with {path}, step {first_step}")
     return config, first_step
@@ -105,12 +105,12 @@ def _check_initial_weights(
     if dry_run is not None:
         # Tensors that the file lacks, such as those of noise layers, get their initial values.
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
-        added_values = find_added_values(dry_run.model, shapes.keys(), config.seed)
+        added_values = find_added_tensors(dry_run.model, shapes.keys(), config.seed)
         added_shapes = {name: value.shape for name, value in added_values.items()}
         checkpoint.require_same_tensors(dry_run.model.state_dict(), {**shapes, **added_shapes}, path)
         report.add_note(f"weights: the run begins with those in {path}")
         if added_values:
-            report.add_note(f"weights: {describe_added_values(shapes.keys(), added_values.keys())}")
+            report.add_note(f"weights: {describe_added_tensors(shapes.keys(), added_values.keys())}")
 
 
 def _require_unseen_test_period(

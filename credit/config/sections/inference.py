@@ -123,7 +123,7 @@ class EnsembleConfig(StrictModel):
 
     @field_validator("members")
     @classmethod
-    def _require_several(cls, members: int) -> int:
+    def _require_several_members(cls, members: int) -> int:
         """Refuse an ensemble of fewer than two members."""
         if members < 2:
             raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")

@@ -106,7 +106,7 @@ class StepFields:
             variable: variable of the group ``output``.
             values_BKHW: new values in SI units.
         """
-        encoded = self._normalizer.encode_rows(values_BKHW / variable.factor, "output", variable.rows)
+        encoded = self._normalizer.encode_channels(values_BKHW / variable.factor, "output", variable.rows)
         self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, variable.rows[0], variable.rows[-1] + 1)
         # Later reads decode the corrected output, with the rounding of float32.
         self._decoded.pop(("output", variable), None)
@@ -114,7 +114,7 @@ class StepFields:
     def _decode(self, group: str, variable: ChannelSlice, fields_BCHW: Tensor) -> Tensor:
         key = (group, variable)
         if key not in self._decoded:
-            physical_BKHW = self._normalizer.decode_rows(fields_BCHW, group, variable.rows)
+            physical_BKHW = self._normalizer.decode_channels(fields_BCHW, group, variable.rows)
             self._decoded[key] = physical_BKHW * variable.factor
         return self._decoded[key]
 

@@ -49,7 +49,7 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
         return _MlpOfNorm.apply(norm, *tensors)
     if not torch.is_grad_enabled() and use_cpu_kernels(weight):
         return _mlp_in_blocks(*tensors, BYTES_WITHOUT_GRADIENT)
-    return _MlpKeepingArgument.apply(*tensors)
+    return _MlpSavingGeluInput.apply(*tensors)
 
 
 def mlp_plain(
@@ -59,7 +59,7 @@ def mlp_plain(
     return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias)
 
 
-class _MlpKeepingArgument(torch.autograd.Function):
+class _MlpSavingGeluInput(torch.autograd.Function):
     """MLP that saves the argument of GELU for the backward pass, but not its result."""
 
     @staticmethod

@@ -24,7 +24,7 @@ from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import describe_added_values, find_added_values
+from credit.train.checkpoint.external_weights import describe_added_tensors, find_added_tensors
 from credit.train.checkpoint.resume import starts_from_run_folder
 
 logger = logging.getLogger(__name__)
@@ -115,9 +115,9 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """
     stored_names = _load_base_weights(model, base)
     fill_(model, initial_adapters(model, seed))
-    added_values = find_added_values(model, stored_names, seed)
+    added_values = find_added_tensors(model, stored_names, seed)
     if added_values:
-        logger.info("%s: %s", base, describe_added_values(stored_names, added_values.keys()))
+        logger.info("%s: %s", base, describe_added_tensors(stored_names, added_values.keys()))
     fill_(model, added_values.items())
 
 

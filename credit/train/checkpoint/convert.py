@@ -25,7 +25,7 @@ from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.model import build_network
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.external_weights import find_added_values, read_state_file
+from credit.train.checkpoint.external_weights import find_added_tensors, read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.optim import build_optimizer, optimizer_tensors
@@ -81,7 +81,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     published_state = read_state_file(files.weights)
     state = model_class(config.model.type).convert_published_state(published_state, config.model)
     # Noise that the config adds to the published model leaves its function unchanged.
-    added_values = find_added_values(model, state.keys(), config.seed)
+    added_values = find_added_tensors(model, state.keys(), config.seed)
     checkpoint.load_state(model, {**state, **added_values}, files.weights)
 
     # A new optimizer and no average: the weights of training and of forecasts are the same.

@@ -119,15 +119,15 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
     def load() -> None:
         state = read_state_file(path)
-        added_values = find_added_values(model, state.keys(), seed)
+        added_values = find_added_tensors(model, state.keys(), seed)
         if added_values:
-            logger.info("%s: %s", path, describe_added_values(state.keys(), added_values.keys()))
+            logger.info("%s: %s", path, describe_added_tensors(state.keys(), added_values.keys()))
         checkpoint.load_state(model, {**state, **added_values}, path)
 
     run_on_all_ranks(load)
 
 
-def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
+def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
     """Return the initial values of tensors that a model may have in addition to the stored ones.
 
     With these values, the model computes the same function as without the tensors.
@@ -147,7 +147,7 @@ def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int
     return added_values
 
 
-def describe_added_values(stored_names: Collection[str], added_names: Collection[str]) -> str:
+def describe_added_tensors(stored_names: Collection[str], added_names: Collection[str]) -> str:
     """Return a message with the number of tensors that are loaded, and the names of those that the model adds."""
     shown_names = sorted(added_names)
     if len(shown_names) > _MAX_NAMES_SHOWN:

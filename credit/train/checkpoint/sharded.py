@@ -3,8 +3,8 @@
 torch.distributed.checkpoint (DCP) decides which rank writes which part, and finds the parts again on another mesh. The
 files have the format of DCP's safetensors storage: any number of files in a folder, with the offset of each part in the
 metadata of its file. DCP's `HuggingFaceStorageReader` reads them. DCP's own writer is not used, for three reasons. It
-makes a second copy of all tensors in memory. It holds Python's lock meanwhile, so that training waits (3.4 s for 1 GB).
-It calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
+makes a second copy of all tensors in memory. It holds Python's global lock (GIL) meanwhile, so that training waits
+(3.4 s for 1 GB). It calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
 
 A stem is a set of tensors, such as ``model`` or ``optimizer``, and has a folder of its own. A part is a rank's shard of
 a tensor. A whole tensor is the full, unsharded one.

@@ -69,7 +69,7 @@ def read_preview_scores(folder: Path) -> dict[int, dict[str, float | None]]:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """Return the contents of STATUS (see `credit.train.monitor.metrics_log.write_status`); empty without the file."""
-    return _read_object(folder / "STATUS")
+    return _read_json_object(folder / "STATUS")
 
 
 def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bool:
@@ -86,10 +86,10 @@ def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bo
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the contents of summary.json (see `credit.train.monitor.summary`); empty without the file."""
-    return _read_object(folder / "summary.json")
+    return _read_json_object(folder / "summary.json")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file does not exist or does not contain a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -55,7 +55,7 @@ def _draw_maps(
     """Draw a figure with maps of the example for each figure channel; return (caption, path) of each."""
     figures = []
     for name in verification.figure_channels:
-        fields = _by_lead(verification.maps, name)
+        fields = _channel_fields_by_lead(verification.maps, name)
         path = save_figure(
             folder / f"maps_{name}.png", plot_maps, name, verification.table.units(name), fields, verification.example,
             calendar, background, forecast_name,
@@ -77,7 +77,7 @@ def _draw_time_diagrams(
     figures = []
     for name in verification.figure_channels:
         units = verification.table.units(name)
-        band_means = _by_lead(evolution.band_means, name)
+        band_means = _channel_fields_by_lead(evolution.band_means, name)
         if _can_be_drawn(band_means):
             path = save_figure(
                 folder / f"hovmoeller_{name}.png", plot_hovmoeller, name, units, band_means, evolution.band,
@@ -88,7 +88,7 @@ def _draw_time_diagrams(
                 "Moving waves are slanted; where forecast and truth have the same slant, their speed is right."
             )
             figures.append((caption, path))
-        zonal_means = _by_lead(evolution.zonal_means, name)
+        zonal_means = _channel_fields_by_lead(evolution.zonal_means, name)
         if _can_be_drawn(zonal_means):
             path = save_figure(
                 folder / f"hovmoeller_latitude_{name}.png", plot_latitude_time, name, units, zonal_means, forecast_name,
@@ -109,9 +109,10 @@ def _draw_animations(
     all_frames = verification.evolution.animation_frames
     figures = []
     for name in dict.fromkeys(channel for channel, _ in all_frames):
+        frames = _channel_fields_by_lead(all_frames, name)
         path = write_animation(
-            folder / f"animation_{name}.gif", name, verification.table.units(name), _by_lead(all_frames, name),
-            forecast_name, verification.example, calendar, background,
+            folder / f"animation_{name}.gif", name, verification.table.units(name), frames, forecast_name,
+            verification.example, calendar, background,
         )  # fmt: skip
         figures.append((f"{name}: the same forecast and its truth from lead time to lead time.", path))
     return figures
@@ -126,7 +127,7 @@ def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
     return len(fields) >= _MIN_LEADS and bool(np.isfinite(list(fields.values())).any())
 
 
-def _by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
+def _channel_fields_by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
     """Return lead time in minutes -> fields of one channel, in increasing order of the lead times.
 
     Args:
