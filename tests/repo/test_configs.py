@@ -60,8 +60,8 @@ def test_the_ensemble_fine_tunes_the_network_of_its_base_config(monkeypatch: pyt
     monkeypatch.setenv("SPEEDY", "/nowhere")
     base = load_config(REPOSITORY / "config" / "speedy_5p6deg.yml")
     ensemble = load_config(REPOSITORY / "config" / "speedy_ensemble.yml")
-    assert Path(ensemble.trainer.resume).parent == Path(base.save_loc)
-    # Only the noise is added; other weights would not fit the exported file.
+    assert Path(ensemble.trainer.resume) == Path(base.save_loc)
+    # Only the noise is added; the weights of the base would not fit another network.
     assert ensemble.model.noise and not base.model.noise
     assert ensemble.model.model_copy(update={"noise": base.model.noise}) == base.model
     assert ensemble.data.model_dump() == base.data.model_dump()
