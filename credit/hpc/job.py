@@ -97,7 +97,7 @@ class Job:
 
     @property
     def links(self) -> int:
-        """Number of jobs in the chain; 1 for all kinds but training, which the user continues by submitting again."""
+        """Number of jobs in the chain. Only training has chains; jobs of other kinds are continued by submitting again."""
         if self.kind != "train":
             return 1
         return self.asked.chain or 1

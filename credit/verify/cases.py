@@ -384,7 +384,7 @@ def _describe_hours(minutes: np.ndarray) -> str:
 
 
 def _describe_times(archive: ForecastSource) -> str:
-    """Return the number of initial times of a forecast source, the first and the last of them as text."""
+    """Return a text with the number of initial times of a forecast source, and with the first and the last one."""
     first = archive.calendar.format(archive.initial_minutes[0])
     last = archive.calendar.format(archive.initial_minutes[-1])
     return f"{len(archive.initial_minutes)}, {first} to {last}"

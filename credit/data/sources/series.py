@@ -24,7 +24,7 @@ _MAX_COMPARED = 8
 
 
 class SourceOverlapError(DataError):
-    """Error if two sources have variables at the same times; it mostly concerns many variables at once.
+    """Error if two sources have the same variables at the same times.
 
     Attributes:
         names: names of the variables.

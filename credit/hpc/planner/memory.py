@@ -255,7 +255,7 @@ def bound_in_flight_memory(
 
     The gathered weights are the sum of three parts:
 
-    - all units that stay gathered; if rollout steps are computed again, these are all units of the model;
+    - all units that stay gathered; if the backward pass recomputes rollout steps, these are all units of the model;
     - the unit in use, and the next unit, which FSDP2 gathers ahead;
     - the buffer of an all-gather.
 

@@ -29,8 +29,8 @@ class NoiseLinear(nn.Linear):
 class CellNoiseEmbedding(nn.Module):
     """Two-layer MLP and norm over the noise channels of each cell (AIFS-CRPS, Lang et al. 2024, arXiv 2412.15832).
 
-    There are no biases, so that zeros, which stand for no noise, stay zeros. The norm, over the noise channels of each
-    cell, gives the embedded noise variance 1 whatever the weights are.
+    There are no biases, so that zeros, which stand for no noise, stay zeros. The norm scales the embedded noise of each
+    cell to variance 1, whatever the weights are.
 
     Args:
         channels: channels of the noise.

@@ -219,7 +219,7 @@ class _SourceMetadata:
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
-        """Return the length and the checksum of this description as text; they change when the description changes."""
+        """Return length in bytes and CRC-32 of this description as JSON, which change when the description changes."""
         # Order of times and class of numbers do not matter, so equal contents have one fingerprint.
         coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
         variables = {}
