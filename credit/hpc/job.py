@@ -97,7 +97,7 @@ class Job:
 
     @property
     def links(self) -> int:
-        """Number of jobs in the chain. Only training has chains; jobs of other kinds are continued by submitting again."""
+        """Number of jobs in the chain. Only training has chains; other jobs continue when submitted again."""
         if self.kind != "train":
             return 1
         return self.asked.chain or 1

@@ -116,11 +116,7 @@ class ZarrStore:
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the store has the complete forecast from an initial time, made from the same initial state.
-
-        Args:
-            initial_minutes: initial time in minutes since 1900.
-        """
+        """Return whether the forecast from an initial time is complete and was made from the same initial state."""
         index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
         if not is_marked or self._initial_state_checksum is None:

@@ -254,7 +254,7 @@ class EventThresholds:
         return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
-        """Return the thresholds of a season, as `thresholds_at` does; `season` is None without a climatological sample."""
+        """Return the thresholds of a season as `thresholds_at` does. Without a climatology, `season` is None."""
         # Without a climate events have thresholds in the units of the data only, and precipitation has none.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
