@@ -156,16 +156,15 @@ def test_run_wanders_over_ensemble_degrees(tmp_path: Path) -> None:
     config = str(folder / "config.yml")
     parts = [
         (2, 4, ("trainer.parallelism.ensemble=2",)),
-        (4, 8, ("trainer.parallelism.ensemble=4", "trainer.parallelism.data=ddp")),
-        (1, 10, ()),
-        (4, 12, ("trainer.parallelism.ensemble=2", "trainer.train_batch_size=2")),
+        (4, 6, ("trainer.parallelism.ensemble=2", "trainer.train_batch_size=2")),
+        (1, 8, ()),
     ]
     one, many = f"save_loc={folder / 'one'}", f"save_loc={folder / 'many'}"
-    launch("credit.cli.main", 1, "train", config, *STEADY, "trainer.max_steps=12", one)
+    launch("credit.cli.main", 1, "train", config, *STEADY, "trainer.max_steps=8", one)
     for num_ranks, steps, overrides in parts:
         launch("credit.cli.main", num_ranks, "train", config, *STEADY, f"trainer.max_steps={steps}", many, *overrides)
     expected_steps, steps = read_steps(folder / "one"), read_steps(folder / "many")
-    assert [row["step"] for row in steps] == [row["step"] for row in expected_steps] == list(range(1, 13))
+    assert [row["step"] for row in steps] == [row["step"] for row in expected_steps] == list(range(1, 9))
     for row, expected in zip(steps, expected_steps, strict=True):
         # The first five steps agree to 1e-5; then rounding grows, where members tie.
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5 if row["step"] <= 5 else 1e-3), row["step"]
