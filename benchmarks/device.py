@@ -5,16 +5,16 @@
 
 The step is the trainer's own, with CONFIG's network, batch, accumulation and rollout. The fields are random and are on
 the device already; no data are opened. Cases alternate, and the table has the medians over the rounds (least to
-largest). On a GPU, this process measures all cases; on a CPU, each measurement is a separate process, because memory is
-its resident set there. Half of --steps are taken first and do not count, because kernels are chosen and compiled there.
-The time is that from the first counted step until the device has finished the last one. Memory is the peak of torch's
-allocator on a GPU. MFU is as in metrics.jsonl.
+largest). On a GPU, this process measures all cases but those of the published package. On a CPU, each measurement is a
+separate process, because memory is its resident set there. Half of --steps are taken first and do not count, because
+kernels are chosen and compiled there. The time is that from the first counted step until the device has finished the
+last one. Memory is the peak of torch's allocator on a GPU. MFU is as in metrics.jsonl.
 
 Besides training steps there are steps of an ensemble of four members with noise, trained on the CRPS, and steps of a
 forecast with ``inference.batch_size`` states.
 
 --cases selects the cases whose names contain all of these words. --kernels lists the kernels that take most of the
-device's time in one step of each case. --json writes every measurement to a file as soon as it is there. FOLDER is as
+device's time in one step of each case. --json appends every measurement to a file as soon as it is there. FOLDER is as
 in ``wxformer.py``; its network runs on the same device, on the grid of the 1 degree starter. On a machine without a
 GPU, ``--device cpu`` tries the script.
 """
@@ -227,11 +227,13 @@ def _peak_gb(device: torch.device) -> float:
 
 def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
     """Return the result of `measure`; the published package, and everything on a CPU, has a process of its own."""
-    if args.device == "cuda" and case not in REFERENCE:
+    if args.device == "cuda":
+        # What the last case has left would take memory from this one, or from the process of the published package.
         gc.collect()
         torch._dynamo.reset()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    if args.device == "cuda" and case not in REFERENCE:
         try:
             return measure(case, args)
         except torch.OutOfMemoryError:

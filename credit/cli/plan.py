@@ -303,15 +303,15 @@ class TrainingStepBuilder:
 
         Call this method under a `FakeTensorMode`, in which new tensors have no memory.
         """
-        return self._resize_fields(self._real_loss)
+        return self._resize_fields(self._real_loss, self._assets.grid.shape[0])
 
     def _build_part_losses(self, parts: Sequence[FieldPart]) -> list[nn.Module]:
-        """Return a loss for each part of the output channels, with its fields (H, W) on the run's grid.
+        """Return a loss for each part of the output, with its fields (H, W) of the rows of the part on the run's grid.
 
         Call this method under a `FakeTensorMode`, in which new tensors have no memory.
 
         Args:
-            parts: parts of the output; only the channels of a part are used.
+            parts: parts of the output.
         """
         from credit.losses.build import build_loss_from_context
 
@@ -319,22 +319,27 @@ class TrainingStepBuilder:
         losses = []
         for part in parts:
             part_context = self._loss_context.select(part.channels, all_rows)
-            losses.append(self._resize_fields(build_loss_from_context(self._config.loss, part_context)))
+            part_loss = build_loss_from_context(self._config.loss, part_context)
+            losses.append(self._resize_fields(part_loss, part.rows.stop - part.rows.start))
         return losses
 
-    def _resize_fields(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module and its submodules in which the buffers (..., H, W) have the run's grid.
+    def _resize_fields(self, module: nn.Module, num_rows: int) -> nn.Module:
+        """Return a copy of a module and its submodules with buffers (..., H, W) of the size of the run's grid.
 
         The new buffers have no values, so the copy serves only to trace memory and collectives.
+
+        Args:
+            module: the loss on the small grid.
+            num_rows: number of latitude rows of the new buffers.
         """
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.shape[-2:] == self._loss_grid.shape:
-                buffer = buffer.new_empty(*buffer.shape[:-2], *self._assets.grid.shape)
+                buffer = buffer.new_empty(*buffer.shape[:-2], num_rows, self._assets.grid.shape[1])
             resized._buffers[name] = buffer
-        resized._modules = {name: self._resize_fields(child) for name, child in module._modules.items()}
+        resized._modules = {name: self._resize_fields(child, num_rows) for name, child in module._modules.items()}
         return resized
 
     def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:

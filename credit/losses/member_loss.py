@@ -22,7 +22,7 @@ from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeE
 logger = logging.getLogger(__name__)
 
 # A loss makes copies of its input; the CRPS of eight members makes about eight. With parts of a sixth of a field, they
-# take less than two fields.
+# take less than two fields, if the rank has enough rows to divide.
 _PARTS_PER_FIELD = 6
 # Smaller parts save less memory than their kernels cost time: 2**20 float32 values are 4 MiB.
 MIN_PART_VALUES = 2**20

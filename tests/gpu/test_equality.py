@@ -13,6 +13,8 @@ import pytest
 import torch
 import xarray
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from credit.cli.main import main
 from credit.cli.plan import build_grid
@@ -21,7 +23,7 @@ from credit.data.samples.batch import Batch
 from credit.forecast.objectives.base import build_objective
 from credit.models.initialise import initial_values
 from credit.models.layers.spectral_norm import advance_power_iterations
-from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import fill_
 from credit.train.build.assets import ModelAssets
@@ -90,6 +92,8 @@ def train(overrides: list[str], device: torch.device, mesh: DeviceGrid | None = 
     results = [step(batches, number, 1e-3) for number in range(3)]
     losses = torch.stack([result.loss.detach().cpu() for result in results])
     norms = torch.stack([result.grad_norm.detach().cpu() for result in results])
+    if mesh is not None:
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     weights = {name: _whole(parameter) for name, parameter in model.named_parameters()}
     return {"losses": losses, "norms": norms, **weights}
 
@@ -97,7 +101,7 @@ def train(overrides: list[str], device: torch.device, mesh: DeviceGrid | None = 
 def _whole(parameter: Tensor) -> Tensor:
     """Return a parameter on the CPU, gathered if it is sharded."""
     tensor = parameter.detach()
-    if hasattr(tensor, "full_tensor"):
+    if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
     return tensor.cpu()
 
@@ -150,6 +154,7 @@ def test_lower_precision_stays_near_float32(overrides: list[str]) -> None:
     low = train(overrides, CUDA)
     torch.testing.assert_close(low["losses"], exact["losses"], rtol=5e-3, atol=0)
     torch.testing.assert_close(low["norms"], exact["norms"], rtol=5e-2, atol=0)
+    assert not torch.equal(low["losses"], exact["losses"])
 
 
 @pytest.mark.slow
@@ -169,8 +174,10 @@ def test_fsdp2_over_nccl_equals_no_sharding(overrides: list[str], monkeypatch: p
     settings = ["trainer.tf32=false", *overrides, "trainer.parallelism={data: fsdp2}"]
     launch = read_process_info()
     with process_group(launch, CUDA, timeout_minutes=1):
-        degrees = plan_degrees(small_config(*settings).trainer.parallelism, launch.world)
-        sharded = train(settings, CUDA, build_mesh(degrees, 0, "cuda"))
+        # `build_mesh` makes no mesh for one rank, so it is made here.
+        device_mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
+        mesh = DeviceGrid(ParallelDims(1, 1, 1), 0, device_mesh)
+        sharded = train(settings, CUDA, mesh)
     rtol = 5e-3 if "trainer.amp=true" in overrides else 1e-5
     require_close(sharded, train(["trainer.tf32=false", *overrides], CUDA), rtol)
 

@@ -113,6 +113,10 @@ def test_run_folder_gives_its_best_weights_at_step_0(small_run: Path, command) -
     config, base = small_run / "config.yml", small_run / "base"
     settings = ["trainer.validate_every=2", "trainer.checkpoint_every=5"]
     assert command("train", config, f"save_loc={base}", *settings, "trainer.max_steps=6").returncode == 0
+    # A step of this length spoils the weights, so the last checkpoint is not the best one.
+    spoiled = command("train", config, f"save_loc={base}", *settings, "trainer.max_steps=7", "trainer.learning_rate=1")
+    assert spoiled.returncode == 0, spoiled.stderr
+    assert (base / "checkpoints" / "best").resolve() != (base / "checkpoints" / "latest").resolve()
     shorter = "data.splits.train=[2000-01-01, 2000-01-12]"
     start = [config, f"save_loc={small_run / 'tuned'}", f"trainer.resume={base}", shorter, "model.noise=global"]
     ensemble = ["loss.kind=crps", "trainer.members=2", "trainer.valid_members=2"]
@@ -137,8 +141,8 @@ def test_run_folder_gives_its_best_weights_at_step_0(small_run: Path, command) -
             assert torch.equal(after[key], value), key
     assert all(value.abs().max() < 1e-20 for key, value in after.items() if "scale_shift" in key)
 
-    # It continues from its own checkpoints, and does not need the other run any more.
-    base.rename(small_run / "gone")
+    # It continues from its own checkpoints, and does not need those of the other run any more.
+    (base / "checkpoints").rename(small_run / "gone")
     again = command("train", *start, *ensemble, *STILL, "trainer.max_steps=2")
     assert again.returncode == 0, again.stderr
     rows = [json.loads(row) for row in (small_run / "tuned" / "metrics.jsonl").read_text().splitlines()]
@@ -154,8 +158,16 @@ def test_adapters_start_from_a_run_folder_and_are_no_run_to_start_from(small_run
     trained = command("train", *adapted, lora, *settings)
     assert trained.returncode == 0, trained.stderr
     assert f"training adapters of {(base / 'checkpoints' / 'best').resolve()}" in trained.stderr
+    # The base is found where the folder of its run has been moved to.
+    moved = small_run / "moved"
+    base.rename(moved)
+    adapted[2] = f"trainer.resume={moved}"
+    again = command("train", *adapted, lora, *settings, "trainer.max_steps=3")
+    assert again.returncode == 0, again.stderr
     refused = command("train", config, f"save_loc={small_run / 'new'}", f"trainer.resume={small_run / 'adapted'}")
-    assert refused.returncode == 1 and "contains only adapters; merge them" in refused.stderr, refused.stderr
+    assert refused.returncode == 1 and "contains only adapters. To train all weights, merge them" in refused.stderr, (
+        refused.stderr
+    )
     empty = small_run / "nothing"
     empty.mkdir()
     missing = command("train", config, f"save_loc={small_run / 'new'}", f"trainer.resume={empty}")

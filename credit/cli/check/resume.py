@@ -20,7 +20,14 @@ from credit.train.checkpoint.external_weights import (
     find_added_tensors,
     read_state_file,
 )
-from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state, require_same_run
+from credit.train.checkpoint.resume import (
+    EXTENDABLE_KEYS,
+    choose_checkpoint,
+    find_initial_weights,
+    load_run_state,
+    require_same_function,
+    require_same_run,
+)
 
 
 def check_resume(
@@ -62,7 +69,10 @@ def check_resume(
         continues_run = base is None or path.resolve() != base
         first_step = meta["step"] if continues_run else 0
         if data is None:
-            require_same_run(config, meta["config"], path)
+            if continues_run:
+                require_same_run(config, meta["config"], path)
+            else:
+                require_same_function(config, meta["config"], path, extendable_keys=EXTENDABLE_KEYS)
             return config, first_step
         config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run)
         _require_unseen_test_period(config, data, assets, path, report)

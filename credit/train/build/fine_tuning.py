@@ -45,14 +45,16 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
     starts_from_run = starts_from_run_folder(config, origin)
     if starts_from_run and "base" in checkpoint.load_meta(origin):
         raise CheckpointError(
-            f"trainer.resume: {origin} contains only adapters; merge them with credit convert CONFIG --export FILE, "
-            "and set trainer.resume to this file"
+            f"trainer.resume: {origin} contains only adapters. To train all weights, merge them with credit convert "
+            "CONFIG --export FILE, and set trainer.resume to this file. To train new adapters, set trainer.resume to "
+            "the run that these adapters started from"
         )
     if config.trainer.lora is None:
         return origin.resolve() if starts_from_run else None
     if origin is None:
         raise ConfigError(
-            "trainer.lora: adapters need a trained model; set trainer.resume to the path of one of its checkpoints"
+            "trainer.lora: adapters need a trained model; set trainer.resume to the folder of its run, or to one of "
+            "its checkpoints"
         )
     meta = checkpoint.load_meta(origin)
     if "base" in meta:
@@ -86,7 +88,10 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
     """
 
     def find_path() -> Path:
-        candidates = (Path(recorded["path"]), Path(resume).resolve())
+        recorded_path, new_path = Path(recorded["path"]), Path(resume)
+        # The new path may be that of the checkpoint, or the folder of its run.
+        names = ("", f"checkpoints/{recorded_path.name}", "checkpoints/best")
+        candidates = [recorded_path, *((new_path / name).resolve() for name in names)]
         for candidate in candidates:
             if candidate.is_dir() and describe_base(candidate)["weights"] == recorded["weights"]:
                 return candidate

@@ -101,20 +101,24 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
         return newest
     if resume not in _RESUME_MODES:
 
-        def inspect_path() -> tuple[bool, bool, bool]:
-            is_of_other_run = Path(resume).resolve().parent != checkpoints.resolve()
-            return os.path.isfile(resume), _is_run_folder(resume), is_of_other_run and not os.path.exists(resume)
+        def inspect_path() -> tuple[bool, bool, bool, bool]:
+            is_own = Path(resume).resolve().parent == checkpoints.resolve()
+            return is_own, os.path.exists(resume), os.path.isfile(resume), _is_run_folder(resume)
 
         # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
-        is_file, is_run, is_gone = run_on_rank0(inspect_path)
+        is_own, exists, is_file, is_run = run_on_rank0(inspect_path)
+        if newest is not None and not is_own:
+            # Weights of another run or program are for the start of a run.
+            if not exists:
+                logger.warning(
+                    "trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name
+                )
+            return newest
         if is_file:
-            # A file of weights is for the start of a run; `find_initial_weights` returns it.
-            return newest
-        if is_gone and newest is not None:
-            logger.warning("trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name)
-            return newest
+            # `find_initial_weights` returns the file.
+            return None
         if is_run:
-            return newest or checkpoint.resolve_checkpoint(Path(resume) / "checkpoints", "best", "trainer.resume")
+            return _choose_best_of_run(Path(resume))
     path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
     if newest is not None and path.parent == checkpoints.resolve() and path != newest.resolve():
         raise ConfigError(
@@ -136,6 +140,21 @@ def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
         return False
     is_own = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
     return not is_own and run_on_rank0(lambda: _is_run_folder(resume))
+
+
+def _choose_best_of_run(folder: Path) -> Path:
+    """Collective: return the best checkpoint of another run.
+
+    Raises:
+        ConfigError: if the run has not saved a best checkpoint.
+        CheckpointError: if the best checkpoint is damaged.
+    """
+    checkpoints = folder / "checkpoints"
+    if not run_on_rank0((checkpoints / "best").exists):
+        newest = checkpoint.newest_checkpoint(checkpoints)
+        advice = f"set trainer.resume to {newest}" if newest is not None else "train it first"
+        raise ConfigError(f"trainer.resume: {folder} has no best checkpoint, which a validation saves; {advice}")
+    return checkpoint.resolve_checkpoint(checkpoints, "best", "trainer.resume")
 
 
 def _is_run_folder(path: str) -> bool:

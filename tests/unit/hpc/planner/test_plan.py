@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -23,12 +24,13 @@ from credit.hpc.planner.memory import (
 )
 from credit.hpc.planner.mesh import CHECKPOINTING
 from credit.hpc.planner.plan import Plan, make_plan
-from credit.hpc.planner.planned_run import PlannedRun
+from credit.hpc.planner.planned_run import MemberBatches, PlannedRun
 from credit.hpc.planner.report import format_plan, to_dict
-from credit.hpc.planner.trace import Collective
+from credit.hpc.planner.trace import Collective, trace_step
 from credit.hpc.planner.traffic import estimate_seconds
+from credit.losses import member_loss
 from credit.parallel.dtensor import local_shard
-from credit.parallel.mesh import ParallelDims, build_mesh
+from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from tests.unit.hpc.measured import small_config, step_builder_of
 
@@ -258,3 +260,16 @@ def test_command_without_data(tmp_path, capsys: pytest.CaptureFixture, monkeypat
     misfit = ["model.padding={mode: earth, lat: [4, 4], lon: [8, 8]}", *QUICK]
     assert main.main(["plan", config, "--world-size", "2", "--grid", "33x64", *misfit]) == 2
     assert "model.padding.lat" in capsys.readouterr().err
+
+
+def test_members_with_a_loss_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of large fields is computed by rows, and the plan has the same operations as with the whole loss."""
+    config = small_config("loss={kind: crps}", "trainer.members=2", "model.noise=global")
+    flops = []
+    for min_part_values in (10**9, 1):
+        monkeypatch.setattr(member_loss, "MIN_PART_VALUES", min_part_values)
+        step_builder = step_builder_of(config)
+        model, autocast = step_builder.build_network(DeviceGrid(), False, False)
+        start = functools.partial(step_builder.build_step, model, autocast, 1, MemberBatches(2, 2))
+        flops.append(trace_step(model, start, gpu=True, autocast=autocast).flops)
+    assert flops[0] == flops[1] > 0
