@@ -213,7 +213,7 @@ def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str
     if split != "month":
         next(tmp_path.glob("*04-02T0030_*")).unlink()
         assert not make_writer(tmp_path, split=split).is_complete(second)
-        with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times are missing.*credit_rollout again"):
+        with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times are missing.*credit rollout again"):
             open_forecasts(tmp_path)
 
 
