@@ -48,7 +48,7 @@ class ForecastSource(ABC):
             lead_index: index of the lead time in `lead_minutes`.
 
         Returns:
-            (M, C, H, W) float32: members, channels, latitude rows and longitude columns, in the units of `units`, NaN
+            Fields (M, C, H, W) float32 of members, channels, rows and columns, in the units of `units`, NaN
             where missing. M is 1 for a single forecast.
 
         Raises:

@@ -56,7 +56,7 @@ class CRPSLoss(WeightedLoss):
 def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
     """Return the almost fair CRPS of each point (see the module for the formula), in the unit of the error.
 
-    For complex errors, |e| is the absolute value. The score is then the energy score of the vectors of real and
+    For complex errors, ``abs(e)`` is the magnitude. The score is then the energy score of the vectors of real and
     imaginary part, which is proper (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
 
     Args:

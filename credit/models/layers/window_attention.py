@@ -32,7 +32,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
             H / window rows and W / window columns apart (long attention).
 
     Returns:
-        (N, L, C): N windows of the whole batch, each with L = window^2 positions in row-major order.
+        Windows (N, L, C). N is their number in the whole batch, each with L = window^2 positions in row-major order.
 
     Raises:
         ValueError: if the window does not divide the grid.
