@@ -206,7 +206,7 @@ def _run_with_readable_output(command: Callable[[], int]) -> int:
 
 
 def _is_closed_pipe(stream: TextIO | None) -> bool:
-    """Return whether a stream is a pipe whose reader has closed it; False for a stream without a file descriptor."""
+    """Return True if a stream is a pipe whose reader has closed it; False for a stream without a file descriptor."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)

@@ -93,7 +93,7 @@ def _render_placeholder(action: argparse.Action) -> str:
 
 
 def _is_required(action: argparse.Action) -> bool:
-    """Return whether the command fails if the argument is left out."""
+    """Return True if the command fails if the argument is left out."""
     if action.option_strings:
         return action.required
     return action.nargs not in ("*", "?")

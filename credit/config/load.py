@@ -84,7 +84,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
 
 
 def _is_saved_by_run(path: Path) -> bool:
-    """Return whether a config file is the one that training keeps beside the checkpoints of a run."""
+    """Return True if a config file is the one that training keeps beside the checkpoints of a run."""
     return path.name == "config.yml" and (path.expanduser().parent / "checkpoints").is_dir()
 
 

@@ -222,7 +222,7 @@ def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
 
 
 def _makes_no_progress(steps: Sequence[int]) -> bool:
-    """Return whether the last two jobs saved no checkpoint of a later step.
+    """Return True if the last two jobs saved no checkpoint of a later step.
 
     Args:
         steps: step of the newest checkpoint at each start of a job, then at present.

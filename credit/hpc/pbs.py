@@ -125,7 +125,7 @@ def release(ids: list[str]) -> None:
 
 
 def is_alive(job_id: str) -> bool:
-    """Return whether a job is queued or running.
+    """Return True if a job is queued or running.
 
     Raises:
         CreditError: if the command ``qstat`` fails for another reason than an unknown or ended job.

@@ -43,7 +43,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
 
 
 def _has_spectral_norm_alone(module: nn.Module) -> bool:
-    """Return whether a module's weight is its only parametrized tensor, and spectral norm the last parametrization."""
+    """Return True if a module's weight is its only parametrized tensor, and spectral norm the last parametrization."""
     if not parametrize.is_parametrized(module):
         return False
     chains = module.parametrizations

@@ -200,7 +200,7 @@ def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
 
 
 def _has_nan(dtype: torch.dtype) -> bool:
-    """Return whether the dtype can represent NaN."""
+    """Return True if the dtype can represent NaN."""
     return dtype.is_floating_point or dtype.is_complex
 
 

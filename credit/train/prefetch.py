@@ -88,7 +88,7 @@ class DevicePrefetcher(Iterator[Batch]):
             self._pending.append(self._executor.submit(self._load, job))
 
     def _is_next_ready(self) -> bool:
-        """Return whether the next batch is loaded; False if loading failed, so that the next call raises the error."""
+        """Return True if the next batch is loaded; False if loading failed, so that the next call raises the error."""
         return bool(self._pending) and self._pending[0].done() and not self._pending[0].exception()
 
     def _take_host_batch(self) -> Batch:

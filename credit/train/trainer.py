@@ -271,11 +271,11 @@ class Trainer:
         return next(filter(None, run_on_all_ranks(lambda: reason)), "asked for on another rank")
 
     def _is_due(self, step: int, every: int) -> bool:
-        """Return whether `step` is a multiple of `every`, or the last step of the run."""
+        """Return True if `step` is a multiple of `every`, or the last step of the run."""
         return step % every == 0 or step == self._parts.total_steps
 
     def _is_exhausted(self) -> bool:
-        """Return whether the last ``trainer.patience`` validations brought no improvement; False without patience."""
+        """Return True if the last ``trainer.patience`` validations brought no improvement; False without patience."""
         return self._conf.patience is not None and self._state.validations_since_best >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:

@@ -78,7 +78,7 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
 
 
 def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
-    """Collective: return whether any rank wants to stop.
+    """Collective: return True if any rank wants to stop.
 
     Args:
         stop: function that returns whether this rank wants to stop.

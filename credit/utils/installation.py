@@ -117,7 +117,7 @@ def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.
 
 
 def _is_this_project(distribution: metadata.Distribution) -> bool:
-    """Return whether a distribution is this package, which has had two names."""
+    """Return True if a distribution is this package, which has had two names."""
     return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
 
 

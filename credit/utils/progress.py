@@ -17,7 +17,7 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Return whether the user asked for no progress bars and notices."""
+    """Return True if the user asked for no progress bars and notices."""
     return _quiet
 
 

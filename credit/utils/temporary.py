@@ -49,7 +49,7 @@ def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool]
 
 
 def process_exists(process: int) -> bool:
-    """Return whether this host has a process with this process ID."""
+    """Return True if this host has a process with this process ID."""
     try:
         # Signal 0 is not delivered; the system only checks that the process exists.
         os.kill(process, 0)

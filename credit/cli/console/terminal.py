@@ -42,7 +42,7 @@ def print_json(document: object) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether the stream is a terminal; False for streams of notebooks and for None, the stream of a daemon."""
+    """Return True if the stream is a terminal; False for streams of notebooks and for None, the stream of a daemon."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -51,7 +51,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def supports_color(stream: TextIO | None) -> bool:
-    """Return whether text for this stream may have colours.
+    """Return True if text for this stream may have colours.
 
     Environment variables are considered first, in the order that Python itself uses. ``NO_COLOR``
     (https://no-color.org) forbids colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe.

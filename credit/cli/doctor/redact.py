@@ -39,7 +39,7 @@ _MIN_LENGTH = 6
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable or key of this name may hold a secret."""
+    """Return True if a variable or key of this name may hold a secret."""
     return bool(_SECRET_NAME.search(name))
 
 

@@ -75,7 +75,7 @@ class StrictModel(BaseModel):
 
 
 def _accepts_bool(annotation: Any) -> bool:
-    """Return whether true or false is among the values of a type."""
+    """Return True if true or false is among the values of a type."""
     if annotation in (bool, Any):
         return True
     # The arguments of a Literal are values, those of any other type are types.

@@ -164,7 +164,7 @@ class SourceConfig(StrictModel):
 
 
 def _is_plain_value(value: object) -> bool:
-    """Return whether a value stays the same when it is written as YAML and read again."""
+    """Return True if a value stays the same when it is written as YAML and read again."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain_value(item) for key, item in value.items())
     if isinstance(value, list):

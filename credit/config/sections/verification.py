@@ -266,5 +266,5 @@ class VerificationConfig(StrictModel):
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether `name` is one of `RESERVED_NAMES`, also as figures write it ("Damped persistence")."""
+    """Return True if `name` is one of `RESERVED_NAMES`, also as figures write it ("Damped persistence")."""
     return name.strip().lower().replace(" ", "_") in RESERVED_NAMES

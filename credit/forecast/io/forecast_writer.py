@@ -78,7 +78,7 @@ class ForecastWriter:
             )
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the complete forecast of the same run from an initial time (in minutes) is on disk."""
+        """Return True if the complete forecast of the same run from an initial time (in minutes) is on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
     def put(self, initial_minutes: int, lead_index: int, fields_CHW: np.ndarray, member: int = 0) -> None:

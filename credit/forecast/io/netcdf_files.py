@@ -83,7 +83,7 @@ class NetcdfForecastWriter:
                 path.unlink(missing_ok=True)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether all files of a forecast exist with the content that would be written.
+        """Return True if all files of a forecast exist with the content that would be written.
 
         A file has its final name only if it is complete. If the folder has a further file of this initial time, from a
         run with another split, the result is False, because a reader would take that file for a part of the forecast.
@@ -102,7 +102,7 @@ class NetcdfForecastWriter:
         return [path for path in self._folder.glob(f"{stem}_*.nc") if path.name not in names]
 
     def _file_matches(self, path: Path, initial_minutes: int, part: FilePart) -> bool:
-        """Return whether a file exists with the content of `part`; False also if it cannot be read."""
+        """Return True if a file exists with the content of `part`; False also if it cannot be read."""
         if not path.exists():
             return False
         try:
@@ -112,7 +112,7 @@ class NetcdfForecastWriter:
             return False
 
     def _dataset_matches(self, dataset: netCDF4.Dataset, initial_minutes: int, part: FilePart) -> bool:
-        """Return whether variables, attributes, lead times, member and checksum are those that would be written."""
+        """Return True if variables, attributes, lead times, member and checksum are those that would be written."""
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
         schema = with_stored_level_dims(schema_of_file(self._schema, part), stored_dims)
         stored_fields = {name for name, dims in stored_dims.items() if dims[-1:] == ("longitude",)}
@@ -234,7 +234,7 @@ class _ForecastFile:
         self._dataset: netCDF4.Dataset | None = None
 
     def contains(self, lead_index: int, member: int) -> bool:
-        """Return whether a lead time of a member belongs to this file."""
+        """Return True if a lead time of a member belongs to this file."""
         return (lead_index, member) in self._content
 
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:

@@ -138,7 +138,7 @@ def _variable_attributes(schema: ForecastSchema, variable: OutputVariable, part:
 
 
 def is_as_defined(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> bool:
-    """Return whether a stored variable has the type, dimensions and attributes that `define_variable` would give it."""
+    """Return True if a stored variable has the type, dimensions and attributes that `define_variable` would give it."""
     stored = dataset[variable.name]
     dim = variable.level_dim
     attributes = {name: stored.getncattr(name) for name in stored.ncattrs()}

@@ -116,7 +116,7 @@ class ZarrStore:
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the forecast from an initial time is complete and was made from the same initial state."""
+        """Return True if the forecast from an initial time is complete and was made from the same initial state."""
         index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
         if not is_marked or self._initial_state_checksum is None:
@@ -325,7 +325,7 @@ class ZarrStore:
         return lengths == {len(self._initial_minutes)}
 
     def _is_consolidated(self) -> bool:
-        """Return whether the consolidated metadata exist and have the current shapes of the arrays."""
+        """Return True if the consolidated metadata exist and have the current shapes of the arrays."""
         consolidated = zarr.open_group(self._path, mode="r").metadata.consolidated_metadata
         if consolidated is None:
             return False

@@ -51,7 +51,7 @@ _replaced: frozenset[str] = frozenset()
 
 
 def uses(kernel: Kernel, x: Tensor) -> bool:
-    """Return whether `kernel`, not its plain formulation, is to compute on `x`, given the device and dtype of `x`."""
+    """Return True if `kernel`, not its plain formulation, is to compute on `x`, given the device and dtype of `x`."""
     if kernel.name in _replaced:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
@@ -63,7 +63,7 @@ def uses(kernel: Kernel, x: Tensor) -> bool:
 
 
 def use_cpu_kernels(x: Tensor) -> bool:
-    """Return whether `x` lies on a CPU outside of `force_gpu_path`."""
+    """Return True if `x` lies on a CPU outside of `force_gpu_path`."""
     return x.device.type == "cpu" and not _emulates_gpu
 
 

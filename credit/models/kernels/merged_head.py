@@ -105,7 +105,7 @@ def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, Outp
 
 
 def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
-    """Return whether the merged convolution is exact and takes fewer products than the two layers.
+    """Return True if the merged convolution is exact and takes fewer products than the two layers.
 
     The products that merge the kernels are counted. The merged convolution is not exact at the edge of the field: there
     the second layer reads zeros, but the merged one what the first layer would compute beyond the edge. So every margin

@@ -172,7 +172,7 @@ def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_trainable(chain: Chain) -> bool:
-    """Return whether the weight can change. The u and v of a frozen weight are not updated, so its layer is fixed."""
+    """Return True if the weight can change. The u and v of a frozen weight are not updated, so its layer is fixed."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 

@@ -114,7 +114,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return whether the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
+    """Return True if the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE

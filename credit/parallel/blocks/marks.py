@@ -10,7 +10,7 @@ _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module", "_orig_mod")
 
 
 def is_marked(module: nn.Module) -> bool:
-    """Return whether a module is marked with ``_fsdp2_shard``, on the instance or on its class.
+    """Return True if a module is marked with ``_fsdp2_shard``, on the instance or on its class.
 
     The result is False for a checkpoint wrapper, although the wrapper shows the attributes of the marked block in it.
     """

@@ -20,7 +20,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def _has_fsdp2_shard(module: nn.Module) -> bool:
-    """Return whether a module, or the block inside a checkpoint wrapper, is marked with ``_fsdp2_shard``.
+    """Return True if a module, or the block inside a checkpoint wrapper, is marked with ``_fsdp2_shard``.
 
     The mark may be an attribute of the instance or of its class.
     """
@@ -28,7 +28,7 @@ def _has_fsdp2_shard(module: nn.Module) -> bool:
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Return whether a module is a sharding unit: a marked block, or the wrapper around it with checkpointing.
+    """Return True if a module is a sharding unit: a marked block, or the wrapper around it with checkpointing.
 
     Args:
         module: any module of the model.
@@ -40,7 +40,7 @@ def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Return whether ``fully_shard`` has been applied to `model` or to a module inside it."""
+    """Return True if ``fully_shard`` has been applied to `model` or to a module inside it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
@@ -196,7 +196,7 @@ def _require_shardable_module(path: str, module: nn.Module, is_root: bool) -> No
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Return whether a module is a list or dict of modules or parameters that has no forward."""
+    """Return True if a module is a list or dict of modules or parameters that has no forward."""
     return isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward
 
 

@@ -130,7 +130,7 @@ def _unset_marker(dtype: torch.dtype) -> float | int | bool:
 
 
 def _has_unset_values(local_tensor: Tensor) -> bool:
-    """Return whether any element has the value of `_unset_marker`; always False for bools."""
+    """Return True if any element has the value of `_unset_marker`; always False for bools."""
     if local_tensor.dtype == torch.bool or not local_tensor.numel():
         return False
     if local_tensor.dtype.is_floating_point or local_tensor.dtype.is_complex:

@@ -18,7 +18,7 @@ def drop_rate(module: nn.Module) -> float:
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Return whether a module, or one inside it, drops activations in training."""
+    """Return True if a module, or one inside it, drops activations in training."""
     return any(drop_rate(inner) > 0 for inner in module.modules())
 
 
@@ -40,7 +40,7 @@ class RankRandomState:
         self._common_state: Tensor | None = None
 
     def is_needed(self) -> bool:
-        """Return whether dropout is active: a module that drops activations is in training mode.
+        """Return True if dropout is active: a module that drops activations is in training mode.
 
         This is so in training, and in ensembles that set only dropout to training mode.
         """

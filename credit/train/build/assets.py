@@ -316,7 +316,7 @@ def build_model_spec(
 
 
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether a channel is a component of a vector, which changes its sign across a pole.
+    """Return True if a channel is a component of a vector, which changes its sign across a pole.
 
     Args:
         conf: the data section of the config; it may decide for a variable (``variable_options.NAME.vector``).

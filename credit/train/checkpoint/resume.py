@@ -129,7 +129,7 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
 
 
 def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
-    """Collective: return whether a new run starts at step 0 with the best weights of the run folder ``trainer.resume``.
+    """Collective: return True if a new run starts at step 0 with the best weights of the run folder ``trainer.resume``.
 
     Args:
         config: the config of the run.
@@ -158,7 +158,7 @@ def _choose_best_of_run(folder: Path) -> Path:
 
 
 def _is_run_folder(path: str) -> bool:
-    """Return whether a path is the folder of a run with checkpoints."""
+    """Return True if a path is the folder of a run with checkpoints."""
     return os.path.isdir(os.path.join(path, "checkpoints"))
 
 
@@ -345,7 +345,7 @@ def _dump_comparable(config: Config) -> dict[str, Any]:
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
-    """Return whether a dotted key is one of `prefixes` or in a section below one of them."""
+    """Return True if a dotted key is one of `prefixes` or in a section below one of them."""
     return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
 
 

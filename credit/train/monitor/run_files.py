@@ -73,7 +73,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bool:
-    """Return whether a failure repeats that of the previous start, without a new checkpoint in between.
+    """Return True if a failure repeats that of the previous start, without a new checkpoint in between.
 
     Args:
         status: contents of STATUS before this start.

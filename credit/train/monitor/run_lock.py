@@ -139,7 +139,7 @@ class RunLock:
         return True
 
     def _is_alive(self, other: dict[str, Any]) -> bool:
-        """Return whether the job that wrote a heartbeat file is alive.
+        """Return True if the job that wrote a heartbeat file is alive.
 
         For a job on another host, this waits for its next beat, at most `silence` seconds.
 
@@ -176,7 +176,7 @@ class RunLock:
                     file.write(self._encode())
 
     def _is_mine(self, contents: dict[str, Any] | None) -> bool:
-        """Return whether contents of the file are from this process; None stands for a missing file."""
+        """Return True if contents of the file are from this process; None stands for a missing file."""
         if contents is None:
             return False
         return all(contents[key] == self._contents[key] for key in ("host", "pid", "started"))

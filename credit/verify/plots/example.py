@@ -119,7 +119,7 @@ def _draw_animations(
 
 
 def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
-    """Return whether a diagram over time can be drawn: at least two lead times, and a value that is not NaN.
+    """Return True if a diagram over time can be drawn: at least two lead times, and a value that is not NaN.
 
     Args:
         fields: lead time in minutes -> (truth, forecast).

@@ -134,7 +134,7 @@ def describe_forecasts(
 
 
 def is_prescribed(forcing: str) -> bool:
-    """Return whether a value of ``prescribed_forcing`` (see `describe_forecasts`) names any variable."""
+    """Return True if a value of ``prescribed_forcing`` (see `describe_forecasts`) names any variable."""
     return forcing not in (_NONE, _UNKNOWN)
 
 

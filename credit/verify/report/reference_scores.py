@@ -81,7 +81,7 @@ def select_comparable_scores(
 
 
 def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
-    """Return whether all initial times lie in a period of whole years and have no gap longer than `_MAX_GAP`.
+    """Return True if all initial times lie in a period of whole years and have no gap longer than `_MAX_GAP`.
 
     The gap at the end of the period may be longer by the longest lead time, because forecasts from the last days end
     after the period and may not be scored.

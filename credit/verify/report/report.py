@@ -111,7 +111,7 @@ def _compare_with_published(
 
 
 def _is_embedded(path: Path) -> bool:
-    """Return whether the page shows the file of a figure as an image; it draws the other figures itself."""
+    """Return True if the page shows the file of a figure as an image; it draws the other figures itself."""
     return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 

@@ -176,7 +176,7 @@ def find_precipitation_channels(
 def has_climate(
     events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
-    """Return whether the training period has enough times for the climate of every valid time.
+    """Return True if the training period has enough times for the climate of every valid time.
 
     If it has not, a warning is logged. Events with a fixed threshold are then scored without skill.
 
