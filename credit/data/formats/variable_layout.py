@@ -76,7 +76,7 @@ class VariableLayout:
         return len(self.level_rows or (0,)) * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
-        """Return how many of the given times a chunk of the file contains at most, at least 1.
+        """Return the largest number of the given times that lie in one chunk of the file, at least 1.
 
         Args:
             times: (M,) int64 minutes since 1900, increasing.

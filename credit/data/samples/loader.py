@@ -205,7 +205,7 @@ class Loader:
         self._workers = workers
 
     def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return what a prefetcher needs to load the batches.
+        """Return the jobs that a prefetcher runs to load the batches, and their settings.
 
         Returns:
             An iterator over functions without arguments, each of which returns the next batch; the number of threads

@@ -324,7 +324,7 @@ def _count_read_bytes(series: VariableSeries) -> int:
 
 
 def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return how many times of a file are read at most for each of `times`, because a chunk is read as a whole."""
+    """Return the largest number of file times that one of `times` needs, because chunks are read as a whole."""
     if isinstance(series, JoinedSeries):
         return max(_count_file_times_per_time(part, times) for part in series.parts)
     max_file_times = 1

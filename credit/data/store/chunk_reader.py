@@ -74,7 +74,7 @@ class ChunkReader:
             self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
 
     def find_fault(self, number: int) -> str | None:
-        """Return what is wrong with the file of a chunk, None if it exists in full size.
+        """Return a description of the problem with a chunk's file, None if it exists in full size.
 
         The fields are not read.
 
@@ -147,7 +147,7 @@ class ChunkReader:
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
-    """Return what is wrong with the file of a chunk, None if the file exists in full size.
+    """Return a description of the problem with a chunk's file, None if the file exists in full size.
 
     The values are not read.
 

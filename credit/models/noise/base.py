@@ -91,7 +91,7 @@ class GaussianNoise(Noise):
         """Return noise of one member with mean 0 and variance 1, of `shape`, float32 on the CPU."""
 
     def draw_at(self, key: MemberKey, step: int) -> Tensor:
-        """Return what a member draws at a step of its forecast (from 0), before memory mixes it with earlier draws."""
+        """Return the draw of a member at a step of its forecast (from 0), before memory mixes it with earlier draws."""
         return self.draw(torch.Generator().manual_seed(self.seed_at(key, step)))
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:

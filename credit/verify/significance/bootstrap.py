@@ -176,7 +176,7 @@ def compute_seasonal_scores(
 
 @lru_cache(maxsize=4)
 def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
-    """Return how often each bootstrap resample draws the block that starts at each case.
+    """Return the number of times that each bootstrap resample draws the block that starts at each case.
 
     Args:
         num_cases: number N of cases.
