@@ -1,7 +1,7 @@
 """Single forecast steps and rollouts, used alike in training, validation and forecasts.
 
-The state, and the addition of the network's output to it, are in normalised space in float32, whatever dtype the
-network computes in.
+The state, and the addition of the network's output to it, are in normalised space in float32, also if the network
+computes in a lower precision. With a network and fields in float64, everything is in float64.
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -95,7 +95,7 @@ class Stepper:
         arguments = (x_BCTHW,) if condition is None else (x_BCTHW, condition)
         with precision:
             out_BCHW = self.model(*arguments)[:, :, 0]
-        out_BCHW = out_BCHW.float()
+        out_BCHW = _to_float32_or_wider(out_BCHW)
 
         # The prognostic channels: with residual prediction, the last frame plus the scaled output.
         previous_BCHW = state_BCTHW[:, :, -1]
@@ -136,7 +136,7 @@ class Stepper:
             conditions: argument `condition` of `step` for each step; None for no noise.
         """
         assert factors is None or not recompute, "a recomputed step would draw other factors"
-        state = history_BCTHW.float()
+        state = _to_float32_or_wider(history_BCTHW)
         del history_BCTHW  # free it now, not after the last step
         for number in range(num_steps):
             condition = None if conditions is None else next(conditions)
@@ -206,3 +206,8 @@ def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Calla
         num_frames: number of input frames of a step.
     """
     return lambda step_number: forcing_BCTHW[:, :, step_number : step_number + num_frames]
+
+
+def _to_float32_or_wider(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` in float32, or as it is if its dtype is wider, as in comparisons of meshes in float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused(small_run: Path, capsys: pytest.CaptureFix
     config, run = small_run / "config.yml", small_run / "run"
     short = (*SHORT, "trainer.max_steps=2")
     assert main(["train", str(config), LORA, *short]) == 2
-    assert "set trainer.resume to the path" in capsys.readouterr().err
+    assert "set trainer.resume to the folder" in capsys.readouterr().err
     assert main(["train", str(config), *short]) == 0
     assert main(["train", str(config), LORA, *short]) == 2
     assert "set another save_loc" in capsys.readouterr().err

@@ -77,20 +77,35 @@ def check_resume(
         config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run)
         _require_unseen_test_period(config, data, assets, path, report)
 
-        # Compare the names and shapes of the tensors with those of the model.
         if dry_run is not None:
-            if continues_run:
-                state = checkpoint_state_dict(dry_run.model)
-                stored_shapes = checkpoint.read_stored_shapes(path, "model")
-            else:
-                stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
-                state = base_state_dict(dry_run.model, stored_shapes.keys())
-                added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
-                if added_values:
-                    report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
-            checkpoint.require_same_tensors(state, stored_shapes, path)
+            _check_tensors(config, dry_run, path, continues_run, report)
         report.add_note(f"checkpoint: the run begins with {path}, step {first_step}")
     return config, first_step
+
+
+def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_run: bool, report: CheckReport) -> None:
+    """Compare the names and shapes of a checkpoint's tensors with those of the model.
+
+    Args:
+        config: config of the run.
+        dry_run: result of the dry run, with the model.
+        path: the checkpoint.
+        continues_run: False if the run begins at step 0 with the checkpoint's best weights, as fine-tuning does.
+        report: receives a note about the tensors that the checkpoint lacks and that get initial values.
+
+    Raises:
+        CheckpointError: if the tensors in the checkpoint do not fit the model.
+    """
+    if continues_run:
+        state = checkpoint_state_dict(dry_run.model)
+        stored_shapes = checkpoint.read_stored_shapes(path, "model")
+    else:
+        stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
+        state = base_state_dict(dry_run.model, stored_shapes.keys())
+        added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
+        if added_values:
+            report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
+    checkpoint.require_same_tensors(state, stored_shapes, path)
 
 
 def _check_initial_weights(
