@@ -42,18 +42,21 @@ def attention_of_a_gpu(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropo
 
 def name_parts(model: nn.Module, live: LiveMemory) -> None:
     """Count the memory that each module allocates under the name of its part of the network (`PARTS`)."""
-    outside: list[str] = []
+    # Parts around the present one, since the modules of a part may lie inside those of another.
+    enclosing_parts: list[str] = []
 
     def enter(part: str, *_: object) -> None:
-        outside.append(live.part)
+        enclosing_parts.append(live.part)
         live.part = part
 
     def leave(*_: object) -> None:
-        live.part = outside.pop()
+        live.part = enclosing_parts.pop()
 
     for module in model.modules():
-        if type(module) in PARTS:
-            module.register_forward_pre_hook(functools.partial(enter, PARTS[type(module)]), prepend=True)
+        part = PARTS.get(type(module))
+        if part is not None:
+            # Prepended, so that the other hooks of the module count for its part.
+            module.register_forward_pre_hook(functools.partial(enter, part), prepend=True)
             module.register_forward_hook(leave, always_call=True)
 
 
@@ -72,7 +75,8 @@ def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[st
         apply_tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
-    live = LiveMemory(existing_tensors=map(local_shard, (*model.parameters(), *model.buffers())))
+    model_tensors = (*model.parameters(), *model.buffers())
+    live = LiveMemory(existing_tensors=map(local_shard, model_tensors))
     name_parts(model, live)
     live.part = "fields"
     with live:
@@ -87,18 +91,22 @@ def main() -> None:
     """Print a row for each number of ranks and kind of checkpointing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="published", choices=("published", "starter"))
-    settings = {"published": PUBLISHED, "starter": STARTER}[parser.parse_args().network]
+    networks = {"published": PUBLISHED, "starter": STARTER}
+    settings = networks[parser.parse_args().network]
     F.scaled_dot_product_attention = attention_of_a_gpu
+    # The other ranks do not exist, so nothing is summed.
     dist.all_reduce = lambda *_, **__: None
     parts = [*PARTS.values(), "fields"]
-    print(f"| tensor | checkpointing | {' | '.join(parts)} | kept [MB] | peak [MB] |\n|{'---|' * (len(parts) + 4)}")
+    print(f"| tensor | checkpointing | {' | '.join(parts)} | kept [MB] | peak [MB] |")
+    print("|" + "---|" * (len(parts) + 4))
     for ranks in (1, 2, 4):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         for checkpoint in (False, "selective", True):
             saved_bytes, peak = measure(settings, ranks, checkpoint)
             by_part = " | ".join(f"{saved_bytes.get(part, 0) / 1e6:.0f}" for part in parts)
+            total_saved = sum(saved_bytes.values())
             print(
-                f"| {ranks} | {checkpoint} | {by_part} | {sum(saved_bytes.values()) / 1e6:.0f} | {peak / 1e6:.0f} |",
+                f"| {ranks} | {checkpoint} | {by_part} | {total_saved / 1e6:.0f} | {peak / 1e6:.0f} |",
                 flush=True,
             )
         dist.destroy_process_group()

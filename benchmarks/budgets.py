@@ -19,13 +19,16 @@ import torch
 from torch import nn
 
 from credit.config.load import build_config, read_yaml
+from credit.data.store.statistics import Statistics
 from credit.grid import LatLonGrid
 from credit.train.build.dry_run import dummy_assets
 from credit.train.build.model import build_network
 from credit.train.build.stepper import build_stepper
 
+# Accumulated fluxes of energy: two at the top of the atmosphere, four at the surface.
 FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
 AIR = {"surface_pressure": "sp"}
+# Value of `model.postprocess`; the cases take its first items.
 POST = [
     {"kind": "clamp", "variable": "q", "maximum": 0.05},
     {"kind": "dry_mass", **AIR},
@@ -50,6 +53,21 @@ class Constant(nn.Module):
         return self.change.expand(len(x_BCTHW), -1, 1, *x_BCTHW.shape[-2:])
 
 
+def plausible_statistics(statistics_: Statistics) -> Statistics:
+    """Return statistics with means of a plausible size, with which zeros in normalised units are an atmosphere."""
+    mean = statistics_.mean.copy()
+    for number, name in enumerate(statistics_.names):
+        # Temperature on a level has a name such as t500.
+        is_temperature = name[0] == "t" and name[1:].isdigit()
+        if name == "sp":
+            mean[number] = 1e5
+        elif is_temperature:
+            mean[number] = 250.0
+        else:
+            mean[number] = 0.001
+    return replace(statistics_, mean=mean)
+
+
 def measure(post: list | None, device: torch.device, network: bool, train: bool, steps: int) -> tuple[float, float]:
     """Return milliseconds per step and, on a GPU, the peak memory of a step in MB.
 
@@ -60,38 +78,35 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
         train: True for a training step, False for a forecast step.
         steps: number of steps that count.
     """
-    # The starter config, with the fluxes that the budgets need.
+    # The starter config, with the fluxes that the budgets need. Its folders are named by these variables; nothing is
+    # read from them.
     os.environ.update(SCRATCH=".", ERA5_1DEG=".")
     raw = read_yaml(str(files("credit.config.templates") / "wxformer_1deg.yml"))
     raw["data"]["variables"]["diagnostic"]["vars_2D"] += ["e", *FLUXES]
     raw["data"]["variable_options"] |= {name: {"temporal": "accumulate"} for name in ("e", *FLUXES)}
     raw["model"]["postprocess"] = post
     config = build_config(raw)
-    channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
+    channels = config.data.channel_map()
+    grid = LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
     assets = dummy_assets(config, grid, attributes)
-    # Means of a plausible size, because a state of zeros in normalised units is then a plausible atmosphere.
-    mean = assets.statistics.mean.copy()
-    for number, name in enumerate(assets.statistics.names):
-        is_temperature = name[0] == "t" and name[1:].isdigit()
-        if name == "sp":
-            mean[number] = 1e5
-        elif is_temperature:
-            mean[number] = 250.0
-        else:
-            mean[number] = 0.001
-    assets = replace(assets, statistics=replace(assets.statistics, mean=mean))
-    model = build_network(config, channels, grid, attributes) if network else Constant(len(channels.output))
+    assets = replace(assets, statistics=plausible_statistics(assets.statistics))
+    if network:
+        model = build_network(config, channels, grid, attributes)
+    else:
+        model = Constant(len(channels.output))
     model = model.to(device).train(train)
     stepper = build_stepper(config, assets, model, device, amp=False)
     state = torch.zeros(1, len(channels.group("prognostic")), 1, *grid.shape, device=device)
     forcing = torch.zeros(1, len(channels.group("dynamic_forcing")), 1, *grid.shape, device=device)
     times = []
     peak = 0
-    cuda = device.type == "cuda"
+    on_gpu = device.type == "cuda"
+    # The first step warms up.
     for _ in range(steps + 1):
-        held = torch.cuda.memory_allocated() if cuda else 0
-        if cuda:
+        bytes_before = 0
+        if on_gpu:
+            bytes_before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -99,9 +114,9 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
             output = stepper.step(state, forcing)
             if train:
                 (output**2).mean().backward()
-        if cuda:
+        if on_gpu:
             torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated() - held
+            peak = torch.cuda.max_memory_allocated() - bytes_before
         times.append(time.perf_counter() - start)
         del output
     return 1000 * statistics.median(times[1:]), peak / 1e6

@@ -27,6 +27,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.retention import Retention
 
+# Inputs and outputs of a layer.
 WIDTH = 768
 
 
@@ -80,10 +81,10 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
     """
     torch.set_num_threads(1)
     if ranks > 1:
-        meeting = f"file://{folder}/meeting"
-        dist.init_process_group("gloo", meeting, timedelta(minutes=5), world_size=ranks, rank=rank)
+        rendezvous_url = f"file://{folder}/rendezvous"
+        dist.init_process_group("gloo", rendezvous_url, timedelta(minutes=5), world_size=ranks, rank=rank)
     state = build_state(parameters, ranks)
-    # Synchronous or not -> seconds of each save. The two kinds alternate; the first save does not count.
+    # True for synchronous saves -> seconds of each save. The two kinds alternate; the first save does not count.
     stall: dict[bool, list[float]] = {True: [], False: []}
     complete: dict[bool, list[float]] = {True: [], False: []}
     with AsyncCheckpointer(folder / "checkpoints") as store:
@@ -91,21 +92,25 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
             synchronous = number % 2 == 1
             if ranks > 1:
                 dist.barrier()
-            began = time.perf_counter()
+            start = time.perf_counter()
             store.save(number, state, {}, {}, keep=Retention(last=1), synchronous=synchronous)
-            waited = time.perf_counter() - began
+            stall_seconds = time.perf_counter() - start
+            # An asynchronous save goes on in the background.
             store.wait()
-            if number:
-                stall[synchronous].append(slowest(waited, ranks))
-                complete[synchronous].append(slowest(time.perf_counter() - began, ranks))
-    slow = statistics.median(stall[True])
-    fast = statistics.median(stall[False])
+            if number > 0:
+                stall[synchronous].append(slowest(stall_seconds, ranks))
+                complete[synchronous].append(slowest(time.perf_counter() - start, ranks))
+    synchronous_stall = statistics.median(stall[True])
+    asynchronous_stall = statistics.median(stall[False])
+    asynchronous_complete = statistics.median(complete[False])
     if rank == 0:
-        files = [file for file in (folder / "checkpoints" / "latest").rglob("*") if file.is_file()]
-        size = sum(file.stat().st_size for file in files) / 1e9
+        checkpoint = folder / "checkpoints" / "latest"
+        files = [file for file in checkpoint.rglob("*") if file.is_file()]
+        gigabytes = sum(file.stat().st_size for file in files) / 1e9
+        ratio = asynchronous_stall / synchronous_stall
         print(
-            f"| {ranks} | {size:.2f} | {slow:.2f} | {fast:.3f} | {fast / slow:.3f} | "
-            f"{statistics.median(complete[False]):.2f} |",
+            f"| {ranks} | {gigabytes:.2f} | {synchronous_stall:.2f} | {asynchronous_stall:.3f} | {ratio:.3f} | "
+            f"{asynchronous_complete:.2f} |",
             flush=True,
         )
     if ranks > 1:

@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from networks import STARTER
@@ -41,6 +42,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from wxformer import REPOSITORY, build_reference, mean_square, random_sample
 
+if TYPE_CHECKING:
+    from credit.config import Config
+    from credit.data.samples.batch import Batch
+    from credit.train.build.assets import ModelAssets
+
+# Parts of the names of cases -> overrides of the config.
 PRECISIONS = {
     "float32": ("trainer.amp=false", "trainer.tf32=false"),
     "tf32": ("trainer.amp=false", "trainer.tf32=true"),
@@ -88,10 +95,9 @@ def build_step(
         Function that takes a step; samples of a step; its TFLOP, None if they cannot be counted; the seconds of these
         operations at the peak rate of the device, None if that is not known.
     """
+    # Imported here, because in a process of the published package `credit` is that package.
     from credit.cli.plan import build_grid, load_config_without_paths
-    from credit.data.samples.batch import Batch
     from credit.forecast.objectives.base import build_objective
-    from credit.hpc.planner.gpus import find_peak_rates
     from credit.models.initialise import initial_values
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.state.materialise import fill_
@@ -100,7 +106,6 @@ def build_step(
     from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
     from credit.train.build.training import build_step as build_training_step
     from credit.train.ema import EMA
-    from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
     from credit.utils.malloc import retain_freed_memory
 
@@ -110,27 +115,54 @@ def build_step(
     model, autocast = build_parallel_model(conf, assets, DeviceGrid(), device)
     fill_(model, initial_values(model, conf.seed))
     stepper = build_stepper(conf, assets, model.train(), device, autocast)
-    loss, steps = build_run_loss(conf, assets, device), conf.data.forecast_len
+    loss = build_run_loss(conf, assets, device)
+    steps = conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
     average = EMA(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
     objective = build_objective(conf.trainer.objective, build_objective_context(conf, assets, stepper, loss))
     step = build_training_step(conf, objective, optimizer, average, lambda _: steps, 0)
-    samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
-    channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
-    batch = Batch(
-        torch.randn(samples, channels["prognostic"], frames, *cells, device=device),
-        torch.randn(samples, channels["dynamic_forcing"], frames + steps - 1, *cells, device=device),
+    batch = _random_batch(conf, assets, device)
+    tflop, ideal_seconds = _count_operations(conf, assets, device)
+    samples = conf.trainer.train_batch_size * conf.trainer.grad_accum_every
+    # Step number 0 with a small learning rate; each micro-step takes the same batch.
+    return lambda: step(itertools.repeat(batch), 0, 1e-6), samples, tflop, ideal_seconds
+
+
+def _random_batch(conf: Config, assets: ModelAssets, device: torch.device) -> Batch:
+    """Return a batch of random fields on `device`, of the size of a micro-step."""
+    from credit.data.samples.batch import Batch
+
+    samples = conf.trainer.train_batch_size
+    history = conf.data.history_len
+    steps = conf.data.forecast_len
+    cells = assets.grid.shape
+    num_prognostic = len(assets.channels.group("prognostic"))
+    num_forcing = len(assets.channels.group("dynamic_forcing"))
+    return Batch(
+        torch.randn(samples, num_prognostic, history, *cells, device=device),
+        # Each step after the first needs the forcing of one more time.
+        torch.randn(samples, num_forcing, history + steps - 1, *cells, device=device),
         torch.randn(samples, len(assets.channels.output), steps, *cells, device=device),
         (0,) * samples,
     )
+
+
+def _count_operations(conf: Config, assets: ModelAssets, device: torch.device) -> tuple[float | None, float | None]:
+    """Return the TFLOP of an optimizer step and their seconds at the device's peak rate; None for what is unknown."""
+    from credit.hpc.planner.gpus import find_peak_rates
+    from credit.train.monitor.flops import FlopCounter
+
+    # Kind of peak rate (such as that of a dtype) -> operations of a micro-step.
+    counts = FlopCounter(conf, assets).operations(conf.data.forecast_len)
+    if counts is None:
+        return None, None
     micro_steps = conf.trainer.grad_accum_every
-    counts = FlopCounter(conf, assets).operations(steps)
+    tflop = sum(counts.values()) * micro_steps / 1e12
     peaks = find_peak_rates(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
-    tflop = ideal = None
-    if counts is not None:
-        tflop = sum(counts.values()) * micro_steps / 1e12
-        ideal = sum(n * micro_steps / 1e12 / peaks[rate] for rate, n in counts.items()) if peaks else None
-    return lambda: step(itertools.repeat(batch), 0, 1e-6), samples * micro_steps, tflop, ideal
+    if not peaks:
+        return tflop, None
+    ideal_seconds = sum(count * micro_steps / 1e12 / peaks[rate] for rate, count in counts.items())
+    return tflop, ideal_seconds
 
 
 def build_forecast_step(
@@ -153,10 +185,13 @@ def build_forecast_step(
     fill_(model, initial_values(model, conf.seed))
     prepare_for_inference(model.eval(), torch.bfloat16 if conf.inference.amp else None)
     stepper = build_stepper(conf, assets, model, device, conf.inference.amp)
-    states, frames, cells = conf.inference.batch_size, conf.data.history_len, assets.grid.shape
-    channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
-    state = torch.randn(states, channels["prognostic"], frames, *cells, device=device)
-    forcing = torch.randn(states, channels["dynamic_forcing"], frames, *cells, device=device)
+    states = conf.inference.batch_size
+    history = conf.data.history_len
+    cells = assets.grid.shape
+    num_prognostic = len(assets.channels.group("prognostic"))
+    num_forcing = len(assets.channels.group("dynamic_forcing"))
+    state = torch.randn(states, num_prognostic, history, *cells, device=device)
+    forcing = torch.randn(states, num_forcing, history, *cells, device=device)
 
     @torch.inference_mode()
     def step() -> Tensor:
@@ -185,36 +220,50 @@ def build_reference_step(half: bool, device: torch.device) -> tuple[Callable[[],
 def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
     """Take the steps of a case in this process.
 
+    Args:
+        case: name in `CASES`, `FORECASTS` or `REFERENCE`.
+        args: options of the command line.
+
     Returns:
         ``ms`` a step, ``samples`` a second, ``gb`` of peak memory, ``tflops``, ``mfu`` (None if unknown) and a table of
         ``kernels``.
     """
     device = torch.device(args.device)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    on_gpu = device.type == "cuda"
     if case in REFERENCE:
-        step, samples, tflop, ideal = build_reference_step(REFERENCE[case], device)
+        step, samples, tflop, ideal_seconds = build_reference_step(REFERENCE[case], device)
     elif case in FORECASTS:
         settings = [*args.settings, *FORECASTS[case]]
-        step, samples, tflop, ideal = build_forecast_step(args.config, args.grid, settings, device)
+        step, samples, tflop, ideal_seconds = build_forecast_step(args.config, args.grid, settings, device)
     else:
-        step, samples, tflop, ideal = build_step(args.config, args.grid, [*args.settings, *CASES[case]], device)
-    for _ in range(-(-args.steps // 2)):
+        settings = [*args.settings, *CASES[case]]
+        step, samples, tflop, ideal_seconds = build_step(args.config, args.grid, settings, device)
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    # Half of the steps, rounded up, warm up.
+    for _ in range((args.steps + 1) // 2):
         step()
     wait()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(args.steps):
         step()
     wait()
-    seconds = (time.perf_counter() - began) / args.steps
+    seconds = (time.perf_counter() - start) / args.steps
+
     result = {"ms": seconds * 1e3, "samples": samples / seconds, "gb": _peak_gb(device)}
-    result |= {"tflops": tflop and tflop / seconds, "mfu": ideal and ideal / seconds, "kernels": ""}
+    result["tflops"] = None if tflop is None else tflop / seconds
+    result["mfu"] = None if ideal_seconds is None else ideal_seconds / seconds
+    result["kernels"] = ""
     if args.kernels:
-        activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+        activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
         with profile(activities=[activity]) as profiled:
             step()
             wait()
-        by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-        result["kernels"] = profiled.key_averages().table(sort_by=by, row_limit=args.kernels)
+        sort_key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        result["kernels"] = profiled.key_averages().table(sort_by=sort_key, row_limit=args.kernels)
     return result
 
 
@@ -228,7 +277,7 @@ def _peak_gb(device: torch.device) -> float:
 def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
     """Return the result of `measure`; the published package, and everything on a CPU, has a process of its own."""
     if args.device == "cuda":
-        # What the last case has left would take memory from this one, or from the process of the published package.
+        # Memory of the last case would be missing here, or in the process of the published package.
         gc.collect()
         torch._dynamo.reset()
         torch.cuda.empty_cache()
@@ -243,10 +292,11 @@ def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | Non
     command += ["--grid", args.grid, "--device", args.device, "--threads", str(args.threads)]
     command += ["--steps", str(args.steps), "--kernels", str(args.kernels), "--case", case]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{case}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"{case}: {process.stderr[-2000:]}")
+    # The last line is the result; libraries may print before it.
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def show(case: str, results: list[dict[str, float | str | None]]) -> None:
@@ -289,22 +339,27 @@ def main() -> None:
         all_cases += REFERENCE
     cases = [case for case in all_cases if set(args.cases) <= set(case.split())]
     if not cases:
-        words = sorted({word for case in (*CASES, *FORECASTS, *REFERENCE) for word in case.split()})
-        parser.error(f"--cases {' '.join(args.cases)}: no case has all of these words; there are {', '.join(words)}")
-    rounds: list[list[dict[str, float | str | None]]] = []
+        all_words: set[str] = set()
+        for case in (*CASES, *FORECASTS, *REFERENCE):
+            all_words.update(case.split())
+        listed = ", ".join(sorted(all_words))
+        parser.error(f"--cases {' '.join(args.cases)}: no case has all of these words; there are {listed}")
+    results: dict[str, list[dict[str, float | str | None]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
-        rounds.append([])
         for case in cases:
-            rounds[-1].append(run_case(case, args))
+            result = run_case(case, args)
+            results[case].append(result)
             if args.json is not None:
-                with args.json.open("a") as lines:
-                    lines.write(json.dumps({"case": case, **rounds[-1][-1]}) + "\n")
-    name = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} threads"
-    print(f"torch {torch.__version__}, {name}, {args.rounds} rounds")
+                with args.json.open("a") as json_lines:
+                    json_lines.write(json.dumps({"case": case, **result}) + "\n")
+    device_name = f"CPU, {args.threads} threads"
+    if args.device == "cuda":
+        device_name = torch.cuda.get_device_name()
+    print(f"torch {torch.__version__}, {device_name}, {args.rounds} rounds")
     print("| case | ms a step | samples/s | TFLOP/s | MFU | peak GB |")
     print("|---|---|---|---|---|---|")
-    for number, case in enumerate(cases):
-        show(case, [round_results[number] for round_results in rounds])
+    for case, case_results in results.items():
+        show(case, case_results)
 
 
 if __name__ == "__main__":

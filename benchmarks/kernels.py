@@ -30,6 +30,7 @@ from wxformer import build_ours, mean_square, prepare, random_sample
 
 from credit.models.kernels.dispatch import KERNELS, Kernel, plain_formulations
 
+# Kinds of steps, and the dtypes of their products.
 STEPS = ("train", "forecast")
 DTYPES = ("float32", "bfloat16")
 
@@ -54,7 +55,8 @@ def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]
     x, target = random_sample(STARTER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(kind == "train")
-    prepare(model, "eval" if kind == "forecast" else kind, dtype)
+    mode = "eval" if kind == "forecast" else kind
+    prepare(model, mode, dtype)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
 
     def train() -> None:
@@ -69,7 +71,9 @@ def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]
             model(x)
 
     existing_tensors = [*model.parameters(), *model.buffers(), x, target]
-    return (train if kind == "train" else forecast), existing_tensors
+    if kind == "train":
+        return train, existing_tensors
+    return forecast, existing_tensors
 
 
 def measure(step: Callable[[], None]) -> Cost:
@@ -94,16 +98,20 @@ def compare(step: Callable[[], None], kernel: Kernel, rounds: int) -> list[tuple
         with plain_formulations(kernel):
             step()
 
+    # The caller has warmed up the step with the kernel.
     step_without()
     ratios = []
     for round_number in range(rounds):
-        if round_number % 2:
-            plain = measure(step_without)
-            usual = measure(step)
+        # The order alternates, in case the second step of a round is faster.
+        if round_number % 2 == 1:
+            cost_without = measure(step_without)
+            cost_with = measure(step)
         else:
-            usual = measure(step)
-            plain = measure(step_without)
-        ratios.append((plain.wall_s / usual.wall_s, plain.cpu_s / usual.cpu_s))
+            cost_with = measure(step)
+            cost_without = measure(step_without)
+        wall_ratio = cost_without.wall_s / cost_with.wall_s
+        cpu_ratio = cost_without.cpu_s / cost_with.cpu_s
+        ratios.append((wall_ratio, cpu_ratio))
     return ratios
 
 
@@ -132,6 +140,7 @@ def main() -> None:
     for kind in args.steps:
         for dtype in args.dtypes:
             step, existing_tensors = build_step(kind, dtype)
+            # The first step warms up.
             step()
             cost = measure(step)
             peak = measure_peak(step, existing_tensors)

@@ -32,12 +32,13 @@ class LiveMemory(TorchDispatchMode):
         self.now: Counter[str] = Counter()
         self.peak = 0
         self.largest = 0
+        # The address of a storage is its key: key -> part under which the storage is counted, and its bytes.
         self._sizes: dict[int, tuple[str, int]] = {}
         # Storages are kept alive here, because the key of a freed one could be given to a new storage.
-        self._known: dict[int, torch.UntypedStorage] = {}
+        self._existing: dict[int, torch.UntypedStorage] = {}
         for tensor in existing_tensors:
             storage = tensor.untyped_storage()
-            self._known[storage._cdata] = storage
+            self._existing[storage._cdata] = storage
 
     def __enter__(self) -> LiveMemory:
         self._resize = torch.UntypedStorage.resize_
@@ -59,21 +60,23 @@ class LiveMemory(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 # The storage of a DTensor itself is empty, but reports the size of the whole tensor.
-                part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-                self._count(part.untyped_storage())
+                local_tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+                self._count(local_tensor.untyped_storage())
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        """Count a new storage, or the new size of a known one."""
+        """Count a new storage, or the new size of one that is counted already."""
         key = storage._cdata
-        if key in self._known:
+        if key in self._existing:
             return
         if key not in self._sizes:
             self._sizes[key] = (self.part, 0)
-            weakref.finalize(storage, self._drop, key).atexit = False
-        part, before = self._sizes[key]
+            finalizer = weakref.finalize(storage, self._drop, key)
+            # At the end of the process there is nothing to subtract.
+            finalizer.atexit = False
+        part, size_before = self._sizes[key]
         self._sizes[key] = (part, storage.nbytes())
-        self.now[part] += storage.nbytes() - before
+        self.now[part] += storage.nbytes() - size_before
         self.peak = max(self.peak, self.now.total())
         self.largest = max(self.largest, storage.nbytes())
 

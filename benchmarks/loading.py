@@ -46,14 +46,18 @@ def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
         name: name of the store in the folder.
         times: number of times of 6 h.
     """
-    split = "splits={{train: [2000-01-01, {}], valid: {}, test: {}}}"
-    last = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
-    other = [str(last + np.timedelta64(days, "D")) for days in (6, 12)]
-    split = split.format(last, *([day, day] for day in other)).replace("'", "")
+    # A day has four times; the last two weeks are for validation and test, of a day each.
+    last_training_day = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
+    valid_day = last_training_day + np.timedelta64(6, "D")
+    test_day = last_training_day + np.timedelta64(12, "D")
+    splits = (
+        f"{{train: [2000-01-01, {last_training_day}], valid: [{valid_day}, {valid_day}], "
+        f"test: [{test_day}, {test_day}]}}"
+    )
     return load_config(
         CONFIG,
         [
-            f"data.{split}", "data.split_gap=1d", "data.grid={rows: 181, columns: 360, poles: true}",
+            f"data.splits={splits}", "data.split_gap=1d", "data.grid={rows: 181, columns: 360, poles: true}",
             f"data.store={folder / name}", "data.forecast_len=1", "data.valid_forecast_len=1", "data.cache=none",
             "trainer.forecast_len_from=null", f"save_loc={folder / 'run'}",
         ],
@@ -65,8 +69,9 @@ def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
     chunks = Path(conf.store) / "fields" / "c"
     files = []
     for index in indices:
-        for sample_index in (index, index + 1):
-            files.append(chunks / str(sample_index) / "0" / "0" / "0")
+        # A sample is two consecutive times, and each time is a chunk of its own.
+        for time_index in (index, index + 1):
+            files.append(chunks / str(time_index) / "0" / "0" / "0")
     return files
 
 
@@ -84,25 +89,29 @@ def read_plain(conf: DataConfig, indices: list[int]) -> int:
 def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
     """Read samples through the loader, one sample in a batch, and return the number of bytes."""
     total = 0
-    with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
-        for batch in feed:
+    loader = Loader(dataset, [[index] for index in indices], threads)
+    with DevicePrefetcher(loader, torch.device("cpu")) as batches:
+        for batch in batches:
             total += batch.history_BCTHW.nbytes + batch.target_BCTHW.nbytes
     return total
 
 
 def write_layout(reader: FieldReader, path: Path, count: int) -> None:
     """Write the first `count` times as other packages do: a zarr store with an array per variable, a chunk per time."""
-    fields = np.stack([reader.read(index) for index in range(count)])
+    fields_TCHW = np.stack([reader.read(index) for index in range(count)])
+    # The channels of a variable follow one another.
+    levels_of_variable: dict[str, list[float | None]] = {}
+    for channel in reader.channels.time_varying_stored:
+        levels_of_variable.setdefault(channel.variable, []).append(channel.level)
     variables = {}
-    row = 0
-    for name in dict.fromkeys(channel.variable for channel in reader.channels.time_varying_stored):
-        levels = [channel.level for channel in reader.channels.time_varying_stored if channel.variable == name]
-        block = fields[:, row : row + len(levels)]
-        row += len(levels)
+    first_channel = 0
+    for name, levels in levels_of_variable.items():
+        block_TLHW = fields_TCHW[:, first_channel : first_channel + len(levels)]
+        first_channel += len(levels)
         if levels[0] is None:
-            variables[name] = (("time", "latitude", "longitude"), block[:, 0])
+            variables[name] = (("time", "latitude", "longitude"), block_TLHW[:, 0])
         else:
-            variables[name] = (("time", "level", "latitude", "longitude"), block)
+            variables[name] = (("time", "level", "latitude", "longitude"), block_TLHW)
     dataset = xr.Dataset(variables, {"latitude": reader.grid.lat, "longitude": reader.grid.lon})
     encoding = {name: {"chunks": (1, *data.shape[1:])} for name, data in dataset.data_vars.items()}
     dataset.to_zarr(path, encoding=encoding, consolidated=True)
@@ -113,10 +122,17 @@ def read_with_open_zarr(path: Path, indices: list[int]) -> int:
     total = 0
     for index in indices:
         with xr.open_zarr(path) as dataset:
-            part = dataset.isel(time=slice(index, index + 2)).load()
-        blocks = [part[name].values.reshape(2, -1, *part[name].shape[-2:]) for name in part.data_vars]
-        total += torch.from_numpy(np.concatenate(blocks, axis=1)).nbytes
+            sample = dataset.isel(time=slice(index, index + 2)).load()
+        total += _join_variables(sample).nbytes
     return total
+
+
+def _join_variables(sample: xr.Dataset) -> torch.Tensor:
+    """Return the fields of a sample as a tensor (2 times, channels, rows, columns)."""
+    blocks = []
+    for variable in sample.data_vars.values():
+        blocks.append(variable.values.reshape(2, -1, *variable.shape[-2:]))
+    return torch.from_numpy(np.concatenate(blocks, axis=1))
 
 
 def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
@@ -133,9 +149,7 @@ def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
     def read(indices: list[int]) -> int:
         total = 0
         for index in indices:
-            part = generator[index].load()
-            blocks = [part[name].values.reshape(2, -1, *part[name].shape[-2:]) for name in part.data_vars]
-            total += torch.from_numpy(np.concatenate(blocks, axis=1)).nbytes
+            total += _join_variables(generator[index].load()).nbytes
         return total
 
     return read
@@ -152,9 +166,9 @@ def drop_cache(paths: Iterator[Path]) -> None:
 
 def time_read(run: Callable[[list[int]], int], indices: list[int]) -> float:
     """Return the seconds per sample of a method that reads samples."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     run(indices)
-    return (time.perf_counter() - began) / len(indices)
+    return (time.perf_counter() - start) / len(indices)
 
 
 def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
@@ -166,12 +180,14 @@ def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads:
         threads: number of loader threads.
         step: seconds of a training step.
     """
-    waited = []
-    with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
-        for _ in feed:
-            waited.append(feed.take_wait())
+    wait_seconds = []
+    loader = Loader(dataset, [[index] for index in indices], threads)
+    with DevicePrefetcher(loader, torch.device("cpu")) as batches:
+        for _ in batches:
+            wait_seconds.append(batches.take_wait())
             time.sleep(step)
-    return sum(waited[2:]) / (sum(waited[2:]) + step * len(waited[2:]))
+    counted = wait_seconds[2:]
+    return sum(counted) / (sum(counted) + step * len(counted))
 
 
 def main() -> None:
@@ -180,40 +196,55 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1200)
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(dir=asked.folder))
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        measure(folder, asked.times, asked.samples)
+        measure(folder, args.times, args.samples)
     finally:
         shutil.rmtree(folder)
+
+
+def measure_preprocessing(conf: DataConfig, compression: str, copy: Path) -> None:
+    """Write a store, compare the time with that of copying the finished store, and print a line.
+
+    Args:
+        conf: data section of the store.
+        compression: compression of its chunks.
+        copy: path for a copy of the store, which is removed.
+    """
+    start = time.perf_counter()
+    write_training_store(conf, PreprocessConfig(compression=compression), progress=False)
+    seconds = time.perf_counter() - start
+    files = [file for file in Path(conf.store).rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    os.sync()
+    start = time.perf_counter()
+    shutil.copytree(conf.store, copy)
+    copy_seconds = time.perf_counter() - start
+    shutil.rmtree(copy)
+    print(
+        f"preprocessing, {compression}: {seconds:.0f} s, {size / 1e9:.2f} GB; copying {copy_seconds:.0f} s", flush=True
+    )
 
 
 def measure(folder: Path, times: int, samples: int) -> None:
     """Compare preprocessing with copying its result, read samples by each method, and print the tables."""
     confs = {}
     for compression in ("lz4", "none"):
-        confs[compression] = conf = build_data_config(folder, f"{compression}.zarr", times)
-        began = time.perf_counter()
-        write_training_store(conf, PreprocessConfig(compression=compression), progress=False)
-        seconds = time.perf_counter() - began
-        size = sum(file.stat().st_size for file in Path(conf.store).rglob("*") if file.is_file())
-        os.sync()
-        began = time.perf_counter()
-        shutil.copytree(conf.store, folder / "copy")
-        copied = time.perf_counter() - began
-        shutil.rmtree(folder / "copy")
-        print(f"preprocessing, {compression}: {seconds:.0f} s, {size / 1e9:.2f} GB; copying {copied:.0f} s", flush=True)
+        confs[compression] = build_data_config(folder, f"{compression}.zarr", times)
+        measure_preprocessing(confs[compression], compression, folder / "copy")
     readers = {name: open_reader(conf) for name, conf in confs.items()}
     reader = readers["lz4"]
     datasets = {}
     for name, conf in confs.items():
-        initial = find_initial_times(readers[name].times, whole_period(readers[name]), 360, 1, 1)
-        datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial, 360, 1, 1)
+        # Samples of one input frame and one step of 360 minutes.
+        initial_times = find_initial_times(readers[name].times, whole_period(readers[name]), 360, 1, 1)
+        datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial_times, 360, 1, 1)
     num_layout_times = min(96, len(reader.times))
     write_layout(reader, folder / "layout.zarr", num_layout_times)
     os.sync()
-    chosen = np.random.default_rng(0).permutation(num_layout_times - 1)[:samples].tolist()
-    ways: dict[str, Callable[[list[int]], int]] = {
+    sample_indices = np.random.default_rng(0).permutation(num_layout_times - 1)[:samples].tolist()
+    methods: dict[str, Callable[[list[int]], int]] = {
         "plain read, none": lambda i: read_plain(confs["none"], i),
         "plain read, lz4": lambda i: read_plain(confs["lz4"], i),
         "ours, none": lambda i: read_dataset(datasets["none"], i),
@@ -222,32 +253,45 @@ def measure(folder: Path, times: int, samples: int) -> None:
         "ours, lz4, 2 threads": lambda i: read_dataset(datasets["lz4"], i, 2),
         "open_zarr + isel a sample": lambda i: read_with_open_zarr(folder / "layout.zarr", i),
     }
-    other = build_xbatcher_reader(folder / "layout.zarr")
-    if other is not None:
-        ways["xbatcher"] = other
-    # Read from the page cache, then from the disk; the methods alternate.
+    xbatcher_reader = build_xbatcher_reader(folder / "layout.zarr")
+    if xbatcher_reader is not None:
+        methods["xbatcher"] = xbatcher_reader
+
+    # Two times of float32.
     size = 2 * 4 * len(reader.channels.time_varying_stored) * 181 * 360 / 1e6
-    print(f"\n{len(chosen)} samples of {size:.1f} MB, ms a sample, median of {ROUNDS}")
-    print("| | warm | from the disk |\n|---|---|---|")
-    warm: dict[str, list[float]] = {name: [] for name in ways}
-    cold: dict[str, list[float]] = {name: [] for name in ways}
-    for run in ways.values():
-        run(chosen)
-    for _ in range(ROUNDS):
-        for name, run in ways.items():
-            warm[name].append(time_read(run, chosen))
-    for _ in range(2):
-        for name, run in ways.items():
-            drop_cache(folder.rglob("*"))
-            cold[name].append(time_read(run, chosen))
-    for name in ways:
-        print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
-    long = np.random.default_rng(1).permutation(len(datasets["lz4"]))[:60].tolist()
+    print(f"\n{len(sample_indices)} samples of {size:.1f} MB, ms a sample, median of {ROUNDS}")
+    compare_methods(methods, sample_indices, folder)
+    feed_indices = np.random.default_rng(1).permutation(len(datasets["lz4"]))[:60].tolist()
     for name, dataset in datasets.items():
-        shares = ", ".join(
-            f"{threads} threads {measure_waiting_share(dataset, long, threads):.4f}" for threads in (1, 2)
-        )
-        print(f"share of the time that steps of 200 ms wait, {name}: {shares}")
+        shares = []
+        for threads in (1, 2):
+            shares.append(f"{threads} threads {measure_waiting_share(dataset, feed_indices, threads):.4f}")
+        print(f"share of the time that steps of 200 ms wait, {name}: {', '.join(shares)}")
+
+
+def compare_methods(methods: dict[str, Callable[[list[int]], int]], indices: list[int], folder: Path) -> None:
+    """Read samples from the page cache, then from the disk, with alternating methods, and print the table.
+
+    Args:
+        methods: name -> function that reads samples.
+        indices: samples to read, in this order.
+        folder: folder of all stores, whose files are dropped from the page cache.
+    """
+    print("| | warm | from the disk |\n|---|---|---|")
+    warm: dict[str, list[float]] = {name: [] for name in methods}
+    cold: dict[str, list[float]] = {name: [] for name in methods}
+    # The first read brings the files into the page cache.
+    for read in methods.values():
+        read(indices)
+    for _ in range(ROUNDS):
+        for name, read in methods.items():
+            warm[name].append(time_read(read, indices))
+    for _ in range(2):
+        for name, read in methods.items():
+            drop_cache(folder.rglob("*"))
+            cold[name].append(time_read(read, indices))
+    for name in methods:
+        print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
 
 
 def whole_period(reader: FieldReader) -> Split:

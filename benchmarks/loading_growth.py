@@ -12,6 +12,7 @@ and draws a figure.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import shutil
@@ -35,10 +36,15 @@ from credit.data.splits import find_initial_times
 from credit.data.store.preprocess import write_training_store
 from credit.data.store.store_reader import open_store
 
-ROUNDS, SAMPLES = 5, 100
+ROUNDS = 5
+SAMPLES = 100
+# Numbers of source files, and of years in a store.
 FILES = (4, 40, 400, 1500)
 YEARS = (1, 5, 20, 40)
+# Minutes of a forecast step.
 STEP = 360
+# Cores that this process may use, before `pin` restricts it.
+CORES = sorted(os.sched_getaffinity(0))
 NAMES = ("t", "t2m", "msl")
 VARIABLES = {"prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m", "msl"]}}
 # figure: title, horizontal axis, vertical axis, [(label, [x], [y])]
@@ -52,31 +58,32 @@ def pin(count: int) -> None:
 
 def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
     """Return the dataset of all samples of one forecast step."""
-    initial = find_initial_times(reader.times, whole_period(reader), STEP, 1, 1)
-    return ForecastDataset(FrameReader(reader, conf, None), initial, STEP, 1, 1)
+    initial_times = find_initial_times(reader.times, whole_period(reader), STEP, 1, 1)
+    return ForecastDataset(FrameReader(reader, conf, None), initial_times, STEP, 1, 1)
 
 
 def measure_seconds(run: Callable[[], object]) -> float:
     """Call a function and return the seconds that it took."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     run()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def measure_medians(ways: dict, rounds: int = ROUNDS) -> dict:
+def measure_medians(runs: dict, rounds: int = ROUNDS) -> dict:
     """Call each function once, then all in turns; return name -> median seconds.
 
     Args:
-        ways: name -> function.
+        runs: name -> function.
         rounds: number of turns.
     """
-    for run in ways.values():
+    # The first calls warm up.
+    for run in runs.values():
         run()
-    taken: dict = {name: [] for name in ways}
+    seconds: dict = {name: [] for name in runs}
     for _ in range(rounds):
-        for name, run in ways.items():
-            taken[name].append(measure_seconds(run))
-    return {name: statistics.median(durations) for name, durations in taken.items()}
+        for name, run in runs.items():
+            seconds[name].append(measure_seconds(run))
+    return {name: statistics.median(durations) for name, durations in seconds.items()}
 
 
 def small_config(pattern: Path, store: Path | None = None) -> DataConfig:
@@ -111,42 +118,48 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from the sources against the number of files that they are in."""
     confs = {count: write_files(fields, folder / f"files{count}", count) for count in FILES}
     # The files are opened twice, the first time from the disk; the faster time counts.
-    opening = {}
+    opening_seconds = {}
     for count, conf in confs.items():
-        first_seconds = measure_seconds(lambda c=conf: open_reader(c))
-        opening[count] = min(first_seconds, measure_seconds(lambda c=conf: open_reader(c)))
+        open_files = functools.partial(open_reader, conf)
+        first_seconds = measure_seconds(open_files)
+        opening_seconds[count] = min(first_seconds, measure_seconds(open_files))
     datasets = {count: make_dataset(open_reader(conf), conf) for count, conf in confs.items()}
-    chosen = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
-    taken = measure_medians(
-        {count: lambda d=dataset: read_dataset(d, chosen, 0) for count, dataset in datasets.items()}
-    )
-    each = {count: 1e3 * taken[count] / SAMPLES for count in FILES}
+    # The files hold the same times, so all datasets have the same samples.
+    indices = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
+    runs = {count: functools.partial(read_dataset, dataset, indices, 0) for count, dataset in datasets.items()}
+    seconds = measure_medians(runs)
+    sample_milliseconds = [1e3 * seconds[count] / SAMPLES for count in FILES]
+    file_milliseconds = [1e3 * opening_seconds[count] / count for count in FILES]
     print("\n| files of the same 1500 times | ms a sample | opening them all, s | ms a file |\n|---|---|---|---|")
-    for count in FILES:
-        print(
-            f"| {count} | {each[count]:.2f} | {opening[count]:.2f} | {1e3 * opening[count] / count:.1f} |", flush=True
-        )
+    for count, per_sample, per_file in zip(FILES, sample_milliseconds, file_milliseconds, strict=True):
+        print(f"| {count} | {per_sample:.2f} | {opening_seconds[count]:.2f} | {per_file:.1f} |", flush=True)
     return [
-        ("samples from source files", "files", "ms a sample", [("", list(FILES), list(each.values()))]),
-        ("opening the sources", "files", "ms a file", [("", list(FILES), [1e3 * opening[n] / n for n in FILES])]),
+        ("samples from source files", "files", "ms a sample", [("", list(FILES), sample_milliseconds)]),
+        ("opening the sources", "files", "ms a file", [("", list(FILES), file_milliseconds)]),
     ]
 
 
 def write_longer_store(source: Path, path: Path, years: int) -> None:
     """Write a store of many years that repeats the fields of a store of one year, at later and later times."""
+    # Everything but the chunks, which zarr keeps in folders with the name c.
     shutil.copytree(source, path, ignore=shutil.ignore_patterns("c"))
-    before, group = zarr.open_group(source, mode="r"), zarr.open_group(path, mode="r+")
-    length = len(before["time"][:])
+    year_group = zarr.open_group(source, mode="r")
+    group = zarr.open_group(path, mode="r+")
+    length = len(year_group["time"][:])
     count = round(years * 365.25 * 4)
-    times = before["time"][0] + STEP * np.arange(count)
-    for name, values in (("time", times), ("done", np.ones(count, np.uint8)), ("digest", np.zeros(count, np.uint64))):
-        chunk = count if name == "time" else before[name].chunks[0]
+    values_by_time = {
+        "time": year_group["time"][0] + STEP * np.arange(count),
+        "done": np.ones(count, np.uint8),
+        "digest": np.zeros(count, np.uint64),
+    }
+    for name, values in values_by_time.items():
+        chunk = count if name == "time" else year_group[name].chunks[0]
         array = group.create_array(name, shape=(count,), chunks=(chunk,), dtype=values.dtype, overwrite=True)
         array[...] = values
     for name in ("latitude", "longitude", "masks", "static_fields"):
         if (source / name / "c").exists():
             shutil.copytree(source / name / "c", path / name / "c")
-    group["fields"].resize((count, *before["fields"].shape[1:]))
+    group["fields"].resize((count, *year_group["fields"].shape[1:]))
     for number in range(count):
         chunk_folder = path / "fields" / "c" / str(number)
         shutil.copytree(source / "fields" / "c" / str(number % length), chunk_folder, copy_function=shutil.copyfile)
@@ -160,45 +173,53 @@ def measure_by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     paths = {years: folder / f"{years}years.zarr" for years in YEARS}
     for years, path in paths.items():
         write_longer_store(year_store, path, years)
-    opening = measure_medians(
-        {years: lambda p=path: make_dataset(open_store(p), conf) for years, path in paths.items()}, 3
-    )
-    datasets = {years: make_dataset(open_store(path), conf) for years, path in paths.items()}
+
+    def open_dataset(path: Path) -> ForecastDataset:
+        return make_dataset(open_store(path), conf)
+
+    opening_runs = {years: functools.partial(open_dataset, path) for years, path in paths.items()}
+    opening_seconds = measure_medians(opening_runs, 3)
+    datasets = {years: open_dataset(path) for years, path in paths.items()}
+    # Samples of a store are read faster than those of source files, so there are more of them.
+    num_samples = 4 * SAMPLES
     rng = np.random.default_rng(1)
-    chosen = {years: rng.permutation(len(dataset))[: 4 * SAMPLES].tolist() for years, dataset in datasets.items()}
-    taken = measure_medians(
-        {years: lambda y=years, d=dataset: read_dataset(d, chosen[y]) for years, dataset in datasets.items()}
-    )
-    each = {years: 1e3 * taken[years] / (4 * SAMPLES) for years in YEARS}
+    runs = {}
+    for years, dataset in datasets.items():
+        indices = rng.permutation(len(dataset))[:num_samples].tolist()
+        runs[years] = functools.partial(read_dataset, dataset, indices)
+    seconds = measure_medians(runs)
+    sample_milliseconds = [1e3 * seconds[years] / num_samples for years in YEARS]
+    opening_milliseconds = [1e3 * opening_seconds[years] for years in YEARS]
     print("\n| years in the store | times | ms a sample | opening it, ms |\n|---|---|---|---|")
-    for years in YEARS:
+    for years, per_sample, opening in zip(YEARS, sample_milliseconds, opening_milliseconds, strict=True):
+        # The last time begins no sample.
         count = len(datasets[years]) + 1
-        print(f"| {years} | {count} | {each[years]:.3f} | {1e3 * opening[years]:.0f} |", flush=True)
+        print(f"| {years} | {count} | {per_sample:.3f} | {opening:.0f} |", flush=True)
     return [
-        ("samples from a store", "years", "ms a sample", [("", list(YEARS), list(each.values()))]),
-        ("opening a store", "years", "ms", [("", list(YEARS), [1e3 * opening[n] for n in YEARS])]),
+        ("samples from a store", "years", "ms a sample", [("", list(YEARS), sample_milliseconds)]),
+        ("opening a store", "years", "ms", [("", list(YEARS), opening_milliseconds)]),
     ]
 
 
 def by_workers(conf: DataConfig) -> list[Panel]:
     """Measure samples of 1 degree against the number of loader threads (a store) or processes (sources)."""
-    title = "loader, two cores", "threads or processes", "samples of 1 degree a second"
     print("\n| threads or processes | samples a second, 1 degree, 26 channels |\n|---|---|")
     lines = []
-    for name, reader, numbers, most in (
+    # Name, reader, numbers of threads or processes, and number of samples.
+    cases = (
         ("store, threads", open_reader(conf), (1, 2), SAMPLES),
         ("source files, processes", open_sources(conf), (0, 1, 2), 20),
-    ):
+    )
+    for name, reader, worker_counts, num_samples in cases:
         dataset = make_dataset(reader, conf)
-        chosen = np.random.default_rng(2).permutation(len(dataset))[:most].tolist()
-        taken = measure_medians(
-            {number: lambda n=number, d=dataset, c=chosen: read_dataset(d, c, n) for number in numbers}
-        )
-        rates = [len(chosen) / taken[number] for number in numbers]
-        for number, rate in zip(numbers, rates, strict=True):
-            print(f"| {name}: {number} | {rate:.1f} |", flush=True)
-        lines.append((name, list(numbers), rates))
-    return [(*title, lines)]
+        indices = np.random.default_rng(2).permutation(len(dataset))[:num_samples].tolist()
+        runs = {workers: functools.partial(read_dataset, dataset, indices, workers) for workers in worker_counts}
+        seconds = measure_medians(runs)
+        rates = [len(indices) / seconds[workers] for workers in worker_counts]
+        for workers, rate in zip(worker_counts, rates, strict=True):
+            print(f"| {name}: {workers} | {rate:.1f} |", flush=True)
+        lines.append((name, list(worker_counts), rates))
+    return [("loader, two cores", "threads or processes", "samples of 1 degree a second", lines)]
 
 
 def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
@@ -209,24 +230,32 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
     )
     lines = []
     for name, conf in confs.items():
-        path, taken = Path(conf.store), {1: [], 2: [], "copy": []}
+        path = Path(conf.store)
+        copy = path.with_name("copy")
+        write_seconds: dict[int, list[float]] = {1: [], 2: []}
+        copy_seconds = []
         for _ in range(rounds):
             for workers in (1, 2):
                 shutil.rmtree(path, ignore_errors=True)
                 pin(workers)
                 settings = PreprocessConfig(workers=workers)
-                taken[workers].append(
-                    measure_seconds(lambda c=conf, s=settings: write_training_store(c, s, progress=False))
-                )
+                write_store = functools.partial(write_training_store, conf, settings, progress=False)
+                write_seconds[workers].append(measure_seconds(write_store))
             pin(1)
-            taken["copy"].append(measure_seconds(lambda p=path: shutil.copytree(p, p.with_name("copy"))))
-            shutil.rmtree(path.with_name("copy"))
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
-        middle = {key: statistics.median(each) for key, each in taken.items()}
+            copy_seconds.append(measure_seconds(functools.partial(shutil.copytree, path, copy)))
+            shutil.rmtree(copy)
+        files = [file for file in path.rglob("*") if file.is_file()]
+        megabytes = sum(file.stat().st_size for file in files) / 1e6
+        copying = statistics.median(copy_seconds)
+        rates = []
         for workers in (1, 2):
-            row = (middle[workers], size / middle[workers], middle["copy"], middle["copy"] / middle[workers])
-            print(f"| {name} | {workers} | {row[0]:.1f} | {row[1]:.0f} | {row[2]:.2f} | {row[3]:.3f} |", flush=True)
-        lines.append((name, [1, 2], [size / middle[workers] for workers in (1, 2)]))
+            writing = statistics.median(write_seconds[workers])
+            rates.append(megabytes / writing)
+            print(
+                f"| {name} | {workers} | {writing:.1f} | {rates[-1]:.0f} | {copying:.2f} | {copying / writing:.3f} |",
+                flush=True,
+            )
+        lines.append((name, [1, 2], rates))
     return [("preprocessing", "processes, a core each", "MB/s written", lines)]
 
 
@@ -238,16 +267,20 @@ def draw(panels: list[Panel], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 3, figsize=(11, 6), layout="constrained")
-    for axis, (title, across, up, lines) in zip(axes.flat, panels, strict=True):
+    for axis, (title, x_label, y_label, lines) in zip(axes.flat, panels, strict=True):
         for label, x, y in lines:
             axis.plot(x, y, "o-", label=label)
-        if max(lines[0][1]) > 10:
+        _, first_x, _ = lines[0]
+        _, last_x, _ = lines[-1]
+        if max(first_x) > 10:
             axis.set_xscale("log")
-            axis.set_xticks(lines[0][1], [str(number) for number in lines[0][1]])
+            axis.set_xticks(first_x, [str(number) for number in first_x])
             axis.minorticks_off()
         else:
-            axis.set_xticks(lines[-1][1])
-        axis.set(title=title, xlabel=across, ylabel=up, ylim=(0, 1.25 * max(max(y) for _, _, y in lines)))
+            # The last line has all numbers of workers, the first one may lack 0.
+            axis.set_xticks(last_x)
+        largest = max(max(y) for _, _, y in lines)
+        axis.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, 1.25 * largest))
         axis.grid(alpha=0.3)
         if any(label for label, _, _ in lines):
             axis.legend()
@@ -260,18 +293,23 @@ def measure(folder: Path, figure: Path | None) -> None:
     logging.disable(logging.WARNING)
     pin(1)
     files = sorted(Path(os.environ["SPEEDY"]).glob("*.nc"))
-    keep = {"drop_variables": ["u", "v", "q", "z", "u10", "v10", "tp", "sst"], "decode_times": False}
-    source = xr.concat([xr.open_dataset(file, **keep) for file in files], "time", data_vars="minimal")
+    unused_variables = ["u", "v", "q", "z", "u10", "v10", "tp", "sst"]
+    datasets = [xr.open_dataset(file, drop_variables=unused_variables, decode_times=False) for file in files]
+    source = xr.concat(datasets, "time", data_vars="minimal")
     fields = source[list(NAMES)].sel(level=[850.0, 500.0]).isel(time=slice(0, 1500)).load().astype(np.float32)
+    # Otherwise the new files would get the encoding of the source files, such as their chunks.
     for name in fields.variables:
         fields[name].encoding = {}
     panels = by_files(fields, folder)
     panels += measure_by_years(fields, folder)
-    coarse, fine = build_data_config(folder, "coarse.zarr", 1000), build_data_config(folder, "fine.zarr", 200)
-    coarse = coarse.model_copy(update={"grid": None})
-    last = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2)
+    # Without a grid in the config, the fields stay on the grid of their files.
+    coarse = build_data_config(folder, "coarse.zarr", 1000).model_copy(update={"grid": None})
+    fine = build_data_config(folder, "fine.zarr", 200)
+    # The store that is written here is read below; its panel is the last one of the figure.
+    preprocess_panels = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2)
     pin(2)
-    panels += [*by_workers(fine), *last]
+    panels += by_workers(fine)
+    panels += preprocess_panels
     if figure is not None:
         draw(panels, figure)
 
@@ -281,15 +319,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--figure", type=Path)
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(dir=asked.folder))
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        measure(folder, asked.figure)
+        measure(folder, args.figure)
     finally:
         shutil.rmtree(folder)
 
-
-CORES = sorted(os.sched_getaffinity(0))
 
 if __name__ == "__main__":
     main()

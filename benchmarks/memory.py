@@ -26,6 +26,7 @@ from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.optim import build_optimizer
 
+# Sections `trainer.parallelism` of configs, for four ranks.
 MESHES = [
     {"data": "ddp"},
     {"data": "fsdp2"},
@@ -47,17 +48,24 @@ def measure_rank_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, 
     """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**PUBLISHED | {"decoder": decoder})
-    parameters = sum(p.numel() for p in model.parameters())
+    # Counted before the model is split and sharded.
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     parallelize(model, mesh.device_mesh, shard=data != "none")
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     require_filled(model)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
-    tensors += [value for state in optimizer.state.values() for value in state.values()]
-    return parameters, sum(local_shard(t).numel() * local_shard(t).element_size() for t in tensors)
+    tensors = [*model.parameters(), *model.buffers()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        tensors.append(parameter.grad)
+    for state in optimizer.state.values():
+        tensors += state.values()
+    num_bytes = 0
+    for tensor in tensors:
+        shard = local_shard(tensor)
+        num_bytes += shard.numel() * shard.element_size()
+    return num_parameters, num_bytes
 
 
 def main() -> None:
@@ -75,17 +83,19 @@ def main() -> None:
         for conf in MESHES:
             degrees = plan_degrees(ParallelismConfig(**conf), process_info.world)
             mesh = build_mesh(degrees, process_info.rank, "cpu")
-            parameters, rank_bytes = measure_rank_bytes(mesh, conf["data"], decoder)
-            max_bytes = torch.tensor(rank_bytes)
-            dist.all_reduce(max_bytes, dist.ReduceOp.MAX)
-            ddp_bytes = ddp_bytes or max_bytes.item()
+            num_parameters, rank_bytes = measure_rank_bytes(mesh, conf["data"], decoder)
+            largest = torch.tensor(rank_bytes)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            max_bytes = largest.item()
+            if conf is MESHES[0]:
+                ddp_bytes = max_bytes
             if process_info.is_main:
                 if conf is MESHES[0]:
-                    print(f"WXFormer, {parameters / 1e6:.1f} M parameters, float32, {process_info.world} ranks\n")
+                    print(f"WXFormer, {num_parameters / 1e6:.1f} M parameters, float32, {process_info.world} ranks\n")
                     print("| data | replicate x shard x tensor | MB a rank | saved |\n|---|---|---|---|")
                 grid = f"{degrees.replicate} x {degrees.shard} x {degrees.tensor}"
-                saving = 1 - max_bytes.item() / ddp_bytes
-                print(f"| {conf['data']} | {grid} | {max_bytes.item() / 1e6:.0f} | {100 * saving:.1f} % |", flush=True)
+                saving = 1 - max_bytes / ddp_bytes
+                print(f"| {conf['data']} | {grid} | {max_bytes / 1e6:.0f} | {100 * saving:.1f} % |", flush=True)
 
 
 if __name__ == "__main__":

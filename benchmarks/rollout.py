@@ -54,9 +54,11 @@ from credit.models.inference import prepare_for_inference
 from credit.utils.malloc import retain_freed_memory
 from credit.verify.scorer import score_forecasts
 
+# Minutes of a forecast step.
 STEP = 360
 BARE, ALONE, SCORED = "bare network", "forecast alone", "scored beside the baselines"
 BOTH = "scored, and written as netCDF"
+# Case -> options of the output files.
 CASES: dict[str, dict[str, object]] = {
     BARE: {},
     ALONE: {},
@@ -100,7 +102,7 @@ class RandomReader:
         self.times = np.concatenate([past, self._first + STEP * np.arange(steps + 1)])
         winds = {"u": "eastward_wind", "v": "northward_wind"}
         self.attributes = {c.variable: {"standard_name": winds.get(c.variable, "")} for c in channels.output}
-        shape = 4, len(channels.time_varying_stored), *grid.shape
+        shape = (4, len(channels.time_varying_stored), *grid.shape)
         self._fields = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
@@ -114,8 +116,10 @@ class RandomReader:
         return np.zeros((0, *self.grid.shape), dtype=np.float32)
 
     def index_of(self, minutes: int) -> int | None:
-        match = np.flatnonzero(self.times == minutes)
-        return int(match[0]) if len(match) else None
+        indices = np.flatnonzero(self.times == minutes)
+        if len(indices) == 0:
+            return None
+        return int(indices[0])
 
 
 def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
@@ -130,14 +134,15 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
     model = prepare_for_inference(build_ours().eval(), torch.bfloat16 if amp else None)
-    count = len(channels.output)
-    zeros, ones = np.zeros(count), np.ones(count)
+    zeros = np.zeros(len(channels.output))
+    ones = np.ones(len(channels.output))
     names = tuple(channel.name for channel in channels.output)
     statistics_ = Statistics(names, zeros, ones, zeros, zeros, zeros, 0.1 * ones, zeros)
     normalizer = Normalizer(channels, statistics_, {}, {})
-    prognostic = len(channels.group("prognostic"))
-    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, None, amp)
-    return stepper, RandomFrames(prognostic, grid.shape), channels, grid
+    num_prognostic = len(channels.group("prognostic"))
+    static_fields = torch.zeros(0, *grid.shape)
+    stepper = Stepper(model, channels, normalizer, static_fields, True, None, amp)
+    return stepper, RandomFrames(num_prognostic, grid.shape), channels, grid
 
 
 def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict[str, object]:
@@ -149,33 +154,43 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
     stepper, frames, channels, grid = build(amp)
     starts = make_starts([0], members)
     with torch.inference_mode():
+        # State of all members (M, C, 1, H, W), and the network's input: there is no forcing.
         state = torch.from_numpy(frames.prognostic(0))[None, :, None].expand(members, -1, -1, -1, -1)
-        x = torch.cat([state, torch.zeros(members, 0, 1, *grid.shape)], dim=1)
+        forcing = torch.zeros(members, 0, 1, *grid.shape)
+        x = torch.cat([state, forcing], dim=1)
 
-        def once(name: str) -> np.ndarray:
+        def run_once(name: str) -> np.ndarray:
             if name == BARE:
                 return _compute(stepper, x, steps, amp)
-            if name == ALONE:
-                return _consume(forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps), steps)
             if name == SCORED:
                 return _score(stepper, frames, channels, grid, steps, members)
+            outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps)
+            if name == ALONE:
+                return _consume(outputs, steps)
             with tempfile.TemporaryDirectory() as folder:
                 leads = [STEP * number for number in range(1, steps + 1)]
+                lead_indices = {lead: index for index, lead in enumerate(leads)}
                 fields = OutputFields(channels, grid, Calendar(), {}, STEP)
                 options = OutputOptions(**CASES[name])
-                writer = ForecastWriter(folder, fields, leads, [0], options, members=None if members == 1 else members)
-                began = _now()
-                with BackgroundWriter(writer, {lead: n for n, lead in enumerate(leads)}, STEP, "it", [0]) as background:
+                file_members = None if members == 1 else members
+                writer = ForecastWriter(folder, fields, leads, [0], options, members=file_members)
+                start = _now()
+                with BackgroundWriter(writer, lead_indices, STEP, "benchmark", [0]) as background:
                     if name == BOTH:
                         return _score(stepper, frames, channels, grid, steps, members, background)
-                    _write(forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps), starts, background)
-                return (_now() - began) / steps
+                    _write(outputs, starts, background)
+                return (_now() - start) / steps
 
+        # The case itself may be one of those that it is compared with.
         names = list(dict.fromkeys([BARE, ALONE, case]))
-        stepper.step(state, torch.zeros(members, 0, 1, *grid.shape))  # warm
-        rounds_times = [{name: once(name).tolist() for name in names} for _ in range(rounds)]
+        # The first step warms up.
+        stepper.step(state, forcing)
+        times: dict[str, list[list[float]]] = {name: [] for name in names}
+        for _ in range(rounds):
+            for name in names:
+                times[name].append(run_once(name).tolist())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"times": {name: [round_times[name] for round_times in rounds_times] for name in names}, "peak": peak}
+    return {"times": times, "peak": peak}
 
 
 def _now() -> np.ndarray:
@@ -185,19 +200,19 @@ def _now() -> np.ndarray:
 
 def _compute(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.ndarray:
     """Run the network alone, and return its seconds and processor seconds per step, (2,)."""
-    began = _now()
+    start = _now()
     for _ in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
             stepper.model(x)
-    return (_now() - began) / steps
+    return (_now() - start) / steps
 
 
 def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
     """Make a forecast, discard it, and return its seconds and processor seconds per step, (2,)."""
-    began = _now()
+    start = _now()
     for _ in outputs:
         pass
-    return (_now() - began) / steps
+    return (_now() - start) / steps
 
 
 def _score(stepper, frames, channels, grid, steps: int, members: int, background=None) -> np.ndarray:
@@ -208,24 +223,24 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
     reader = RandomReader(channels, grid, steps)
     leads = [STEP * number for number in range(1, steps + 1)]
     # Time and processor time at the beginning of each step.
-    began = []
+    step_starts = []
 
-    def run(starts, number):
-        outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, number)
-        for taken in range(1, number + 1):
-            began.append(_now())
+    def run(starts, num_steps):
+        outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, num_steps)
+        # The files have the initial time 0.
+        file_starts = [replace(start, initial_minutes=0, analysis_minutes=0) for start in starts]
+        for step in range(1, num_steps + 1):
+            step_starts.append(_now())
             output = next(outputs)
             if background is not None:
-                background.put(
-                    [replace(start, initial_minutes=0, analysis_minutes=0) for start in starts], taken, output
-                )
+                background.put(file_starts, step, output)
             yield output
 
     fields = OutputFields(channels, grid, reader.calendar, {}, STEP)
-    batching = ForecastBatching(members, members if members > 1 else None)
-    archive = OnlineForecasts(
-        run, fields, [reader.calendar.parse("2001-02-01")], leads, batching, origin=Path("benchmark"), attributes={}
-    )
+    file_members = None if members == 1 else members
+    batching = ForecastBatching(members, file_members)
+    initial_times = [reader.calendar.parse("2001-02-01")]
+    archive = OnlineForecasts(run, fields, initial_times, leads, batching, origin=Path("benchmark"), attributes={})
     splits = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2002-02-01", "2002-02-28"]}
     config = {
         "experiment": "benchmark", "save_loc": "none", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
@@ -233,7 +248,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
                  "splits": splits | {"test": ["2001-02-01", "2001-12-31"]}},
     }  # fmt: skip
     score_forecasts(build_config(config), reader, archive)
-    return (began[-1] - began[0]) / (len(began) - 1)
+    return (step_starts[-1] - step_starts[0]) / (len(step_starts) - 1)
 
 
 def _write(outputs: Iterator[torch.Tensor], starts, background: BackgroundWriter) -> None:
@@ -266,14 +281,20 @@ def main() -> None:
     )
     for case in [ALONE, *cases]:
         command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{case}: {done.stderr[-2000:]}")
-        result = json.loads(done.stdout)
-        case_times, bare_times, alone_times = (np.array(result["times"][name]) for name in (case, BARE, ALONE))
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            sys.exit(f"{case}: {process.stderr[-2000:]}")
+        result = json.loads(process.stdout)
+        # (rounds, 2): elapsed and processor seconds of a step.
+        case_times = np.array(result["times"][case])
+        bare_times = np.array(result["times"][BARE])
+        alone_times = np.array(result["times"][ALONE])
         if case == ALONE:
             print(f"| {BARE} | {median(bare_times[:, 0]):.3f} | | | | | |")
-        ratios = np.concatenate([np.median(case_times / other, axis=0) for other in (bare_times, alone_times)])
+        # Ratios are taken within a round, because the machine may be faster in the next one.
+        ratios_to_bare = np.median(case_times / bare_times, axis=0)
+        ratios_to_alone = np.median(case_times / alone_times, axis=0)
+        ratios = [*ratios_to_bare, *ratios_to_alone]
         cells = "".join(f"{ratio:.2f} | " for ratio in ratios)
         print(f"| {case} | {median(case_times[:, 0]):.3f} | {cells}{result['peak']:.2f} |", flush=True)
 

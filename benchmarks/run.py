@@ -43,14 +43,14 @@ class Clock:
         """Count the calls of `owner.name` for `part`."""
         function = getattr(owner, name)
 
-        def timed(*args: Any, **options: Any) -> Any:
-            began = time.perf_counter()
+        def timed_function(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
             try:
                 return function(*args, **options)
             finally:
-                self.seconds[part] += time.perf_counter() - began
+                self.seconds[part] += time.perf_counter() - start
 
-        setattr(owner, name, timed)
+        setattr(owner, name, timed_function)
 
 
 def measure_shares(arguments: list[str], steps: int) -> dict[str, float]:
@@ -64,11 +64,12 @@ def measure_shares(arguments: list[str], steps: int) -> dict[str, float]:
     from credit.train.trainer import Trainer
 
     clock = Clock()
-    start_time = [0.0]
+    start_time = 0.0
     shares: dict[str, float] = {}
-    # Numbers of the first step that counts, and of the first one after those that count.
+    # Indices, from 0, of the first step that counts, and of the last step, which does not count.
     first = max(1, steps // 4)
     last = steps - 1
+    # The functions are replaced before training begins, in this process only.
     clock.watch(DeterministicRollout, "training_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
@@ -76,26 +77,29 @@ def measure_shares(arguments: list[str], steps: int) -> dict[str, float]:
     clock.watch(step, "gradient_norm", "norm")
     clock.watch(EMA, "update", "average")
     clock.watch(Trainer, "_write_rows", "log")
-    take = step.TrainingStep.__call__
+    take_step = step.TrainingStep.__call__
 
-    def counted(self: Any, batches: Any, number: int, *rest: Any) -> Any:
+    def take_counted_step(training_step: Any, batches: Any, number: int, *rest: Any) -> Any:
+        nonlocal start_time
         now = time.perf_counter()
         if number == first:
             clock.seconds.clear()
-            start_time[0] = now
+            start_time = now
         elif number == last:
-            total_seconds = now - start_time[0]
-            shares.update({part: seconds / total_seconds for part, seconds in clock.seconds.items()})
+            total_seconds = now - start_time
+            for part, seconds in clock.seconds.items():
+                shares[part] = seconds / total_seconds
             shares["step"] = total_seconds / (last - first)
-        return take(self, batches, number, *rest)
+        return take_step(training_step, batches, number, *rest)
 
-    step.TrainingStep.__call__ = counted
+    step.TrainingStep.__call__ = take_counted_step
     _train(arguments)
     return shares
 
 
 def measure_first_step(arguments: list[str]) -> float:
     """Return the seconds from the start of Python to the end of the first step, measured in a new process."""
+    # The end is measured in another process, so both times are those of the system clock.
     start_time = time.time()
     command = [sys.executable, __file__, *arguments, "--steps", "1", "--first"]
     process = subprocess.run(command, capture_output=True, text=True)
@@ -111,8 +115,8 @@ def find_first_step_end(arguments: list[str]) -> float:
     take_step = TrainingStep.__call__
     end_times = []
 
-    def take_timed_step(self: Any, *arguments: Any) -> Any:
-        result = take_step(self, *arguments)
+    def take_timed_step(training_step: Any, *step_arguments: Any) -> Any:
+        result = take_step(training_step, *step_arguments)
         end_times.append(time.time())
         return result
 
@@ -154,27 +158,34 @@ def main() -> None:
             f"trainer.max_steps={args.steps}",
             "trainer.valid_samples=1",
         ]
+        # The result gets a line of its own, after whatever the training has printed.
         if args.loop:
             print("\n" + json.dumps(measure_shares(train_arguments, args.steps)))
         else:
             print("\n" + json.dumps(find_first_step_end(train_arguments)))
         return
-    starts = []
-    loops = []
+    first_step_seconds = []
+    round_shares = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            starts.append(measure_first_step([*arguments, f"save_loc={folder}/one"]))
+            first_step_seconds.append(measure_first_step([*arguments, f"save_loc={folder}/one"]))
             command = [sys.executable, __file__, *arguments, f"save_loc={folder}/many"]
-            done = subprocess.run([*command, "--steps", str(args.steps), "--loop"], capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(done.stderr[-2000:])
-            loops.append(json.loads(done.stdout.splitlines()[-1]))
+            command += ["--steps", str(args.steps), "--loop"]
+            process = subprocess.run(command, capture_output=True, text=True)
+            if process.returncode:
+                sys.exit(process.stderr[-2000:])
+            round_shares.append(json.loads(process.stdout.splitlines()[-1]))
     print(f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '-')}, {args.rounds} rounds")
-    _print("start to first step, s", starts)
-    _print("step, s", [shares["step"] for shares in loops])
-    _print("rest, % of a step", [100 * (1 - sum(shares[part] for part in CORE_PARTS)) for shares in loops])
+    _print("start to first step, s", first_step_seconds)
+    _print("step, s", [shares["step"] for shares in round_shares])
+    rest_percent = []
+    for shares in round_shares:
+        core_share = sum(shares[part] for part in CORE_PARTS)
+        rest_percent.append(100 * (1 - core_share))
+    _print("rest, % of a step", rest_percent)
     for part in OVERHEAD_PARTS:
-        _print(f"  {part}", [100 * shares.get(part, 0.0) for shares in loops])
+        # A run without averaged weights, for example, has no such part.
+        _print(f"  {part}", [100 * shares.get(part, 0.0) for shares in round_shares])
 
 
 def _print(label: str, values: list[float]) -> None:

@@ -39,47 +39,49 @@ from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
+# Value of --units -> classes of modules that are sharding units.
 UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (WindowAttention, FeedForward)}
 
 
 def mark(model: nn.Module, unit: str) -> None:
     """Make `unit` the sharding unit of the encoder."""
     for module in model.modules():
-        for name, kinds in UNITS.items():
-            if isinstance(module, kinds):
+        for name, classes in UNITS.items():
+            if isinstance(module, classes):
                 module._fsdp2_shard = name == unit
 
 
-def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
+def build(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> nn.Module:
     """Collective: return the network, distributed over a mesh, in training mode.
 
     Args:
         mesh: mesh of the ranks.
         data: value of ``trainer.parallelism.data``.
-        asked: options of the command line.
+        args: options of the command line.
     """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(
-            image_height=asked.grid[0], image_width=asked.grid[1],
+            image_height=args.grid[0], image_width=args.grid[1],
             in_channels=CHANNELS, out_channels=CHANNELS,
-            dim=[asked.dim * 2**i for i in range(4)], depth=[2, 2, 8, 2], dim_head=8, global_window_size=[4, 2, 2, 1],
-            local_window_size=[4, 4, 2, 1], padding={"mode": "earth", "lat": [8, 8], "lon": [16, 16]},
-            decoder="pixel_shuffle",
+            dim=[args.dim * 2**stage for stage in range(4)], depth=[2, 2, 8, 2], dim_head=8,
+            global_window_size=[4, 2, 2, 1], local_window_size=[4, 4, 2, 1],
+            padding={"mode": "earth", "lat": [8, 8], "lon": [16, 16]}, decoder="pixel_shuffle",
         )  # fmt: skip
-    mark(model, asked.units)
-    parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=asked.checkpoint)
+    mark(model, args.units)
+    parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=args.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     return model.train()
 
 
-def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
+def measure(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
     """Collective: return the median seconds of a step, the collectives of a step, and its peak memory in bytes.
 
     The parameters are those of `build`.
     """
-    model = build(mesh, data, asked)
+    model = build(mesh, data, args)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
+    # Data-parallel ranks have different samples, tensor-parallel peers the same.
     fields = torch.randn(1, *model.spec.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
 
     def step() -> None:
@@ -90,50 +92,55 @@ def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[flo
         optimizer.step()
         optimizer.zero_grad()
 
+    # The first step warms up.
     step()
     times = []
-    for _ in range(asked.steps):
+    for _ in range(args.steps):
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         step()
-        taken = torch.tensor(time.perf_counter() - began)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        times.append(taken.item())
+        slowest = torch.tensor(time.perf_counter() - start)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        times.append(slowest.item())
     # Tensors that exist from step to step are not part of the peak.
-    staying = [*model.parameters(), *model.buffers()]
+    lasting_tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values():
-        staying += state.values()
-    with CollectiveCounter() as counted, LiveMemory(existing_tensors=map(local_shard, staying)) as live:
+        lasting_tensors += state.values()
+    with CollectiveCounter() as collectives, LiveMemory(existing_tensors=map(local_shard, lasting_tensors)) as live:
         step()
-    return statistics.median(times), counted, live.peak
+    return statistics.median(times), collectives, live.peak
 
 
 def main() -> None:
+    """Print a row for each mesh."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--grid", type=int, nargs=2, default=[48, 96])
     parser.add_argument("--dim", type=int, default=32, help="channels of the first stage")
     parser.add_argument("--units", default="layer", choices=UNITS)
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    launch = read_process_info()
-    if launch.world < 2:
+    process_info = read_process_info()
+    if process_info.world < 2:
         parser.error("start it with torchrun on two ranks or more")
-    with process_group(launch, torch.device("cpu"), timeout_minutes=10):
-        if launch.is_main:
+    # Other sharding units are measured on one mesh only.
+    meshes = MESHES if args.units == "layer" else [{"data": "fsdp2"}]
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=10):
+        if process_info.is_main:
             print("| data | replicate x shard x tensor | s | gathers | reduce-scatters | all-reduces | MB | peak MB |")
             print("|---|---|---|---|---|---|---|---|")
-        for conf in MESHES if asked.units == "layer" else [{"data": "fsdp2"}]:
-            degrees = plan_degrees(ParallelismConfig(**conf), launch.world)
-            mesh = build_mesh(degrees, launch.rank, "cpu")
-            seconds, counted, peak = measure(mesh, conf["data"], asked)
-            if launch.is_main:
-                calls = " | ".join(str(counted.calls[kind]) for kind in ("all-gather", "reduce-scatter", "all-reduce"))
+        for conf in meshes:
+            degrees = plan_degrees(ParallelismConfig(**conf), process_info.world)
+            mesh = build_mesh(degrees, process_info.rank, "cpu")
+            seconds, collectives, peak = measure(mesh, conf["data"], args)
+            if process_info.is_main:
+                kinds = ("all-gather", "reduce-scatter", "all-reduce")
+                calls = " | ".join(str(collectives.calls[kind]) for kind in kinds)
                 grid = f"{degrees.replicate} x {degrees.shard} x {degrees.tensor}"
-                total = sum(counted.bytes.values()) / 1e6
+                megabytes = sum(collectives.bytes.values()) / 1e6
                 print(
-                    f"| {conf['data']} | {grid} | {seconds:.2f} | {calls} | {total:.1f} | {peak / 1e6:.0f} |",
+                    f"| {conf['data']} | {grid} | {seconds:.2f} | {calls} | {megabytes:.1f} | {peak / 1e6:.0f} |",
                     flush=True,
                 )
 

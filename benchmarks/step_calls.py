@@ -33,7 +33,7 @@ class CallCounter(AbstractContextManager):
         self._root = f"{Path(credit.__file__).parent}/"
 
     def __enter__(self) -> CallCounter:
-        sys.setprofile(self._notice)
+        sys.setprofile(self._count_call)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -47,9 +47,10 @@ class CallCounter(AbstractContextManager):
             by_file[file] += count
         return by_file
 
-    def _notice(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _count_call(self, frame: FrameType, event: str, argument: Any) -> None:
         """Count one call; the parameters are those of a profile function of `sys.setprofile`."""
         file = frame.f_code.co_filename
+        # Other events are returns, and calls of C functions.
         if event == "call" and file.startswith(self._root):
             self.calls[file.removeprefix(self._root), frame.f_code.co_name] += 1
 
@@ -63,7 +64,7 @@ def count_step(number: int) -> CallCounter:
     take_step = TrainingStep.__call__
     steps_taken = 0
 
-    def count(training_step: TrainingStep, *args: Any, **kwargs: Any) -> Any:
+    def take_counted_step(training_step: TrainingStep, *args: Any, **kwargs: Any) -> Any:
         nonlocal steps_taken
         steps_taken += 1
         if steps_taken != number:
@@ -72,7 +73,7 @@ def count_step(number: int) -> CallCounter:
             return take_step(training_step, *args, **kwargs)
 
     template = Path(credit.__file__).parent / "config" / "templates" / "quickstart.yml"
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(TrainingStep, "__call__", count):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(TrainingStep, "__call__", take_counted_step):
         overrides = [f"save_loc={folder}/run", f"trainer.max_steps={number}", "trainer.valid_samples=2"]
         run_command(argparse.Namespace(config=str(template), overrides=overrides))
     return counter

@@ -33,7 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from wxformer import build_ours, build_reference, mean_square, prepare, random_sample, run_script
 
 OTHER, OPTIMIZER = "other", "optimizer"
-# part -> its modules
+# Package -> part -> regular expression of the names of its modules.
 PARTS = {
     "ours": {
         "embedding": r"stages\.\d\.embed",
@@ -52,6 +52,7 @@ PARTS = {
 }
 ROWS = (*PARTS["ours"], OTHER, OPTIMIZER)
 CASES = [("reference", "float32"), ("ours", "float32"), ("ours", "bfloat16")]
+_PASSES = ("forward", "backward")
 
 
 class Parts(TorchDispatchMode):
@@ -68,12 +69,13 @@ class Parts(TorchDispatchMode):
     def __init__(self, model: nn.Module, patterns: dict[str, str]) -> None:
         super().__init__()
         self.totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        # The part and the pass in which the step is now, and the time since when.
+        # The part and the pass in which the step is now, and the time at which it entered them.
         self._part = OTHER
         self._pass = "forward"
-        self._since = 0.0
+        self._entry_time = 0.0
+        # The address of a storage is its key. Kept storages stay alive, so that their keys are not used again.
         self._weight_keys = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._kept_storages: dict[int, torch.UntypedStorage] = {}
         for name, module in model.named_modules():
             for part, pattern in patterns.items():
                 if re.fullmatch(pattern, name):
@@ -84,13 +86,17 @@ class Parts(TorchDispatchMode):
 
         def begin(module: nn.Module, args: tuple) -> tuple:
             self.enter(part)
+            # The backward pass leaves the part when it reaches the inputs.
             gated_args = []
             for arg in args:
-                gated_args.append(_Gate.apply(arg, self, OTHER) if isinstance(arg, Tensor) else arg)
+                if isinstance(arg, Tensor):
+                    arg = _Gate.apply(arg, self, OTHER)
+                gated_args.append(arg)
             return tuple(gated_args)
 
         def end(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             self.enter(OTHER)
+            # The backward pass enters the part at the output.
             return _Gate.apply(output, self, part)
 
         module.register_forward_pre_hook(begin)
@@ -104,25 +110,26 @@ class Parts(TorchDispatchMode):
             new_pass: ``backward`` if the backward pass begins, None to stay in the present pass.
         """
         now = time.perf_counter()
-        self.totals[self._pass][self._part] += now - self._since
+        self.totals[self._pass][self._part] += now - self._entry_time
         self._part = part
-        self._since = now
+        self._entry_time = now
         if new_pass is not None:
             self._pass = new_pass
 
     def begin(self) -> None:
         """Reset all sums; the forward pass of a step begins."""
         self.totals.clear()
-        self._kept.clear()
+        self._kept_storages.clear()
         self._part = OTHER
         self._pass = "forward"
-        self._since = time.perf_counter()
+        self._entry_time = time.perf_counter()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Count a tensor that is kept for the backward pass."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._kept and storage._cdata not in self._weight_keys:
-            self._kept[storage._cdata] = storage
+        key = storage._cdata
+        if key not in self._kept_storages and key not in self._weight_keys:
+            self._kept_storages[key] = storage
             self.totals["kept"][self._part] += storage.nbytes()
         return tensor
 
@@ -139,7 +146,8 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: Parts, part: str) -> Tensor:
-        ctx.parts, ctx.part = parts, part
+        ctx.parts = parts
+        ctx.part = part
         return x.view_as(x)
 
     @staticmethod
@@ -151,9 +159,9 @@ class _Gate(torch.autograd.Function):
 @contextmanager
 def counting(parts: Parts) -> Iterator[None]:
     """Also count operations and kept bytes during the block, which makes the step slower."""
-    with ExitStack() as held:
-        held.enter_context(parts)
-        held.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.keep, lambda tensor: tensor))
+    with ExitStack() as stack:
+        stack.enter_context(parts)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.keep, lambda tensor: tensor))
         yield
 
 
@@ -170,9 +178,11 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
         seconds, FLOP or bytes.
     """
     torch.manual_seed(0)
-    model = build_ours() if package == "ours" else build_reference()
     if package == "ours":
+        model = build_ours()
         prepare(model, "train", dtype)
+    else:
+        model = build_reference()
     x, target = random_sample(STARTER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     parts = Parts(model.train(), PARTS[package])
@@ -195,7 +205,8 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
     # Counting takes time, so the step that is counted is not among those that are timed.
     with counting(parts):
         counted = step()
-    fastest = min((step() for _ in range(steps)), key=total_seconds)
+    timed_steps = [step() for _ in range(steps)]
+    fastest = min(timed_steps, key=total_seconds)
     result: dict[str, Any] = {"rate": _product_rate(getattr(torch, dtype))}
     for name in _PASSES:
         result[name] = fastest[name]
@@ -204,18 +215,17 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
     return result
 
 
-_PASSES = ("forward", "backward")
-
-
 def _product_rate(dtype: torch.dtype) -> float:
     """Return the FLOP/s of a large matrix product."""
     n = 2048
-    a, b = (torch.randn(n, n).to(dtype) for _ in range(2))
+    a = torch.randn(n, n).to(dtype)
+    b = torch.randn(n, n).to(dtype)
     seconds = []
     for _ in range(8):
-        began = time.perf_counter()
+        start = time.perf_counter()
         a @ b
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
+    # Each of the n * n results takes n multiplications and n additions.
     return 2 * n**3 / min(seconds)
 
 
@@ -262,13 +272,17 @@ def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path
         left = 0.0
         for number, part in enumerate(ROWS):
             width = columns["forward"][part] + columns["backward"][part]
-            bar = axes.barh(row, width, left=left, color=f"C{number}", label=part if not row else None, height=0.6)
+            # The legend lists a part once, from the first bar.
+            label = part if row == 0 else None
+            bar = axes.barh(row, width, left=left, color=f"C{number}", label=label, height=0.6)
+            # A narrow part has no room for its number.
             if width > 60:
                 axes.bar_label(bar, [f"{width:.0f}"], label_type="center", fontsize=8, color="white")
             left += width
         floor = sum(columns["floor"].values())
-        axes.plot([floor, floor], [row - 0.38, row + 0.38], color="black", label=None if row else "floor")
-    axes.set_yticks(range(len(results)), [f"{names[who]}\n{dtype}" for who, dtype in results])
+        floor_label = "floor" if row == 0 else None
+        axes.plot([floor, floor], [row - 0.38, row + 0.38], color="black", label=floor_label)
+    axes.set_yticks(range(len(results)), [f"{names[package]}\n{dtype}" for package, dtype in results])
     axes.invert_yaxis()
     axes.set_xlabel("ms of a training step")
     axes.spines[["top", "right"]].set_visible(False)
@@ -293,7 +307,8 @@ def main() -> None:
     rounds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for _ in range(args.rounds):
         for case in CASES:
-            if case[0] == "ours" or args.reference:
+            package, _ = case
+            if package == "ours" or args.reference:
                 rounds[case].append(run_script(Path(__file__), case, args))
     results = {case: summarise(case_rounds) for case, case_rounds in rounds.items()}
     print(f"torch {torch.__version__}, {args.threads} threads, medians of {args.rounds} rounds")

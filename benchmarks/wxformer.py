@@ -45,6 +45,7 @@ from torch.utils.checkpoint import checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 MODELS = {"starter": STARTER, "published": PUBLISHED}
+# Modes of both packages; the others are for our network only.
 SHARED = ("eval", "train")
 ROLLOUTS = ("rollout", "rollout-kept")
 MODES = (*SHARED, "checkpoint", *ROLLOUTS)
@@ -61,10 +62,11 @@ def build_ours(model: str = "starter") -> nn.Module:
 
 def build_reference() -> nn.Module:
     """Return the starter's network of the published package, which must be first on the path."""
-    post = types.ModuleType("credit.postblock.gen1")
-    # The real class imports many packages, and is not used here.
-    post.PostBlock = None
-    sys.modules |= {"credit.postblock": types.ModuleType("credit.postblock"), post.__name__: post}
+    # The network's file imports a class that is not used here, and whose module imports many packages.
+    postblock_module = types.ModuleType("credit.postblock.gen1")
+    postblock_module.PostBlock = None
+    sys.modules["credit.postblock"] = types.ModuleType("credit.postblock")
+    sys.modules[postblock_module.__name__] = postblock_module
     from credit.models.wxformer.crossformer import CrossFormer
 
     return CrossFormer(**REFERENCE_STARTER)
@@ -83,8 +85,15 @@ def random_sample(settings: Mapping[str, Any], device: str | torch.device = "cpu
     return x, target
 
 
-def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
-    """Run one case in this process: the package ``ours`` or ``reference``, a mode, a dtype and a size of `MODELS`.
+def measure(package: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
+    """Run one case in this process.
+
+    Args:
+        package: ``ours`` or ``reference``.
+        mode: one of `MODES`.
+        dtype: ``float32`` or ``bfloat16``.
+        steps: number of steps, of which the fastest counts.
+        size: name in `MODELS`.
 
     Returns:
         ``time`` and ``cpu`` -> seconds of the fastest step; ``peak`` (resident set) and ``tensors`` -> GB.
@@ -92,32 +101,21 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     from live_memory import LiveMemory
 
     torch.manual_seed(0)
-    model = build_ours(size) if who == "ours" else build_reference()
+    model = build_ours(size) if package == "ours" else build_reference()
     x, target = random_sample(MODELS[size])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
-    if who == "ours":
+    if package == "ours":
         prepare(model, mode, dtype)
     if mode == "checkpoint":
         from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
         checkpoint_blocks(model, True)
-    normalises = who == "ours" and mode != "eval"
-
-    def loss() -> Tensor:
-        if mode not in ROLLOUTS:
-            return mean_square(model(x), target)
-        from credit.models.kernels.recompute_cache import recompute_contexts
-
-        if mode == "rollout":
-            first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts)
-        else:
-            first = model(x)
-        second = model(first[:, : x.shape[1]])
-        return mean_square(first, target) + mean_square(second, target)
+    # Our training advances the power iterations of spectral norm before each step.
+    advances_iterations = package == "ours" and mode != "eval"
 
     def step() -> None:
-        if normalises:
+        if advances_iterations:
             from credit.models.layers.spectral_norm import advance_power_iterations
 
             advance_power_iterations(model)
@@ -125,15 +123,17 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
             if mode == "eval":
                 model(x)
                 return
-            total = loss()
-        total.backward()
+            loss = _compute_loss(model, x, target, mode)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    times, cpu_times = [], []
+    times = []
+    cpu_times = []
     with torch.set_grad_enabled(mode != "eval"):
         for _ in range(steps + 1):
-            start, cpu_start = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
+            cpu_start = time.process_time()
             step()
             times.append(time.perf_counter() - start)
             cpu_times.append(time.process_time() - cpu_start)
@@ -141,6 +141,21 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
         with LiveMemory([*model.parameters(), *model.buffers(), x, target]) as live:
             step()
     return {"time": min(times[1:]), "cpu": min(cpu_times[1:]), "peak": peak, "tensors": live.peak / 1e9}
+
+
+def _compute_loss(model: nn.Module, x: Tensor, target: Tensor, mode: str) -> Tensor:
+    """Return the loss of one forecast step or, in the modes of `ROLLOUTS`, the sum of the losses of two steps."""
+    if mode not in ROLLOUTS:
+        return mean_square(model(x), target)
+    from credit.models.kernels.recompute_cache import recompute_contexts
+
+    if mode == "rollout":
+        first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts)
+    else:
+        first = model(x)
+    # The first output channels serve as the next input.
+    second = model(first[:, : x.shape[1]])
+    return mean_square(first, target) + mean_square(second, target)
 
 
 def mean_square(y: Tensor, target: Tensor) -> Tensor:
@@ -191,13 +206,13 @@ def main() -> None:
     for _ in range(args.rounds):
         for case in cases:
             results.setdefault(case, []).append(run_script(Path(__file__), case, args))
-    for case, round_results in results.items():
-        who, mode, dtype = case
-        _print(mode, dtype, who, round_results)
-        if who == "reference":
+    for case, case_results in results.items():
+        package, mode, dtype = case
+        _print(mode, dtype, package, case_results)
+        if package == "reference":
             ratios = []
-            for ours, reference in zip(results["ours", mode, dtype], round_results, strict=True):
-                ratios.append({key: reference[key] / ours[key] for key in ours})
+            for our_result, reference_result in zip(results["ours", mode, dtype], case_results, strict=True):
+                ratios.append({key: reference_result[key] / our_result[key] for key in our_result})
             _print("", "", "ratio", ratios)
 
 
@@ -209,14 +224,18 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
         case: words after --case; the first is ``ours`` or ``reference``.
         args: options of this process, which are passed on.
     """
+    # Both packages are called `credit`: the folder decides which of them the process imports.
     folder = REPOSITORY if case[0] == "ours" else args.reference.resolve()
     command = [sys.executable, str(script.resolve()), "--threads", str(args.threads), "--steps", str(args.steps)]
-    command += ["--model", args.model] if hasattr(args, "model") else []
+    # Not every script has this option.
+    if hasattr(args, "model"):
+        command += ["--model", args.model]
+    command += ["--case", *case]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run([*command, "--case", *case], env=environment, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(case)}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"{' '.join(case)}: {process.stderr[-2000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def _print(mode: str, dtype: str, package: str, results: list[dict[str, float]]) -> None:

@@ -21,7 +21,8 @@ TIME_UNITS = "minutes since 1900-01-01 00:00:00"
 CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
 # Other CF names of the same calendars.
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
-_UNIT_MINUTES = {"min": 1, "h": 60, "d": 1440}
+_DAY_MINUTES = 1440
+_UNIT_MINUTES = {"min": 1, "h": 60, "d": _DAY_MINUTES}
 _MINUTES_PER_JULIAN_YEAR = 525_960  # 365.25 days
 # Year, month and day, then optionally hour, minute and second.
 _ISO_8601 = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
@@ -72,6 +73,7 @@ class Calendar:
         name = _ALIASES.get(self.name.lower(), self.name.lower())
         if name not in CALENDARS:
             raise DataError(f'calendar "{self.name}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}')
+        # A frozen dataclass can be changed only in this way.
         object.__setattr__(self, "name", name)
 
     def parse(self, text: str, key: str = "time") -> int:
@@ -106,10 +108,11 @@ class Calendar:
             ConfigError: if the text is not a date of this calendar.
         """
         minutes = self.parse(text, key)
+        # ISO 8601 has a T or a space between the date and the time of the day.
         has_time_of_day = "T" in str(text) or " " in str(text).strip()
         if has_time_of_day:
             return minutes
-        return minutes + _UNIT_MINUTES["d"] - 1
+        return minutes + _DAY_MINUTES - 1
 
     def datetime(self, minutes: int) -> cftime.datetime:
         """Return the calendar date and time of `minutes` since 1900-01-01 00:00 UTC."""
@@ -134,6 +137,7 @@ class Calendar:
             minutes = cftime.date2num(dates, TIME_UNITS, self.name)
         except (ValueError, OverflowError) as error:
             raise DataError(f'time units "{units}" of calendar {self.name} cannot be decoded: {error}') from error
+        # Fractions of a day or an hour are inexact in floating-point numbers, so a time may be off by a tiny amount.
         return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
@@ -149,11 +153,12 @@ class Calendar:
     def days_per_year(self) -> int:
         """Number of days of a year that is not a leap year; 366 in ``all_leap``, in which every year is one."""
         # 2001 is a leap year in no calendar but all_leap.
-        return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // 1440
+        return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // _DAY_MINUTES
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the elapsed fraction of the UTC day at `minutes`, in [0, 1), float64, of the same shape."""
-        return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0
+        # Minutes count from a midnight, so the remainder is the time since the last midnight.
+        return np.mod(np.asarray(minutes, dtype=np.float64), _DAY_MINUTES) / _DAY_MINUTES
 
 
 @lru_cache(maxsize=1024)
@@ -167,7 +172,7 @@ def _find_year(calendar: str, minutes: int) -> int:
 
     This takes a hundredth of the time of a conversion by cftime, because `_first_minute_of_year` is cached.
     """
-    # The estimate is right to a year or so and is then corrected year by year.
+    # The estimate is wrong by a year or so, and it is corrected year by year.
     year = 1900 + minutes // _MINUTES_PER_JULIAN_YEAR
     while _first_minute_of_year(calendar, year + 1) <= minutes:
         year += 1

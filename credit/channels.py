@@ -121,6 +121,7 @@ class ChannelMap:
         for members in variables.values():
             names_2d.update(members["vars_2D"])
         channels = []
+        # The channels of a 3-D variable follow each other, level by level; in each group 3-D variables come first.
         for group in GROUPS:
             members = variables.get(group, {"vars_3D": (), "vars_2D": ()})
             for variable in members["vars_3D"]:
@@ -207,7 +208,7 @@ class ChannelMap:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
-        """Return the map from which `to_dict` has made `data`."""
+        """Build a map from the plain data that `to_dict` returned."""
         channels = [Channel(**attributes) for attributes in data["channels"]]
         return cls(channels, data["input_order"])
 
@@ -218,7 +219,6 @@ class ChannelMap:
         """Return a description of how `other` differs from this map, None if they are the same."""
         if self == other:
             return None
-        # Report the groups whose channels differ; if none does, the groups must stand in another order in the input.
         mismatches = []
         for group in GROUPS:
             names = [channel.name for channel in self.group(group)]
@@ -270,6 +270,7 @@ def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
     """
     first = channels[0]
     stop = channels[-1] + 1
+    # A slice selects a view, a list of indices selects a copy.
     are_adjacent = channels == list(range(first, stop))
     index = slice(first, stop) if are_adjacent else channels
     if fields.ndim == 3:

@@ -9,8 +9,9 @@ import difflib
 import os
 from collections.abc import Iterable
 
-# Similarity of two names by `difflib`: twice the number of common letters divided by the number of all letters. One
-# wrong letter of three gives 0.67. At 0.6 and below, unrelated names are similar by chance ("mode" and "folder").
+# Similarity of two names by `difflib`: twice the number of common letters, divided by the number of letters of both
+# names. One wrong letter of three gives 0.67. At 0.6 and below, unrelated names are similar by chance, as "mode" and
+# "folder" are.
 _MIN_LIKENESS = 0.65
 
 
@@ -43,13 +44,13 @@ class CheckpointError(CreditError):
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is spelled most like `name`, None if no choice is similar enough (`_MIN_LIKENESS`)."""
     names = sorted({str(choice) for choice in choices})
+    # All similar names are candidates; `get_close_matches` refuses n=0.
     candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_LIKENESS)
     if not candidates:
         return None
 
     def sort_key(candidate: str) -> tuple[float, int]:
-        # Of candidates with equally many letters in common, such as z850 and z500 for z501, the one whose beginning
-        # agrees for longest is taken.
+        # Some candidates are equally similar, such as z850 and z500 to z501; then the longer common beginning decides.
         likeness = difflib.SequenceMatcher(None, candidate, str(name)).ratio()
         common_beginning = os.path.commonprefix([candidate, str(name)])
         return likeness, len(common_beginning)

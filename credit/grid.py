@@ -73,6 +73,7 @@ class LatLonGrid:
             raise DataError(f"{origin}: latitude {lat[np.abs(lat).argmax()]:g} is outside -90..90 degrees")
         rows = np.argsort(-lat, kind="stable")
         southward = np.clip(lat[rows], -90.0, 90.0)
+        # The rows descend now, so a step that is not negative means that two rows have the same latitude.
         if np.diff(southward).max() > -1e-6:
             raise DataError(f"{origin}: latitudes repeat; every row must have its own")
         # Columns eastward from 0. A float32 longitude of 0 that was shifted by 360 may lie just below 360.
@@ -119,6 +120,7 @@ class LatLonGrid:
 
         The area of a cell is proportional to the difference of the sines of its edges. A row on a pole is half a cell.
         """
+        # The sines run from 1 at the north pole to -1 at the south pole, so half of a difference is a fraction.
         sine_of_edges = np.sin(np.deg2rad(self.lat_bounds))
         band_H = -np.diff(sine_of_edges) / 2.0
         return np.repeat(band_H[:, None] / len(self.lon), len(self.lon), axis=1)
@@ -154,7 +156,7 @@ class LatLonGrid:
 
     @classmethod
     def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
-        """Return the grid from which `to_dict` has made `data`; the coordinates are not checked again."""
+        """Build a grid from what `to_dict` returned; the coordinates are not checked again."""
         return cls(
             lat=np.asarray(data["lat"], dtype=np.float64),
             lon=np.asarray(data["lon"], dtype=np.float64),
@@ -190,6 +192,7 @@ def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.
     """
     repeated = np.flatnonzero(np.diff(eastward) < _TOLERANCE_DEGREES)
     if len(repeated):
+        # A short step lies between two columns; their indices in the file are named.
         first, second = sorted(columns[repeated[0] : repeated[0] + 2])
         raise DataError(
             f"{origin}: columns {first} and {second}, counted from 0, are at the same longitude ({lon[first]:g} and "
@@ -261,4 +264,5 @@ def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, ori
         raise DataError(f"{origin}: latitude bounds leave gaps or do not enclose their rows")
     if abs(upper[0] - 90) > _TOLERANCE_DEGREES or abs(lower[-1] + 90) > _TOLERANCE_DEGREES:
         raise DataError(f"{origin}: latitude bounds {lower[-1]:g}..{upper[0]:g} do not reach the poles")
+    # The outermost edges in the file may be rounded, so the poles themselves are used.
     return np.concatenate([[90.0], lower[:-1], [-90.0]])

@@ -75,14 +75,26 @@ def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Names
 
     from credit.train.checkpoint.checkpoint import parse_step
 
+    # Name of a link -> the checkpoint that it points to.
     links = {name: (folder / name).resolve() for name in ("latest", "best")}
     # One row of the table for each checkpoint.
     rows = []
     for path in paths:
-        num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M")
-        link_names = ", ".join(name for name, target in links.items() if target == path.resolve())
-        rows.append([str(parse_step(path)), f"{num_bytes / 1e6:.1f} MB", written, _format_best_score(path), link_names])
+        num_bytes = 0
+        for file in path.rglob("*"):
+            if file.is_file():
+                num_bytes += file.stat().st_size
+        time_written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M")
+        link_names = [name for name, target in links.items() if target == path.resolve()]
+        rows.append(
+            [
+                str(parse_step(path)),
+                f"{num_bytes / 1e6:.1f} MB",
+                time_written,
+                _format_best_score(path),
+                ", ".join(link_names),
+            ]
+        )
     header = ["step", "size", "written (UTC)", "best so far", "links"]
     print(format_table(header, rows, right_aligned=["step", "size", "best so far"]))
     return 0
@@ -97,9 +109,11 @@ def _format_best_score(path: Path) -> str:
     import json
 
     try:
-        best = json.loads((path / "meta.json").read_text())["progression"]["best"]
-        return f"{best:.4g}"
+        meta = json.loads((path / "meta.json").read_text())
+        best_score = meta["progression"]["best"]
+        return f"{best_score:.4g}"
     except (OSError, ValueError, KeyError, TypeError):
+        # The file is missing, is not JSON, or has other contents than training writes.
         return "unreadable"
 
 

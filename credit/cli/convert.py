@@ -79,7 +79,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.errors import ConfigError
     from credit.train.checkpoint.convert import DEFAULT_RENAME, PublishedFiles, export_weights, import_checkpoint
 
-    # The published files may have the levels and variables in another order than the run's data.
+    # Published weights may have their channels in another order than CONFIG; --levels and --variables give the order.
     overrides = list(arguments.overrides)
     if arguments.levels:
         overrides.append(f"data.levels=[{arguments.levels}]")

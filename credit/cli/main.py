@@ -134,16 +134,19 @@ def _set_up_output(quiet: bool) -> None:
     set_quiet(quiet)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr))
-    # The level of the root logger stays: the log files of a run have all messages.
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    # Only this handler gets the higher level. The root logger lets all messages pass to the log files of a run.
+    level = logging.WARNING if quiet else logging.INFO
+    handler.setLevel(level)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _print_error(program: str, message: str) -> None:
     """Print ``PROGRAM: MESSAGE`` on standard error, wrapped and coloured if this is a terminal."""
+    prefix = f"{program}:"
     # Wrap before colouring, because escape sequences of colours would count as characters of a line.
-    text = wrap_text(f"{program}: {message}", sys.stderr, indent="  ")
-    print(colorize(f"{program}:", "red", sys.stderr) + text.removeprefix(f"{program}:"), file=sys.stderr)
+    text = wrap_text(f"{prefix} {message}", sys.stderr, indent="  ")
+    colored_prefix = colorize(prefix, "red", sys.stderr)
+    print(colored_prefix + text.removeprefix(prefix), file=sys.stderr)
 
 
 def _entry_point(command: str) -> Callable[[], int]:
@@ -211,8 +214,11 @@ def _is_closed_pipe(stream: TextIO | None) -> bool:
     try:
         poll.register(stream.fileno(), select.POLLOUT)
     except (AttributeError, OSError, ValueError):
+        # The stream is None, has no file descriptor, or is closed.
         return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    # A pipe without a reader reports one of these. The timeout of 0 asks for the present state without waiting.
+    closed_events = select.POLLERR | select.POLLHUP
+    return any(event & closed_events for _, event in poll.poll(0))
 
 
 # Entry points of the programs credit_init, credit_check and so on in setup.cfg.

@@ -43,7 +43,7 @@ example:
 
 exit code: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
-# Grid on which the loss is built before its fields get the size of the run's grid.
+# Grid (rows x columns) on which the loss is built before its fields get the size of the run's grid.
 _COARSE_GRID = "8x16"
 
 
@@ -81,16 +81,18 @@ def run_command(arguments: argparse.Namespace) -> int:
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network, arguments.launch)
     with _suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
+        # Fraction of the run -> number of rollout steps from there on; a constant length begins at fraction 0.
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
         step_builder = TrainingStepBuilder(config, assets)
-        num_output_values = len(assets.channels.output) * math.prod(assets.grid.shape)
+        # Values of the output of one batch (B, C, H, W), in float32.
+        values_per_sample = len(assets.channels.output) * math.prod(assets.grid.shape)
+        num_output_values = config.trainer.train_batch_size * values_per_sample
         planned_run = PlannedRun(
             config.trainer,
             rollout,
             num_samples,
             step_builder,
-            # float32
-            output_bytes=4 * config.trainer.train_batch_size * num_output_values,
+            output_bytes=4 * num_output_values,
             gathers_members=step_builder.gathers_members,
         )
         plan = make_plan(planned_run, arguments.world_size, gpu)
@@ -144,7 +146,10 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
         split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
         initial_times = require_samples(times, split, calendar, data, data.forecast_len)
-        return config, dummy_assets(config, build_grid(grid), {}), len(initial_times)
+        assets = dummy_assets(config, build_grid(grid), {})
+        return config, assets, len(initial_times)
+
+    # With the data, their grid and times give the plan.
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
@@ -153,7 +158,8 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     initial_times = require_samples(
         reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len
     )
-    return config, dummy_assets(config, reader.grid, reader.attributes), len(initial_times)
+    assets = dummy_assets(config, reader.grid, reader.attributes)
+    return config, assets, len(initial_times)
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
@@ -185,6 +191,7 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
                 source = {**source, "path": ".", "type": None, "options": {}}
             sources.append(source)
         document["data"] = data | {"sources": sources, "store": None, "coefficients": None}
+        # The file of the grid (data.grid.like) need not exist either.
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             document["data"]["grid"] = data["grid"] | {"like": "."}
     model = document.get("model")
@@ -202,6 +209,7 @@ def build_grid(text: str) -> LatLonGrid:
     """
     from credit.grid import LatLonGrid
 
+    # The sizes of 0 stand for a text of another form, which is then refused like a grid that is too small.
     rows = columns = 0
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
     if match is not None:
@@ -229,8 +237,12 @@ class TrainingStepBuilder:
         self._config = config
         self._assets = assets
         # The loss has fields of weights. On the run's grid they would take gigabytes of this machine's memory, so they
-        # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`).
-        self._loss_grid = assets.grid if config.loss.depends_on_resolution else build_grid(_COARSE_GRID)
+        # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`). Other constants
+        # that depend on the grid, such as spectral tables, cannot be resized and are built for the run's grid.
+        if config.loss.depends_on_resolution:
+            self._loss_grid = assets.grid
+        else:
+            self._loss_grid = build_grid(_COARSE_GRID)
         self._loss_context = build_run_loss_context(config, dummy_assets(config, self._loss_grid, {}))
         self._real_loss = build_loss_from_context(config.loss, self._loss_context)
         # A loss that couples all dimensions is computed whole on every rank.
@@ -256,7 +268,8 @@ class TrainingStepBuilder:
         if not sharded:
             parallelism = parallelism.model_copy(update={"data": "none"})
         changes = {"parallelism": parallelism, "activation_checkpoint": checkpointing, "compile": False}
-        config = self._config.model_copy(update={"trainer": trainer.model_copy(update=changes)})
+        planned_trainer = trainer.model_copy(update=changes)
+        config = self._config.model_copy(update={"trainer": planned_trainer})
         return build_parallel_model(config, self._assets, mesh, torch.device("meta"))
 
     def build_step(
@@ -296,7 +309,11 @@ class TrainingStepBuilder:
             forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm
         )
         step = TrainingStep(build_objective(trainer.objective, context), optimizer, None, settings)
-        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
+
+        def take_step(begin: Callable[[], None]) -> object:
+            return step(self._batches(rollout, begin), 0, trainer.learning_rate)
+
+        return optimizer, take_step
 
     def _build_loss(self) -> nn.Module:
         """Return the loss, with its fields (H, W) on the run's grid.
@@ -339,7 +356,9 @@ class TrainingStepBuilder:
             if buffer is not None and buffer.shape[-2:] == self._loss_grid.shape:
                 buffer = buffer.new_empty(*buffer.shape[:-2], num_rows, self._assets.grid.shape[1])
             resized._buffers[name] = buffer
-        resized._modules = {name: self._resize_fields(child, num_rows) for name, child in module._modules.items()}
+        resized._modules = {}
+        for name, child in module._modules.items():
+            resized._modules[name] = self._resize_fields(child, num_rows)
         return resized
 
     def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
@@ -359,11 +378,13 @@ class TrainingStepBuilder:
         grid_shape = self._assets.grid.shape
         num_prognostic = len(channels.group("prognostic"))
         num_forcing = len(channels.group("dynamic_forcing"))
+        # The forcing covers all input frames of the rollout; the last target frame is no input.
+        num_input_frames = history_len + rollout - 1
         while True:
             begin()
             yield Batch(
                 history_BCTHW=torch.zeros(batch_size, num_prognostic, history_len, *grid_shape),
-                forcing_BCTHW=torch.zeros(batch_size, num_forcing, history_len + rollout - 1, *grid_shape),
+                forcing_BCTHW=torch.zeros(batch_size, num_forcing, num_input_frames, *grid_shape),
                 target_BCTHW=torch.zeros(batch_size, len(channels.output), rollout, *grid_shape),
                 initial_minutes=(0,) * batch_size,
             )

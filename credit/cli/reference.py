@@ -47,8 +47,10 @@ def _render_command(command: str, summary: str) -> str:
     lines += ["```text", _render_usage(f"credit {command}", actions), "", parser.description or "", "```", ""]
     lines += ["| argument | meaning |", "|---|---|"]
     for action in actions:
+        name = _escape_table_cell(_render_name(action))
+        # A row of a Markdown table is one line, but a help text may contain line breaks.
         description = " ".join((action.help or "").split())
-        lines.append(f"| `{_escape_table_cell(_render_name(action))}` | {_escape_table_cell(description)} |")
+        lines.append(f"| `{name}` | {_escape_table_cell(description)} |")
     return "\n".join([*lines, ""])
 
 
@@ -61,11 +63,13 @@ def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
         program: name of the program.
         actions: arguments and options of its parser.
     """
-    parts = [program]
+    words = [program]
     for action in actions:
         name = _render_name(action)
-        parts.append(name if _is_required(action) else f"[{name}]")
-    return " ".join(parts)
+        if not _is_required(action):
+            name = f"[{name}]"
+        words.append(name)
+    return " ".join(words)
 
 
 def _render_name(action: argparse.Action) -> str:
@@ -73,6 +77,7 @@ def _render_name(action: argparse.Action) -> str:
     if not action.option_strings:
         return _render_placeholder(action)
     option = action.option_strings[-1]
+    # A flag takes no value, so it has no placeholder.
     if action.nargs == 0:
         return option
     return f"{option} {_render_placeholder(action)}"
@@ -83,7 +88,8 @@ def _render_placeholder(action: argparse.Action) -> str:
     if action.metavar is not None:
         name = str(action.metavar)
     elif action.choices is not None:
-        name = "{" + ",".join(map(str, action.choices)) + "}"
+        choices = ",".join(str(choice) for choice in action.choices)
+        name = "{" + choices + "}"
     else:
         # argparse shows the names of options in capitals, those of positional arguments as they are.
         name = action.dest.upper() if action.option_strings else action.dest
@@ -93,7 +99,7 @@ def _render_placeholder(action: argparse.Action) -> str:
 
 
 def _is_required(action: argparse.Action) -> bool:
-    """Return True if the command fails if the argument is left out."""
+    """Return True if the command fails when the argument is left out."""
     if action.option_strings:
         return action.required
     return action.nargs not in ("*", "?")

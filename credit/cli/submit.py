@@ -101,7 +101,10 @@ def _require_compatible_options(arguments: argparse.Namespace) -> None:
     from credit.errors import ConfigError, did_you_mean
     from credit.hpc.job import JOB_KINDS
 
-    for option, kind in (("--job", arguments.job), ("--after", arguments.after or arguments.job)):
+    kinds = {"--job": arguments.job}
+    if arguments.after:
+        kinds["--after"] = arguments.after
+    for option, kind in kinds.items():
         if kind not in JOB_KINDS:
             raise ConfigError(f"{option} {kind}: not a kind of job{did_you_mean(kind, JOB_KINDS)}")
     if arguments.chain is not None and arguments.job != "train":
@@ -130,7 +133,6 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     Raises:
         ConfigError: if the site is not named, or the job does not fit the site or the parallelism in the config.
     """
-    import os
     from pathlib import Path
 
     from credit.config.load import build_section
@@ -145,25 +147,26 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
         value = getattr(arguments, key)
         if value is not None:
             options[key] = value
-    section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
-    # Only variables that are set here can be passed on; the job reports the others when it reads the config.
-    variable_names = _list_environment_variables(config, model_config, arguments)
-    variables = {name: os.environ[name] for name in sorted(variable_names & set(os.environ))}
+    section_keys = {**section.model_dump(), **options}
+    section = build_section(type(section), section_keys, origin="credit submit")
+    model_path = None
+    if model_config is not None:
+        model_path = Path(arguments.model)
     request = JobRequest(
         kind=arguments.job,
         experiment=config.experiment,
         folder=Path(config.save_loc),
         config=Path(arguments.config),
         overrides=arguments.overrides,
-        variables=variables,
+        variables=_collect_environment_variables(config, model_config, arguments),
         spread=config.inference.parallelism.needs_process_group,
         online=arguments.online,
-        model=Path(arguments.model) if model_config is not None else None,
+        model=model_path,
         after=arguments.after,
     )
     job = build_job(request, cluster, section)
 
-    # Refuse here what would fail when the job starts.
+    # Refuse here what would fail when the job starts. The forecasts from one initial time take `ranks_per_start` ranks.
     parallelism = config.inference.parallelism
     ranks_per_start = parallelism.tensor * parallelism.ensemble
     if job.spread and job.ranks % ranks_per_start:
@@ -175,6 +178,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
             "or ranks_per_node"
         )
     if job.kind == "train":
+        # The degrees are not needed here; the call raises an error if the ranks do not form a mesh.
         plan_degrees(config.trainer.parallelism, job.ranks)
     return job
 
@@ -188,6 +192,7 @@ def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, 
     from credit.errors import ConfigError
     from credit.hpc.cluster import load_cluster, require_section
 
+    # The option goes before the config.
     if arguments.cluster is not None:
         cluster = load_cluster(arguments.cluster)
         section = config.pbs if cluster.scheduler == config.pbs.scheduler else config.slurm
@@ -203,8 +208,10 @@ def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, 
     return cluster, section
 
 
-def _list_environment_variables(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> set[str]:
-    """Return the names of the environment variables that the job needs.
+def _collect_environment_variables(
+    config: Config, model_config: Config | None, arguments: argparse.Namespace
+) -> dict[str, str]:
+    """Return the environment variables that the job needs, by name; those that are not set here are left out.
 
     These are the variables that the configs refer to, and PYTHONPATH for plugins. They must be written into the job
     script, because PBS does not pass on the variables of this shell.
@@ -214,6 +221,8 @@ def _list_environment_variables(config: Config, model_config: Config | None, arg
         model_config: config of the run that ``--model`` names; None without this option.
         arguments: options of the command.
     """
+    import os
+
     from credit.cli.verify import resolve_config_path
     from credit.config.load import apply_overrides, read_yaml, referenced_env_vars
 
@@ -225,4 +234,5 @@ def _list_environment_variables(config: Config, model_config: Config | None, arg
     if plugins:
         # Python finds the plugins in the folders of this variable.
         names.add("PYTHONPATH")
-    return names
+    # Only variables that are set here can be passed on; the job reports the others when it reads the config.
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}

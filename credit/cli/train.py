@@ -58,7 +58,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     process_info = read_process_info()
     if not process_info.is_main:
-        # The main rank logs what concerns all ranks; the others write their own log files.
+        # The main rank prints what concerns all ranks; the others print errors only, and have log files of their own.
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
     outcome, is_interrupt = _train(config, process_info)

@@ -121,6 +121,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             weights = check_weights(forecast_config, forecasts.attributes)
         if weights.notice is not None:
             logger.warning("%s", weights.notice)
+        # The report shows the training log of the folder only if these weights were trained there.
         is_same_run = Path(forecast_config.save_loc).resolve() == Path(config.save_loc).resolve()
         is_trained_here = weights.are_of_run and is_same_run
         table = verify_forecasts(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
@@ -183,9 +184,11 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
         raise ConfigError(
             "--model requires --online; forecasts in files are found by save_loc and inference.folder of CONFIG"
         )
+    # An override sets a key of the section (inference.lead_time=24h) or the whole section (inference={...}).
     inference_overrides = [text for text in overrides if re.match(r"inference[.=]", text)]
+    other_overrides = [text for text in overrides if text not in inference_overrides]
     model_config = load_run_config(arguments.model, inference_overrides)
-    config = load_config(arguments.config, [text for text in overrides if text not in inference_overrides])
+    config = load_config(arguments.config, other_overrides)
     return config.model_copy(update={"inference": model_config.inference}), model_config
 
 
@@ -325,7 +328,7 @@ def _open_online(
     from credit.cli.rollout import build_forecast_function
     from credit.forecast.ensemble.perturbations import lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads
-    from credit.forecast.online import ForecastBatching, OnlineForecasts
+    from credit.forecast.online import ForecastBatching, OnlineForecasts, build_step_filter
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
     from credit.train.build.open_data import open_fields, open_for_forecasts
 
@@ -348,15 +351,18 @@ def _open_online(
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.
-    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh)
+    step_filter = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
+    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, step_filter)
+    initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
+    batching = ForecastBatching(inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble)
     forecasts = OnlineForecasts(
         forecast_batch,
         fields,
-        choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
+        initial_times,
         lead_minutes,
-        ForecastBatching(inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble),
+        batching,
         origin=forecaster.path,
         attributes=run_attributes,
         diagnostics=diagnostics,

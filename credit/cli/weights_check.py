@@ -38,18 +38,23 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
 
     weights = attributes.get("weights")
     folder = Path(config.save_loc) / "checkpoints"
+    # Fingerprints of the weights in the checkpoints of this run.
     run_weights = {checkpoint.weights_fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
     if weights is None or not run_weights:
         return WeightsCheck()
-    # Forecasts made with the weights that the config names need no notice.
+    # Forecasts made with the weights that the config names need no notice. These may be weights of another run.
     name = config.inference.checkpoint
-    named_checkpoint = folder / name if name in ("best", "latest") else Path(name)
+    if name in ("best", "latest"):
+        named_checkpoint = folder / name
+    else:
+        named_checkpoint = Path(name)
     if named_checkpoint.is_dir() and checkpoint.weights_fingerprint(named_checkpoint, "forecast") == weights:
         return WeightsCheck(are_of_run=weights in run_weights)
     description = (
         f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
         f"{attributes.get('experiment')}"
     )
+    # The forecasts are of this run, but since then the link `best` or `latest` or the config has changed.
     if weights in run_weights:
         state = "does not exist"
         if named_checkpoint.is_dir():

@@ -40,24 +40,30 @@ _TYPE_NAMES: dict[Any, str] = {
     bool: "`true` or `false`",
     Any: "any value",
 }
+# Suffix of an item's key, by the type of the list or mapping that contains the item.
+_ITEM_SUFFIXES: dict[Any, str] = {list: ".N", dict: ".NAME"}
 # Keys whose sections are the same as below another key (`model.postprocess`, `loss`), where the page describes them.
 _DESCRIBED_ELSEWHERE = ("inference.hyperdiffusion", "inference.postprocess", "loss.terms")
 
 
 def render_config_reference() -> str:
     """Return the page docs/config.md in Markdown."""
-    parts = [_INTRODUCTION]
+    paragraphs = [_INTRODUCTION]
     # Keys that are no sections come first, in a table of their own.
-    top_level_keys = {name: field for name, field in Config.model_fields.items() if not sections_in(field.annotation)}
-    parts.append("## Top level\n\n" + _render_table("", top_level_keys))
+    top_level_keys = {}
+    for name, field in Config.model_fields.items():
+        if not sections_in(field.annotation):
+            top_level_keys[name] = field
+    paragraphs.append("## Top level\n\n" + _render_table("", top_level_keys))
     for name, field in Config.model_fields.items():
         kinds = _describe_registered_sections(field)
         if kinds:
             for section, title in kinds:
-                parts += _describe_section(name, section, f"`{name}` with {title}")
+                paragraphs += _describe_section(name, section, f"`{name}` with {title}")
         elif name not in top_level_keys:
-            parts += _describe_section(name, sections_in(field.annotation)[0], f"`{name}`")
-    return "\n".join(parts)
+            section = sections_in(field.annotation)[0]
+            paragraphs += _describe_section(name, section, f"`{name}`")
+    return "\n".join(paragraphs)
 
 
 def _describe_section(path: str, section: type[BaseModel], title: str, heading: str = "##") -> list[str]:
@@ -69,23 +75,25 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
         title: text of the heading.
         heading: number signs that begin the heading and set its level; sections below get ``###``.
     """
-    parts = [
+    paragraphs = [
         f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n",
         _render_table(f"{path}.", section.model_fields),
     ]
     for name, field in section.model_fields.items():
         if f"{path}.{name}" in _DESCRIBED_ELSEWHERE:
             continue
+        # Sections that the key may hold, each with the kind for its heading.
         choices = _describe_registered_sections(field)
         if not choices:
-            choices = [(section, f"`kind: {_kind_of(section)}`") for section in sections_in(field.annotation)]
+            for choice in sections_in(field.annotation):
+                choices.append((choice, f"`kind: {_kind_of(choice)}`"))
+        path_below = f"{path}.{name}" + _item_suffix(field.annotation)
         for choice, kind_title in choices:
-            path_below = f"{path}.{name}" + _item_suffix(field.annotation)
             title_below = f"`{path_below}`"
             if len(choices) > 1:
                 title_below += f" with {kind_title}"
-            parts += _describe_section(path_below, choice, title_below, heading="###")
-    return parts
+            paragraphs += _describe_section(path_below, choice, title_below, heading="###")
+    return paragraphs
 
 
 def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
@@ -98,11 +106,12 @@ def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel
         Pairs of section class and title; the title lists the kinds that have this section, as Markdown for a heading:
         "`kind: gaussian` or `kind: bred`". The list is empty for a key without registered kinds.
     """
+    # Several kinds may share a section, which is then described once.
     titles: dict[type[BaseModel], list[str]] = {}
-    for kind in find_registered_sections(field):
-        names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
-        for name in names:
-            titles.setdefault(kind.registry.find_section(name), []).append(f"`{kind.tag}: {name}`")
+    for registered in find_registered_sections(field):
+        for name in registered.names():
+            section = registered.registry.find_section(name)
+            titles.setdefault(section, []).append(f"`{registered.tag}: {name}`")
     return [(section, " or ".join(names)) for section, names in titles.items()]
 
 
@@ -118,7 +127,8 @@ def _render_table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
         default = "required"
         if not field.is_required():
             default = _format_default(field.get_default(call_default_factory=True))
-        rows.append(f"| `{prefix}{name}` | {_type_name(field.annotation)} | {default} | {field.description or ''} |")
+        type_name = _type_name(field.annotation)
+        rows.append(f"| `{prefix}{name}` | {type_name} | {default} | {field.description or ''} |")
     return "\n".join(rows) + "\n"
 
 
@@ -144,6 +154,7 @@ def _type_name(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
+        # None is left out, because the column of the defaults shows it. Types with equal names are named once.
         names = [_type_name(argument) for argument in arguments if argument is not type(None)]
         return " or ".join(dict.fromkeys(names))
     if origin in (list, tuple):
@@ -171,9 +182,10 @@ def _item_suffix(annotation: Any) -> str:
     Returns:
         ``.N`` for a list of sections, ``.NAME`` for a mapping to sections, empty for any other type.
     """
+    # The list or mapping may be one option of a union, such as ``list[SourceConfig] | None``.
     options: Iterable[Any] = (annotation, *typing.get_args(annotation))
     for option in options:
-        suffix = {list: ".N", dict: ".NAME"}.get(typing.get_origin(option))
+        suffix = _ITEM_SUFFIXES.get(typing.get_origin(option))
         if suffix is not None and sections_in(option):
             return suffix
     return ""

@@ -64,6 +64,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
     """
     # Old key -> the file or the override in which it occurs first, for the warning.
     origins: dict[str, str] = {}
+    # The keys of the file are renamed first, so that overrides are applied to new names only.
     raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
     if not _is_saved_by_run(Path(path)):
         origins = dict.fromkeys(old_keys, str(path))
@@ -74,7 +75,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
         if old_key is not None:
             origins.setdefault(old_key, f'override "{text}"')
         renamed_overrides.append(f"{rename_dotted_key(key)}{equals}{value}")
-    # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}
+    # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}.
     raw, old_keys = rename_keys(apply_overrides(raw, renamed_overrides), origin="overrides")
     for old_key in old_keys:
         origins.setdefault(old_key, "overrides")
@@ -211,9 +212,11 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     Raises:
         ConfigError: if the config is not valid; the message lists every problem.
     """
+    # Problems of each stage are collected, so that the user sees all of them at once.
     problems: list[str] = []
     renamed, _ = rename_keys(raw, origin)
     expanded = _expand_environment(renamed, "", problems)
+    # Plugins register the kinds of losses, models and so on that the validation accepts.
     _import_plugins(expanded.get("plugins"), problems)
     expanded = drop_former_loss_keys(expanded)
     try:
@@ -265,6 +268,22 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
 
 
+def _build_implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern]]]:
+    """Return the patterns by which `_StrictLoader` finds the type of an unquoted value.
+
+    Returns:
+        First character of a value -> pairs of a type and the pattern of its values. The first pattern that matches
+        decides.
+    """
+    resolvers = {}
+    for character, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[character] = [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+    # Times of day begin with a digit or a sign. Their pattern goes first, before that of a number.
+    for character in "+-0123456789":
+        resolvers[character].insert(0, ("tag:yaml.org,2002:str", _BASE_60_NUMBER))
+    return resolvers
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Loader of plain YAML that refuses a key given twice and keeps dates and times of day as text.
 
@@ -272,16 +291,8 @@ class _StrictLoader(yaml.SafeLoader):
     a number in base 60.
     """
 
-    # PyYAML finds the type of an unquoted value by patterns, sorted by the value's first character.
-    yaml_implicit_resolvers = {
-        character: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    for _character in "+-0123456789":
-        yaml_implicit_resolvers[_character] = [
-            ("tag:yaml.org,2002:str", _BASE_60_NUMBER),
-            *yaml_implicit_resolvers[_character],
-        ]
+    # PyYAML reads this attribute.
+    yaml_implicit_resolvers = _build_implicit_resolvers()
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         """Return the node of a mapping; PyYAML calls this method.
@@ -291,7 +302,7 @@ class _StrictLoader(yaml.SafeLoader):
         """
         node = super().compose_mapping_node(anchor)
         # A merge (<<) later adds the keys of another mapping, which keys of this mapping may replace. So the check must
-        # come before the merge.
+        # come before the merge. The keys are kept in a list with their lines, because some are not hashable.
         seen: list[tuple[Any, int]] = []
         for key_node, _ in node.value:
             is_merge = key_node.tag == "tag:yaml.org,2002:merge"
@@ -331,6 +342,7 @@ def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
         return value
 
     def replace(match: re.Match) -> str:
+        # The name of ${NAME} is in the first group, that of $NAME in the second; the other group is None.
         name = match[1] or match[2]
         if name not in os.environ:
             problems.append(

@@ -301,10 +301,11 @@ def describe_table(title: str) -> str:
     """Return the table of `TABLES` with this title as Markdown."""
     lines = ["| generation 1 | generation 2 | here |", "|---|---|---|"]
     for row in TABLES[title]:
-        second = _describe_keys(row.generation_2.split())
-        if second and row.generation_1 == row.generation_2:
-            second = "same"
-        lines.append(f"| {_describe_keys(row.generation_1.split())} | {second} | {row.here} |")
+        first_keys = _describe_keys(row.generation_1.split())
+        second_keys = _describe_keys(row.generation_2.split())
+        if second_keys and row.generation_1 == row.generation_2:
+            second_keys = "same"
+        lines.append(f"| {first_keys} | {second_keys} | {row.here} |")
     return "\n".join(lines) + "\n"
 
 

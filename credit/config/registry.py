@@ -119,9 +119,13 @@ class Registry:
 
     def _require_derived(self, name: str, cls: object, base: type) -> None:
         """Raise a ConfigError if `cls`, registered as `name`, is not a class that derives from `base`."""
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            # Plugins may register a function or an instance by mistake.
-            shown_name = f"{cls.__module__}.{cls.__qualname__}" if hasattr(cls, "__qualname__") else repr(cls)
+        is_derived = isinstance(cls, type) and issubclass(cls, base)
+        if not is_derived:
+            # Plugins may register a function or an instance by mistake; an instance has no name.
+            if hasattr(cls, "__qualname__"):
+                shown_name = f"{cls.__module__}.{cls.__qualname__}"
+            else:
+                shown_name = repr(cls)
             raise ConfigError(
                 f'{self.noun} "{name}": {shown_name} must derive from {base.__module__}.'
                 f"{base.__qualname__}, whose docstring is the contract"
@@ -132,6 +136,7 @@ class Registry:
         owner = self._classes.get(name)
         if owner is not None:
             owner_module = owner.__module__
+            # Reloading a module makes a new class object, so the names of the classes are compared.
             is_taken = (owner_module, owner.__qualname__) != (cls.__module__, cls.__qualname__)
         elif name in self._built_in:
             # The built-in class has not been imported; only its own module may register it.
@@ -217,17 +222,17 @@ POSTPROCESSES = Registry(
     },
 )
 
+# The kinds gaussian, correlated and bred share a section and a module.
+_INITIAL_PERTURBATION = BuiltInLocation(
+    "credit.forecast.ensemble.section:GaussianOrBredSection", "credit.forecast.ensemble.perturbations"
+)
 PERTURBATIONS = Registry(
     "inference.ensemble.perturbation.kind",
     "perturbation",
     {
-        **{
-            name: BuiltInLocation(
-                "credit.forecast.ensemble.section:GaussianOrBredSection",
-                "credit.forecast.ensemble.perturbations",
-            )
-            for name in ("gaussian", "correlated", "bred")
-        },
+        "gaussian": _INITIAL_PERTURBATION,
+        "correlated": _INITIAL_PERTURBATION,
+        "bred": _INITIAL_PERTURBATION,
         "sppt": BuiltInLocation("credit.forecast.ensemble.section:SPPTSection", "credit.forecast.ensemble.sppt"),
     },
 )
@@ -286,6 +291,7 @@ class RegisteredSection:
         """
         if not isinstance(raw, Mapping):
             return raw
+        # Every section class has a key for its kind, so the default kind is added to the mapping.
         raw_with_kind = dict(raw)
         if self.default is not None:
             raw_with_kind.setdefault(self.tag, self.default)

@@ -56,7 +56,8 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         # Rebuild the section, so that its keys keep their order.
         renamed_section = {}
         for name, value in section.items():
-            renamed_section[new_name if name == old_name else name] = value
+            renamed_name = new_name if name == old_name else name
+            renamed_section[renamed_name] = value
         renamed = _replace_section(renamed, section_path, renamed_section)
         old_keys.append(old_key)
     return renamed, old_keys

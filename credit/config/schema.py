@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from credit.calendar import parse_duration
 from credit.config.sections.base import PathText, StrictModel
 from credit.config.sections.data import DataConfig, PreprocessConfig
-from credit.config.sections.inference import InferenceConfig
+from credit.config.sections.inference import InferenceConfig, ModelNoiseUseConfig
 from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.config.sections.loss import LossEntry, default_loss
 from credit.config.sections.model import ModelEntry
@@ -62,7 +62,7 @@ class Config(StrictModel):
 
     def _require_multiples_of_step(self) -> None:
         """Refuse durations that are not multiples of the time step."""
-        # Pairs of a config key and its duration as text.
+        # Collect pairs of a config key and its duration as text.
         inference = self.inference
         durations = [("inference.lead_time", inference.lead_time)]
         if inference.output_every is not None:
@@ -126,6 +126,8 @@ class Config(StrictModel):
                 "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, "
                 "feature_noise or dropout, or train a network with model.noise"
             )
+        if ensemble is not None and ensemble.model_noise != ModelNoiseUseConfig() and not self.model.noise:
+            raise ValueError("inference.ensemble.model_noise has no effect on a network without model.noise; remove it")
         if ensemble is not None and ensemble.dropout and self.model.find_noise("dropout") is not None:
             raise ValueError(
                 "inference.ensemble.dropout has no effect on a network with model.noise of kind dropout, whose dropout "
@@ -155,7 +157,7 @@ class Config(StrictModel):
 
     def _require_shared_members(self) -> None:
         """Refuse an ensemble parallelism whose ranks cannot share the members of a sample or of a forecast."""
-        ensemble = self.inference.ensemble
+        # Training: ranks share the members of a sample.
         ranks_per_sample = self.trainer.parallelism.ensemble
         if self.trainer.members % ranks_per_sample:
             raise ValueError(
@@ -172,19 +174,25 @@ class Config(StrictModel):
                 f"trainer.parallelism.ensemble: trainer.objective.kind {self.trainer.objective.kind} does not share "
                 "members among ranks; set trainer.parallelism.ensemble to 1"
             )
+        # Forecasts: ranks share the members of an initial time.
+        ensemble = self.inference.ensemble
         ranks_per_forecast = self.inference.parallelism.ensemble
-        if ranks_per_forecast > 1 and ensemble is None:
+        if ranks_per_forecast == 1:
+            return
+        if ensemble is None:
             raise ValueError(
                 f"inference.parallelism.ensemble: {ranks_per_forecast} ranks have no members to share; set "
                 "inference.ensemble, or leave this key out"
             )
-        if ranks_per_forecast > 1 and ranks_per_forecast > math.ceil(ensemble.members / self.inference.batch_size):
+        # A rank takes whole batches of members, so more ranks than batches would have nothing to do.
+        num_batches = math.ceil(ensemble.members / self.inference.batch_size)
+        if ranks_per_forecast > num_batches:
             raise ValueError(
                 f"inference.parallelism.ensemble: {ensemble.members} members in batches of inference.batch_size "
                 f"{self.inference.batch_size} are too few batches for {ranks_per_forecast} ranks; lower "
                 "inference.batch_size, to at most the members divided by the ranks"
             )
-        if ranks_per_forecast > 1 and self.inference.parallelism.shard and ensemble.lagged is not None:
+        if self.inference.parallelism.shard and ensemble.lagged is not None:
             raise ValueError(
                 "inference.parallelism: with ensemble above 1 and shard, all ranks take the same number of steps, but "
                 "lagged members (inference.ensemble.lagged) take more than others; set shard to false or ensemble to 1"
@@ -194,11 +202,13 @@ class Config(StrictModel):
         """Refuse keys of the training rollout that do not fit its number of steps."""
         num_steps = self.data.forecast_len
         loss_steps = self.trainer.backprop_on_timestep
-        if loss_steps is not None and (not loss_steps or min(loss_steps) < 1 or max(loss_steps) > num_steps):
-            raise ValueError(
-                f"trainer.backprop_on_timestep: {loss_steps} must name steps between 1 and data.forecast_len "
-                f"{num_steps}"
-            )
+        if loss_steps is not None:
+            is_in_rollout = bool(loss_steps) and min(loss_steps) >= 1 and max(loss_steps) <= num_steps
+            if not is_in_rollout:
+                raise ValueError(
+                    f"trainer.backprop_on_timestep: {loss_steps} must name steps between 1 and data.forecast_len "
+                    f"{num_steps}"
+                )
         num_steps_from = self.trainer.forecast_len_from
         if num_steps_from is None:
             return
@@ -208,6 +218,11 @@ class Config(StrictModel):
                 "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "
                 "monitor skill"
             )
+        if not num_steps_from:
+            raise ValueError(
+                "trainer.forecast_len_from: is empty; give the number of steps from the start of the run on, such as "
+                "{0: 1}, or leave the key out"
+            )
         fractions = list(num_steps_from)
         lengths = list(num_steps_from.values())
         if loss_steps is not None and min(loss_steps) > min(lengths):
@@ -216,7 +231,7 @@ class Config(StrictModel):
                 f"{min(lengths)}"
             )
         are_increasing = fractions == sorted(fractions)
-        are_in_run = fractions[:1] == [0.0] and fractions[-1] < 1
+        are_in_run = fractions[0] == 0.0 and fractions[-1] < 1
         if not are_increasing or not are_in_run or min(lengths) < 1:
             raise ValueError(
                 "trainer.forecast_len_from: the fractions of the run must start with 0, increase, and stay below 1"

@@ -31,8 +31,9 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     data = raw.get("data")
     if not isinstance(data, Mapping):
         return filled
+    timestep = data.get("timestep", DataConfig.model_fields["timestep"].default)
     try:
-        step = parse_duration(data.get("timestep", DataConfig.model_fields["timestep"].default))
+        step = parse_duration(timestep)
     except ConfigError:
         return filled
 
@@ -55,22 +56,34 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
             initial_times, {"every": _rounded_default(InitialTimesConfig, "every", step)}
         )
         ensemble = inference.get("ensemble")
-        model = raw.get("model")
-        if isinstance(ensemble, Mapping) and isinstance(model, Mapping) and model.get("noise"):
-            # A network that was trained as an ensemble has no unperturbed member.
-            ensemble = _with_defaults(ensemble, {"control": False})
-            inference["ensemble"] = ensemble
-        perturbation = ensemble.get("perturbation") if isinstance(ensemble, Mapping) else None
-        if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
-            cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)
-            inference["ensemble"] = {**ensemble, "perturbation": _with_defaults(perturbation, {"cycle": cycle})}
+        if isinstance(ensemble, Mapping):
+            inference["ensemble"] = _fill_ensemble_defaults(ensemble, raw.get("model"), step)
 
     # Forecasts during training.
     trainer = raw.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
         lead_time = _rounded_default(PreviewConfig, "lead_time", step)
-        filled["trainer"] = {**trainer, "preview": _with_defaults(trainer["preview"], {"lead_time": lead_time})}
+        preview = _with_defaults(trainer["preview"], {"lead_time": lead_time})
+        filled["trainer"] = {**trainer, "preview": preview}
     return filled
+
+
+def _fill_ensemble_defaults(ensemble: Mapping[str, Any], model: Any, step: int) -> Mapping[str, Any]:
+    """Return the section ``inference.ensemble`` with the defaults of the control member and of bred perturbations.
+
+    Args:
+        ensemble: the section, not yet validated; it is not changed.
+        model: the section ``model``, not yet validated; it may be of a wrong type.
+        step: time step in minutes.
+    """
+    if isinstance(model, Mapping) and model.get("noise"):
+        # A network that was trained as an ensemble has no unperturbed member.
+        ensemble = _with_defaults(ensemble, {"control": False})
+    perturbation = ensemble.get("perturbation")
+    if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
+        cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)
+        ensemble = {**ensemble, "perturbation": _with_defaults(perturbation, {"cycle": cycle})}
+    return ensemble
 
 
 def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:

@@ -17,6 +17,8 @@ from credit.errors import ConfigError, did_you_mean, find_nearest
 _MAX_SECTIONS_LISTED = 3
 # Number of characters of a value that a message shows.
 _MAX_VALUE_LENGTH = 120
+# What stands for an item of a list or a mapping in a dotted key, as in ``data.sources.N.path``.
+_ITEM_PREFIXES: dict[type | None, str] = {list: "N.", dict: "NAME."}
 
 
 class UnknownKeyProblem(str):
@@ -47,7 +49,8 @@ def build_error(problems: Sequence[str], origin: str) -> ConfigError:
         if isinstance(problem, UnknownKeyProblem):
             if problem.keys and problem.keys not in key_lists:
                 key_lists.append(problem.keys)
-            has_foreign_keys = has_foreign_keys or problem.is_foreign
+            if problem.is_foreign:
+                has_foreign_keys = True
     lines += [f"  {keys}" for keys in key_lists]
     if has_foreign_keys:
         lines.append(
@@ -72,9 +75,11 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     for part in detail["loc"]:
         if isinstance(part, int) or "[" not in part:
             location.append(part)
+    # Sections that may contain the key, and sections that the key itself may hold.
     parents, _ = _resolve_location(root, raw, location[:-1])
     choices, path = _resolve_location(root, raw, location)
     key = ".".join(str(part) for part in path)
+
     # Problems of keys. The type of an error tells which rule was broken.
     kind = detail["type"]
     if kind == "union_tag_not_found":
@@ -83,7 +88,8 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
         tag = detail["ctx"]["tag"]
         return f'{key}.kind: "{tag}" does not exist{did_you_mean(tag, _kinds_of(choices))}'
     if kind == "extra_forbidden":
-        return _describe_unknown_key(key, parents[0] if parents else None)
+        parent = parents[0] if parents else None
+        return _describe_unknown_key(key, parent)
     if kind == WRONG_KIND:
         return f"{key}.{detail['ctx']['tag']}: {detail['ctx']['text']}"
     if kind == "missing":
@@ -101,7 +107,8 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     if replacement is not None:
         rule += f" (unlike miles-credit's {key}; here {replacement})"
     if isinstance(value, Mapping | BaseModel):
-        # A rule about several keys of a section may already begin with the whole key.
+        # The value is a whole section, which the message does not repeat. A rule about several keys of a section may
+        # already begin with the whole key.
         if not key or rule.startswith(f"{key}."):
             return rule
         return f"{key}: {rule}"
@@ -141,24 +148,27 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
 
 def _find_keys_named(name: str) -> list[str]:
     """Return the dotted keys of all sections whose last part is `name`."""
+    # Sections still to be searched, each with its dotted key and a dot at the end.
     sections: list[tuple[str, type[BaseModel]]] = [("", Config)]
     dotted_keys = set()
     while sections:
         prefix, section = sections.pop()
         for key, field in section.model_fields.items():
+            dotted_key = f"{prefix}{key}"
             if key == name:
-                dotted_keys.add(f"{prefix}{key}")
-            item_suffix = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
-            sections_below = sections_in(field.annotation)
-            if f"{prefix}{key}" in ("inference.hyperdiffusion", "inference.postprocess"):
-                # The sections below these keys are the same as below `model`.
-                sections_below = []
-            elif find_registered_sections(field):
-                sections_below = []
-                for annotation in find_registered_sections(field):
-                    sections_below += [annotation.registry.find_section(kind) for kind in annotation.names()]
+                dotted_keys.add(dotted_key)
+            # The sections below these keys are the same as below `model`.
+            if dotted_key in ("inference.hyperdiffusion", "inference.postprocess"):
+                continue
+            registered_sections = find_registered_sections(field)
+            sections_below = []
+            if not registered_sections:
+                sections_below = sections_in(field.annotation)
+            for registered in registered_sections:
+                sections_below += [registered.registry.find_section(kind) for kind in registered.names()]
+            item_prefix = _ITEM_PREFIXES.get(_container_of(field.annotation), "")
             for section_below in sections_below:
-                sections.append((f"{prefix}{key}.{item_suffix}", section_below))
+                sections.append((f"{dotted_key}.{item_prefix}", section_below))
     return sorted(dotted_keys)
 
 
@@ -191,8 +201,10 @@ def _resolve_location(
     choices = [root]
     path: list[Any] = []
     value = raw
+    # Annotation of a key with registered kinds, from the key on until the value that names its kind.
     registered = None
     for part in location:
+        # With several choices, pydantic has added the kind that it has chosen, which is no part of the key.
         if isinstance(part, str) and len(choices) > 1:
             choices = [choice for choice in choices if part in _kinds_of([choice])]
             continue
@@ -203,6 +215,7 @@ def _resolve_location(
             field = choices[0].model_fields[part]
             registered = next(iter(find_registered_sections(field)), None)
             choices = sections_in(field.annotation)
+        # The section class of a registered kind follows from the kind that the value names.
         if registered is not None and registered.find_section(value) is not None:
             choices = [registered.find_section(value)]
             registered = None

@@ -88,7 +88,7 @@ def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatL
     source_index = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
     if source_index is None:
         return fields_CHW
-    # A variable is read once with all its levels, which may be several channels.
+    # A variable is read once with all its levels, which may be several channels. Fields that cannot be read stay NaN.
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
         file_variables = source_index.file_variables[name]

@@ -47,8 +47,8 @@ class ErrorCollector:
         """Context that catches `ConfigError` and `DataError` and adds the message; other errors are raised."""
         try:
             yield
-        # An error of several problems is added problem by problem, so that each is listed once.
         except MultipleErrors as error:
+            # Its problems are added one by one, so that each is listed only once.
             for message in error.problems:
                 self.add(message)
         except (ConfigError, DataError) as error:

@@ -46,13 +46,14 @@ class Normalizer(nn.Module):
         transforms: Mapping[str, TransformConfig],
     ) -> None:
         super().__init__()
-        # For each group a mapping from the index of a channel in the group to the channel's transform.
+        # For each group a mapping from the index of a channel in the group to the channel's transform. The group
+        # `output` has no buffers, because its mean and standard deviation are those of its two groups.
         self._transforms: dict[str, dict[int, TransformConfig]] = {
-            "output": _transforms_by_index(channels.output, transforms)
+            "output": _index_transforms(channels.output, transforms)
         }
         for group in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
             group_channels = channels.group(group)
-            self._transforms[group] = _transforms_by_index(group_channels, transforms)
+            self._transforms[group] = _index_transforms(group_channels, transforms)
             mean_C, std_C = _mean_and_std(group_channels, statistics, fixed)
             self.register_buffer(f"{group}_mean", mean_C, persistent=False)
             self.register_buffer(f"{group}_std", std_C, persistent=False)
@@ -81,7 +82,8 @@ class Normalizer(nn.Module):
             group: name of the group of channels.
         """
         mean, std = self._mean_and_std(group, x.dim())
-        # A fused multiply-add rounds differently, and the normalised value of 0 must give exactly 0 again.
+        # Product and sum are rounded one after the other. With a fused multiply-add, a physical value of 0 would hardly
+        # ever be exactly 0 after `encode` and `decode`.
         return self._transform(invert_transform, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
@@ -131,6 +133,7 @@ class Normalizer(nn.Module):
         transforms = self._transforms[group]
         if not transforms:
             return x
+        # A new tensor is stacked, because `x` may be a tensor of the caller and must not change.
         channels = list(x.unbind(1))
         for index, transform in transforms.items():
             channels[index] = function(channels[index], transform)
@@ -156,6 +159,7 @@ class Normalizer(nn.Module):
 
     def _mean_and_std(self, group: str, num_dims: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation of a group's channels, each (1, C, 1, ...) with `num_dims` dimensions."""
+        # The channels are dimension 1; all other dimensions are broadcast.
         shape = (1, -1) + (1,) * (num_dims - 2)
         groups = ("prognostic", "diagnostic") if group == "output" else (group,)
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
@@ -176,7 +180,7 @@ def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return x[:, list(rows)]
 
 
-def _transforms_by_index(
+def _index_transforms(
     channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> dict[int, TransformConfig]:
     """Return the transforms by index in `channels`, for the channels that are read from data and have a transform."""
@@ -209,5 +213,6 @@ def _mean_and_std(
             pairs.append((float(statistics.mean[row]), std))
         else:
             pairs.append(fixed[channel.name])
+    # A group without channels has the shape (0, 2). The columns are copied, because they are not contiguous.
     table_C2 = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).astype(np.float32)
     return torch.from_numpy(table_C2[:, 0].copy()), torch.from_numpy(table_C2[:, 1].copy())

@@ -69,7 +69,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
                 f"{later.describe(calendar)} overlaps {earlier.describe(calendar)}; adjacent splits must be at least "
                 f"data.split_gap ({conf.split_gap}) apart to avoid leakage"
             )
-        # A split that ends with a whole day ends at the last minute of that day.
+        # A split that ends with a whole day ends at its last minute, so the gap may be one minute shorter.
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / _DAY_MINUTES
             raise ConfigError(
@@ -180,7 +180,7 @@ def require_samples(
         selected = _select_initial_times(complete_samples, split, conf)
     if len(selected):
         return selected
-    # There are samples, but none is selected.
+    # Case 1: there are complete samples, but none of them is selected.
     if len(complete_samples):
         hours = sorted({int(minutes % _DAY_MINUTES) // 60 for minutes in complete_samples})
         raise DataError(
@@ -188,7 +188,7 @@ def require_samples(
             f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
             f"{', '.join(map(str, hours))} UTC"
         )
-    # There are no samples, because the period has no data, or they have gaps.
+    # Case 2: no sample is complete, because the period has no data, or because the data have gaps.
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         raise DataError(
@@ -198,11 +198,11 @@ def require_samples(
     raise DataError(
         f"{split.describe(calendar)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, calendar, step)}; {_advice_without_samples(inside, step)}"
+        f"gap; {describe_gaps(inside, calendar, step)}; {_suggest_remedy(inside, step)}"
     )
 
 
-def _advice_without_samples(times: np.ndarray, step: int) -> str:
+def _suggest_remedy(times: np.ndarray, step: int) -> str:
     """Return advice for a period without any sample, as text; mostly it is to change ``data.timestep``.
 
     Args:
@@ -220,6 +220,7 @@ def _advice_without_samples(times: np.ndarray, step: int) -> str:
             "step of 30d"
         )
     usual_interval = int(np.median(intervals))
+    # Steps that are not a multiple of the usual interval miss most of the times.
     if step % usual_interval:
         interval = format_duration(usual_interval)
         return f"most of them are {interval} apart: set data.timestep to that, or name more files"
@@ -229,6 +230,7 @@ def _advice_without_samples(times: np.ndarray, step: int) -> str:
 def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
     """Return the times in `initial` (N,) that ``data.sample_every`` and ``data.init_hours`` select."""
     is_selected = np.ones(len(initial), dtype=bool)
+    # The interval of `sample_every` counts from the beginning of the split.
     if conf.sample_every is not None:
         is_selected &= (initial - split.first) % parse_duration(conf.sample_every) == 0
     if conf.init_hours is not None:
@@ -257,7 +259,9 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         return f"the data cover nothing of it; {describe_span(times, calendar)}"
-    if inside[0] - split.first < step and split.last - inside[-1] < step:
+    is_begin_covered = inside[0] - split.first < step
+    is_end_covered = split.last - inside[-1] < step
+    if is_begin_covered and is_end_covered:
         return ""
     return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of it"
 

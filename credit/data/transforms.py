@@ -16,7 +16,7 @@ import torch
 from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 
-# An array or a tensor; a function returns what it gets.
+# An array or a tensor; a function returns the type that it gets.
 Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
@@ -30,7 +30,7 @@ def apply_transform(values: Values, transform: TransformConfig) -> Values:
     Returns:
         Array or tensor of the same shape and type.
     """
-    library = _library_of(values)
+    library = _select_library(values)
     magnitude = abs(values) / transform.unit
     if transform.kind == "log1p":
         transformed = library.log1p(magnitude)
@@ -41,7 +41,7 @@ def apply_transform(values: Values, transform: TransformConfig) -> Values:
 
 def invert_transform(values: Values, transform: TransformConfig) -> Values:
     """Return the physical values for which `apply_transform` returns `values`, in the same shape."""
-    library = _library_of(values)
+    library = _select_library(values)
     if transform.kind == "log1p":
         magnitude = library.expm1(abs(values))
     else:
@@ -70,6 +70,6 @@ def transform_channels(
     return transformed
 
 
-def _library_of(values: np.ndarray | torch.Tensor) -> ModuleType:
+def _select_library(values: np.ndarray | torch.Tensor) -> ModuleType:
     """Return the module torch for a tensor, numpy for an array; the functions used here have equal names in both."""
     return torch if isinstance(values, torch.Tensor) else np

@@ -26,6 +26,7 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
     Returns:
         The groups, which list all initial times in the given order. The last group may be smaller than the others.
     """
+    # At least one, even if the members of one initial time do not fit into a batch.
     times_per_group = max(1, batch_size // members)
     groups = []
     for first in range(0, len(initial_times), times_per_group):
@@ -46,7 +47,9 @@ def select_part(items: Sequence[T], part: str) -> list[T]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
-    return select_round_robin(items, int(match[1]) - 1, int(match[2]))
+    job_number = int(match[1])
+    num_jobs = int(match[2])
+    return select_round_robin(items, job_number - 1, num_jobs)
 
 
 def select_round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:

@@ -82,12 +82,14 @@ def find_initial_times(
     step = data.step_minutes
     lags = analysis_offsets_minutes(conf.ensemble)
     frame_offsets = _frame_offsets(lags, data)
+    # The times: the latest one, those of a range, or a list of them.
     if conf.initial_times == "latest":
         selection = _select_latest(frame_offsets, times, calendar, step)
     elif isinstance(conf.initial_times, InitialTimesConfig):
         selection = _select_range(conf, data, times, calendar, test)
     else:
         selection = InitialTimes(_parse_named(conf.initial_times, calendar))
+    # Times of a list, and of a range with an end, are what the user wants, so one that cannot be used is an error.
     _require_frames(selection.minutes, times, calendar, frame_offsets)
     last_lead = choose_leads(conf, step)[-1]
     _require_observed(selection.minutes, times, calendar, data, max(lags), last_lead)
@@ -117,25 +119,24 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
         DataError: if there is no such time.
     """
     available = set(times.tolist())
-    complete = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
-    if not complete:
+    usable_times = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
+    if not usable_times:
         raise DataError(
             f"{_KEY}: latest: no time of the data has what a forecast needs: fields of the last "
             f"{format_duration(max(frame_offsets))} at data.timestep {format_duration(step)}; "
             f"{describe_span(times, calendar)}; name more files in data.sources"
         )
-    # Where the last time of the data cannot be used, the message names the frame that it lacks.
-    latest = max(complete)
+    latest_usable = max(usable_times)
     last = max(available)
-    if latest == last:
-        return InitialTimes([latest])
+    if latest_usable == last:
+        return InitialTimes([latest_usable])
+    # The last time of the data cannot be used: the message names the frame that it lacks.
     missing = _first_missing(last, frame_offsets, available)
-    return InitialTimes(
-        [latest],
-        f"{_KEY}: latest: {calendar.format(latest)}, not the last time of the data, {calendar.format(last)}, which "
-        f"needs the fields of {calendar.format(missing)}, and the data do not have them",
-        data_lack=True,
+    left_out = (
+        f"{_KEY}: latest: {calendar.format(latest_usable)}, not the last time of the data, {calendar.format(last)}, "
+        f"which needs the fields of {calendar.format(missing)}, and the data do not have them"
     )
+    return InitialTimes([latest_usable], left_out, data_lack=True)
 
 
 def _first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
@@ -210,7 +211,8 @@ def _select_range(
     coverage = describe_coverage(times, test, calendar, data.step_minutes)
     if coverage:
         left_out = f"{left_out}: {coverage}"
-    return InitialTimes(initial_times, left_out, any(obstacle.is_missing_data for obstacle in counts))
+    data_lack = any(obstacle.is_missing_data for obstacle in counts)
+    return InitialTimes(initial_times, left_out, data_lack)
 
 
 @dataclass(frozen=True)
@@ -235,9 +237,9 @@ class _ObstacleFinder:
         step = data.step_minutes
         self._test = test
         self._available = set(times.tolist())
-        last_lead = parse_duration(conf.lead_time) // step * step
-        self._last_lead = last_lead
-        self._lead_times = range(step, last_lead + 1, step)
+        # A forecast ends at the last step within the lead time.
+        self._last_lead = parse_duration(conf.lead_time) // step * step
+        self._lead_times = range(step, self._last_lead + 1, step)
         self._input_offsets = [number * step for number in range(data.history_len)]
         self._frame_offsets = _frame_offsets(analysis_offsets_minutes(conf.ensemble), data)
 
@@ -267,6 +269,7 @@ class _ObstacleFinder:
 
     def find_obstacle(self, minutes: int) -> _Obstacle | None:
         """Return the first reason why no forecast can start at `minutes`; None if one can."""
+        # The order decides which of several reasons is reported; the simplest comes first.
         if minutes < self._test.first:
             return self._before_period
         if minutes not in self._available:
@@ -276,7 +279,8 @@ class _ObstacleFinder:
         if any(minutes + lead not in self._available for lead in self._lead_times):
             return self._no_truth
         for offset in self._input_offsets:
-            if minutes - offset not in self._available or minutes - offset < self._test.first:
+            frame_time = minutes - offset
+            if frame_time not in self._available or frame_time < self._test.first:
                 return self._no_input
         if _first_missing(minutes, self._frame_offsets, self._available) is not None:
             return self._no_analyses
@@ -340,14 +344,15 @@ def _require_frames(
         DataError: naming the first such initial time, and the time that the data lack.
     """
     available = set(times.tolist())
-    missing_times = {}
+    # (initial time, time of the first frame that the data lack)
+    missing_times = []
     for initial in initial_times:
         missing = _first_missing(initial, frame_offsets, available)
         if missing is not None:
-            missing_times[initial] = missing
+            missing_times.append((initial, missing))
     if not missing_times:
         return
-    initial, missing = next(iter(missing_times.items()))
+    initial, missing = missing_times[0]
     others = ""
     if len(missing_times) > 1:
         others = f"; so do {len(missing_times) - 1} others of {len(initial_times)} initial times"
@@ -380,11 +385,9 @@ def _require_observed(
         options = data.options_of(channel.variable)
         if channel.source != "data" or options.in_forecast != "observed":
             continue
-        uses_next_window = options.temporal != "instant" and options.window == "next"
         # A window after the frame ends one step later, and the data label it with its end.
-        shift = 0
-        if uses_next_window:
-            shift = step
+        uses_next_window = options.temporal != "instant" and options.window == "next"
+        shift = step if uses_next_window else 0
         for initial in initial_times:
             for lead in range(shift - longest_lag, last_lead + shift, step):
                 if initial + lead in available:

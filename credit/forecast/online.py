@@ -17,7 +17,7 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode
-from credit.forecast.shared_forecasts import ForecastFunction, pad_batches
+from credit.forecast.shared_forecasts import ForecastFunction, StepFilter, pad_batches
 from credit.parallel.host_copy import prefetch_to_host
 
 # Value of `next` for an iterator at its end; None is an output that this rank does not get.
@@ -117,6 +117,7 @@ class OnlineForecasts(ForecastSource):
         self._group: list[int] = []
         self._batches: list[tuple[list[ForecastStart], Iterator[Tensor | None]]] = []
         self._num_steps = 0
+        # Number of batches without padding, and longest lag of a member in minutes.
         self._num_batches = 0
         self._longest_lag = 0
         # (initial time, lead time) -> fields that were computed and not yet read.
@@ -149,6 +150,7 @@ class OnlineForecasts(ForecastSource):
         if initial_times:
             group = self._find_group(initial_times[0])
         self._start_group(group)
+        # A lead time is complete when the member with the longest lag has reached it.
         for lead in leads:
             while self._num_steps * self._step_minutes < lead + self._longest_lag:
                 self._advance(first_lead=lead)
@@ -191,6 +193,7 @@ class OnlineForecasts(ForecastSource):
             first_lead: lead time in minutes that is read next. Fields of earlier lead times are dropped.
         """
         self._num_steps += 1
+        # The list is complete before the first entry is deleted.
         for initial_minutes, lead in list(self._pending):
             if lead < first_lead:
                 del self._pending[initial_minutes, lead]
@@ -218,13 +221,16 @@ class OnlineForecasts(ForecastSource):
         num_members = self.members or 1
         diagnostics = self._diagnostics
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
-        members_are_adjacent = diagnostics is None and self._lag_minutes == 0 and self._num_batches == 1
+        arrive_at_once = self._lag_minutes == 0 and self._num_batches == 1
+        members_are_adjacent = diagnostics is None and arrive_at_once
         for index, start in enumerate(batch):
-            lead = start.analysis_minutes + self._num_steps * self._step_minutes - start.initial_minutes
+            lead = start.lead_minutes(self._num_steps, self._step_minutes)
             is_read = lead in self._scored_leads and lead >= first_lead
             fields_CHW = fields_BCHW[index]
-            if diagnostics is not None and 0 < lead <= self._last_lead and (is_read or diagnostics.needs_every_step):
-                fields_CHW = diagnostics.compute(start, lead, fields_CHW)
+            if diagnostics is not None and 0 < lead <= self._last_lead:
+                # Sums over time also need the steps that are not read.
+                if is_read or diagnostics.needs_every_step:
+                    fields_CHW = diagnostics.compute(start, lead, fields_CHW)
             if not is_read:
                 continue
             # The network's output has values in cells that are always missing.
@@ -242,3 +248,27 @@ class OnlineForecasts(ForecastSource):
                 self._pending[key] = _PendingLead(empty_MCHW, num_missing=num_members)
             self._pending[key].fields_MCHW[start.member] = fields_CHW
             self._pending[key].num_missing -= 1
+
+
+def build_step_filter(
+    lead_minutes: Sequence[int], step_minutes: int, diagnostics: OutputDiagnostics | None
+) -> StepFilter:
+    """Build the filter of the steps that `OnlineForecasts` uses; no other steps have to be sent between ranks.
+
+    Args:
+        lead_minutes: lead times that are scored, in minutes.
+        step_minutes: time step of the model in minutes.
+        diagnostics: computation of the scored fields from the output; None to score the output itself.
+    """
+    scored_leads = frozenset(lead_minutes)
+    last_lead = max(lead_minutes)
+    needs_every_step = diagnostics is not None and diagnostics.needs_every_step
+
+    def needs_step(batch: Sequence[ForecastStart], step: int) -> bool:
+        for start in batch:
+            lead = start.lead_minutes(step, step_minutes)
+            if lead in scored_leads or (needs_every_step and 0 < lead <= last_lead):
+                return True
+        return False
+
+    return needs_step

@@ -36,6 +36,10 @@ class ForecastStart:
     member: int
     analysis_minutes: int
 
+    def lead_minutes(self, step: int, step_minutes: int) -> int:
+        """Return the lead time in minutes after `step` steps of `step_minutes`; 0 or less before the initial time."""
+        return self.analysis_minutes + step * step_minutes - self.initial_minutes
+
 
 def make_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
     """Return the starts of all members; the members of an initial time are adjacent.
@@ -73,6 +77,7 @@ def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Genera
     return np.random.default_rng([seed, start.initial_minutes % 2**63, start.member, stream])
 
 
+# The four kinds of functions by which the members of an ensemble differ.
 # Takes the starts of a batch and their normalised states (B, C, T, H, W); returns perturbed states of the same shape.
 PerturbStates = Callable[[Sequence[ForecastStart], Tensor], Tensor]
 # Takes the starts of a batch and the device; yields for each step the factors (B, 1, H, W) that multiply the changes
@@ -81,7 +86,6 @@ DrawFactors = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]
 # Takes the starts of a batch; returns a function that makes one context per step, inside which the network adds noise
 # to its features.
 BuildNoiseContext = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
-
 # Takes the starts of a batch and the device; yields for each step the noise inputs of a network trained with noise.
 DrawConditions = Callable[[Sequence[ForecastStart], torch.device], Iterator[Condition | None]]
 
@@ -120,14 +124,16 @@ def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -
     states = []
     with inputs.file_lock:
         for minutes in analysis_times:
-            frame_times = _frame_times(inputs, minutes)
-            states.append(np.stack([inputs.frames.prognostic(frame_time) for frame_time in frame_times], axis=1))
+            frames = [inputs.frames.prognostic(frame_time) for frame_time in _frame_times(inputs, minutes)]
+            states.append(np.stack(frames, axis=1))
     return np.stack(states)
 
 
 def _frame_times(inputs: ForecastInputs, last_frame: int) -> list[int]:
     """Return the times of the input frames in minutes, the earliest first and `last_frame` at the end."""
-    return [last_frame + offset * inputs.step_minutes for offset in range(1 - inputs.history_len, 1)]
+    # In steps from the last frame: for three frames -2, -1 and 0.
+    offsets = range(1 - inputs.history_len, 1)
+    return [last_frame + offset * inputs.step_minutes for offset in offsets]
 
 
 def build_initial_state_checksum(inputs: ForecastInputs, lags_minutes: Sequence[int]) -> Callable[[int], str]:
@@ -183,8 +189,9 @@ def build_forcing_function(
                 forcing_step = step_number
                 if last_forcing_steps is not None:
                     forcing_step = min(step_number, last_forcing_steps[index])
+                last_frame = analysis_minutes + forcing_step * inputs.step_minutes
                 frames = []
-                for frame_time in _frame_times(inputs, analysis_minutes + forcing_step * inputs.step_minutes):
+                for frame_time in _frame_times(inputs, last_frame):
                     frames.append(inputs.frames.forcing(frame_time, initial=analysis_minutes))
                 fields.append(np.stack(frames, axis=1))
         return normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
@@ -269,9 +276,10 @@ def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_mi
     The forecast with the longest lag reaches the last lead time in the last step, and the others reach it earlier by
     the difference of the lags. Their forcing is constant from then on.
     """
-    # In the same step, a forecast with a shorter lag has a longer lead time than the forecast with the longest lag.
     lag_steps = [(start.initial_minutes - start.analysis_minutes) // step_minutes for start in starts]
     longest_lag = max(lag_steps)
+    # In the same step, a forecast with a shorter lag has a longer lead time than the forecast with the longest lag, so
+    # its last step comes earlier.
     return [num_steps - 1 - longest_lag + lag for lag in lag_steps]
 
 

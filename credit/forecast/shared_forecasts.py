@@ -1,4 +1,4 @@
-"""Forecasts of ensemble members that several ranks make at the same time, with the outputs sent to one of the ranks.
+"""Forecasts of ensemble members that several ranks make at the same time.
 
 Shape suffixes: B forecasts of a batch, C output channels, H latitude rows, W longitude columns.
 """
@@ -17,14 +17,20 @@ from credit.forecast.rollout import ForecastStart
 # not get the output.
 ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor | None]]
 
+# (starts of a batch, number of a step from 1) -> True if the output of the step is written or scored.
+StepFilter = Callable[[Sequence[ForecastStart], int], bool]
+
 
 class SharedForecasts:
     """Forecast function that distributes batches over the ranks of an ensemble group.
 
     All ranks of the group call it for the same batches in the same order, and advance the iterators that it returns in
     the same order. The batches go round the ranks: the n-th call (from 0) is computed by rank n modulo the number of
-    ranks. The first rank of the group gets the outputs of all batches, for files and scores. The other ranks get None
-    at each step.
+    ranks.
+
+    With a `step_filter`, the first rank of the group gets the outputs, for files and scores that one rank makes. The
+    other ranks send it the steps for which the filter is True, and get None themselves. Without a filter nothing is
+    sent: each rank gets the outputs of the batches that it computes, and None at each step of the other batches.
 
     Each batch is computed on one rank alone, so its output is the same bit for bit on any number of ranks.
 
@@ -33,6 +39,7 @@ class SharedForecasts:
         group: ranks that share the members.
         output_shape: (C, H, W) of the output of one forecast.
         device: device of the output.
+        step_filter: filter of the steps that are sent to the first rank, the same on all ranks; None to send nothing.
 
     Attributes:
         num_ranks: number of ranks of the group.
@@ -44,12 +51,15 @@ class SharedForecasts:
         group: dist.ProcessGroup,
         output_shape: tuple[int, int, int],
         device: torch.device,
+        step_filter: StepFilter | None,
     ) -> None:
         self._forecast_batch = forecast_batch
         self._group = group
         self._rank = dist.get_rank(group)
         self._output_shape = output_shape
         self._device = device
+        self._step_filter = step_filter
+        # Rank in the group that computes the next batch.
         self._next_rank = 0
         self.num_ranks = dist.get_world_size(group)
 
@@ -61,29 +71,45 @@ class SharedForecasts:
             num_steps: number of steps.
 
         Returns:
-            For each step (B, C, H, W) in physical units on the first rank, None on the other ranks.
+            For each step (B, C, H, W) in physical units, or None if this rank does not get the output.
         """
-        rank = self._next_rank
-        self._next_rank = (rank + 1) % self.num_ranks
-        if rank == self._rank:
+        computing_rank = self._next_rank
+        self._next_rank = (computing_rank + 1) % self.num_ranks
+        is_gathered = self._step_filter is not None
+        if computing_rank == self._rank:
             outputs = self._forecast_batch(batch, num_steps)
-            return outputs if rank == 0 else self._send(outputs)
-        # Another rank computes this batch: the first rank receives its outputs, the others only count the steps.
-        if self._rank == 0:
-            return self._receive(rank, len(batch), num_steps)
+            if is_gathered and self._rank != 0:
+                return self._send(batch, outputs)
+            return outputs
+        if is_gathered and self._rank == 0:
+            return self._receive(computing_rank, batch, num_steps)
+        # Another rank computes this batch and this rank does not get its outputs: it only counts the steps.
         return iter([None] * num_steps)
 
-    def _send(self, outputs: Iterator[Tensor | None]) -> Iterator[None]:
-        """Compute a batch, send the output of each step to the first rank, and yield None for each step."""
-        for output in outputs:
-            dist.send(output.contiguous(), group=self._group, group_dst=0)
+    def _send(self, batch: Sequence[ForecastStart], outputs: Iterator[Tensor | None]) -> Iterator[None]:
+        """Compute a batch, send the outputs that the step filter selects to the first rank, and yield None."""
+        for step, output in enumerate(outputs, start=1):
+            if self._step_filter(batch, step):
+                dist.send(output.contiguous(), group=self._group, group_dst=0)
             yield None
 
-    def _receive(self, rank: int, batch_size: int, num_steps: int) -> Iterator[Tensor]:
-        """Yield the output (B, C, H, W) of each step of a batch that the rank `rank` of the group computes."""
-        for _ in range(num_steps):
-            output_BCHW = torch.empty(batch_size, *self._output_shape, device=self._device)
-            dist.recv(output_BCHW, group=self._group, group_src=rank)
+    def _receive(self, computing_rank: int, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
+        """Yield the output of each step of a batch that another rank computes, or None if the step is not sent.
+
+        Args:
+            computing_rank: rank in the group that computes the batch.
+            batch: starts of the B forecasts of the batch.
+            num_steps: number of steps.
+
+        Yields:
+            (B, C, H, W) in physical units, or None.
+        """
+        for step in range(1, num_steps + 1):
+            if not self._step_filter(batch, step):
+                yield None
+                continue
+            output_BCHW = torch.empty(len(batch), *self._output_shape, device=self._device)
+            dist.recv(output_BCHW, group=self._group, group_src=computing_rank)
             yield output_BCHW
 
 
@@ -97,4 +123,6 @@ def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[
         batches: batches of an ensemble group, at least one.
         num_ranks: number of ranks of the group.
     """
-    return [list(batches[0]) for _ in range(-len(batches) % num_ranks)]
+    # The smallest number that makes the sum divisible by the number of ranks.
+    num_copies = -len(batches) % num_ranks
+    return [list(batches[0]) for _ in range(num_copies)]

@@ -84,9 +84,11 @@ class Stepper:
         """
         # The network's input: the three groups of channels, static fields repeated over the frames.
         batch_size, _, num_frames = state_BCTHW.shape[:3]
-        static = self._static_1CHW[:, :, None].expand(batch_size, -1, num_frames, -1, -1)
-        groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static}
+        static_BCTHW = self._static_1CHW[:, :, None].expand(batch_size, -1, num_frames, -1, -1)
+        groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static_BCTHW}
         x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
+
+        # The network's output, without its time dimension, which has the length 1.
         # No autocast context without amp: the meta device of a dry run has none.
         precision = nullcontext()
         if self._amp:
@@ -99,18 +101,22 @@ class Stepper:
 
         # The prognostic channels: with residual prediction, the last frame plus the scaled output.
         previous_BCHW = state_BCTHW[:, :, -1]
-        predicted = out_BCHW[:, self._prognostic_slice]
+        predicted_BCHW = out_BCHW[:, self._prognostic_slice]
         # In inference mode the result overwrites the network's output, to save memory.
-        reuses_output = self._output_is_new and predicted.is_inference()
-        prognostic = predicted
+        reuses_output = self._output_is_new and predicted_BCHW.is_inference()
+        prognostic_BCHW = predicted_BCHW
         if self._residual:
-            scale = self.normalizer.tendency_scale_C[None, :, None, None]
-            prognostic = torch.addcmul(previous_BCHW, scale, predicted, out=predicted if reuses_output else None)
+            scale_1C11 = self.normalizer.tendency_scale_C[None, :, None, None]
+            destination = predicted_BCHW if reuses_output else None
+            prognostic_BCHW = torch.addcmul(previous_BCHW, scale_1C11, predicted_BCHW, out=destination)
         # Stochastically perturbed tendencies multiply the change over the step.
         if factor_B1HW is not None:
-            prognostic = previous_BCHW + factor_B1HW * (prognostic - previous_BCHW)
-        if not reuses_output or prognostic is not predicted:
-            out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic_slice.stop :]], dim=1)
+            prognostic_BCHW = previous_BCHW + factor_B1HW * (prognostic_BCHW - previous_BCHW)
+
+        # The prognostic channels come first in the output. If they were overwritten in place, `out_BCHW` is complete.
+        if not reuses_output or prognostic_BCHW is not predicted_BCHW:
+            diagnostic_BCHW = out_BCHW[:, self._prognostic_slice.stop :]
+            out_BCHW = torch.cat([prognostic_BCHW, diagnostic_BCHW], dim=1)
         return self._postprocess(out_BCHW, previous_BCHW, forcing_BCTHW[:, :, -1])
 
     def rollout(
@@ -140,7 +146,8 @@ class Stepper:
         del history_BCTHW  # free it now, not after the last step
         for number in range(num_steps):
             condition = None if conditions is None else next(conditions)
-            if recompute and number + 1 < num_steps and torch.is_grad_enabled():
+            is_last = number + 1 == num_steps
+            if recompute and not is_last and torch.is_grad_enabled():
                 output = checkpoint(
                     self.step,
                     state,
@@ -151,9 +158,7 @@ class Stepper:
                     context_fn=recompute_contexts,
                 )
             else:
-                factor_B1HW = None
-                if factors is not None:
-                    factor_B1HW = next(factors)
+                factor_B1HW = None if factors is None else next(factors)
                 output = self.step(state, forcing(number), factor_B1HW, condition)
             # The previous state is released before the caller works on the output.
             state = self._append_frame(state, output[:, self._prognostic_slice])
@@ -167,6 +172,7 @@ class Stepper:
         if self._valid_CHW is not None:
             newest_BCHW = newest_BCHW * self._valid_CHW
         newest_BCTHW = newest_BCHW[:, :, None]
+        # With one input frame the newest frame is the whole state, and no copy is needed.
         if state_BCTHW.shape[2] == 1:
             return newest_BCTHW
         return torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
@@ -184,8 +190,8 @@ class Stepper:
         Returns:
             (B, C, T, H, W) normalised.
         """
-        scale = self.normalizer.tendency_scale_C[None, :, None, None, None]
-        change_BCTHW = scale * change_BCTHW
+        scale_1C111 = self.normalizer.tendency_scale_C[None, :, None, None, None]
+        change_BCTHW = scale_1C111 * change_BCTHW
         if self._valid_CHW is not None:
             change_BCTHW = change_BCTHW * self._valid_CHW[None, :, None]
         return self._postprocess.limit_state(state_BCTHW + change_BCTHW)

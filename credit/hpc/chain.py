@@ -42,13 +42,14 @@ def decide_at_start(folder: Path, job_id: str) -> str:
     status = _read_status(folder)
     state = status.get("status")
     # STATUS of a run outside this chain, for example an earlier one, does not end the chain.
-    is_of_chain = _strip_server(status.get("job_id", "")) in map(_strip_server, ids)
+    is_of_chain = _is_listed(status.get("job_id", ""), ids)
     verdict = "go"
     if state in ("done", "failed") and is_of_chain:
         _print_reason(f"the run is {state}: {status.get('reason', '')}")
         verdict = str(state)
     else:
-        steps = [*_read_start_steps(folder, ids), _step(status)]
+        # The steps at which the earlier jobs of the chain started, and the step at which this job starts.
+        steps = [*_read_start_steps(folder, ids), _read_step(status)]
         _write_start(folder, job_id, steps[-1])
         if _makes_no_progress(steps):
             _print_reason(f"the two jobs before this made no step beyond {steps[-1]}")
@@ -80,10 +81,11 @@ def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
         _print_reason(f"the run is {state}: {status.get('reason', '')}")
         verdict = str(state)
     elif state is None and not signal:
+        # Without a signal, a job that trained has written STATUS; a signal may come before training begins.
         _print_reason("training did not begin; the lines above say why")
         verdict = "failed"
-    elif _makes_no_progress([*_read_start_steps(folder, ids), _step(status)]):
-        _print_reason(f"two jobs made no step beyond {_step(status)}")
+    elif _makes_no_progress([*_read_start_steps(folder, ids), _read_step(status)]):
+        _print_reason(f"two jobs made no step beyond {_read_step(status)}")
         verdict = "failed"
     else:
         return "go"
@@ -146,7 +148,7 @@ def delete_jobs(scheduler: str, ids: Sequence[str]) -> None:
 def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
     """Return the ids of the chain that a job belongs to; a script submitted by hand is a chain of one job."""
     ids = read_jobs(folder).get("train", {}).get("ids", [])
-    if _strip_server(job_id) in map(_strip_server, ids):
+    if _is_listed(job_id, ids):
         return ids
     return [job_id]
 
@@ -159,8 +161,9 @@ def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
         ids: ids of the chain.
         job_id: id of this job, one of `ids`.
     """
-    numbers = [_strip_server(chain_id) for chain_id in ids]
-    later_ids = ids[numbers.index(_strip_server(job_id)) + 1 :]
+    job_numbers = [_strip_server(chain_id) for chain_id in ids]
+    position = job_numbers.index(_strip_server(job_id))
+    later_ids = ids[position + 1 :]
     if not later_ids:
         return
     try:
@@ -178,7 +181,7 @@ def _read_status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _step(status: dict[str, Any]) -> int:
+def _read_step(status: dict[str, Any]) -> int:
     """Return the step of the newest checkpoint from the contents of STATUS, 0 without one."""
     return int(status.get("step", 0))
 
@@ -210,13 +213,12 @@ def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
     path = _starts_path(folder)
     if not path.exists():
         return []
-    numbers = [_strip_server(job_id) for job_id in ids]
     steps = []
     for line in path.read_text(encoding="utf-8").splitlines():
         # The disk may have been full in the middle of a line.
         with suppress(ValueError):
             row = json.loads(line)
-            if _strip_server(row["job_id"]) in numbers:
+            if _is_listed(row["job_id"], ids):
                 steps.append(row["step"])
     return steps
 
@@ -228,6 +230,12 @@ def _makes_no_progress(steps: Sequence[int]) -> bool:
         steps: step of the newest checkpoint at each start of a job, then at present.
     """
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
+
+
+def _is_listed(job_id: str, ids: Sequence[str]) -> bool:
+    """Return True if a job is one of `ids`, in whatever form PBS has appended the name of the server to the ids."""
+    job_numbers = [_strip_server(listed_id) for listed_id in ids]
+    return _strip_server(job_id) in job_numbers
 
 
 def _strip_server(job_id: str) -> str:
@@ -246,6 +254,7 @@ def _print_reason(reason: str) -> None:
 
 
 if __name__ == "__main__":
+    # Only `end` may have a fourth argument, the name of a signal; it is empty if the script received none.
     folder_text, job_id, moment, *signals = sys.argv[1:]
     decide = {"begin": decide_at_start, "end": decide_at_end}[moment]
     print(decide(Path(folder_text), job_id, *signals))

@@ -93,11 +93,12 @@ def _read_cluster_file(path: Path) -> Cluster:
         ConfigError: if the file cannot be read or is not valid; the message lists every wrong key.
     """
     raw = read_yaml(path)
-    kinds: dict[str, type[Cluster]] = {"pbs": PbsCluster, "slurm": SlurmCluster}
-    kind = str(raw.get("scheduler"))
-    if kind not in kinds:
+    cluster_classes: dict[str, type[Cluster]] = {"pbs": PbsCluster, "slurm": SlurmCluster}
+    # Converted to text, because a wrong value may be a list, which no dict can look up.
+    scheduler = str(raw.get("scheduler"))
+    if scheduler not in cluster_classes:
         raise ConfigError(f"cluster file {path}: scheduler: {raw.get('scheduler')!r}: must be pbs or slurm")
-    return build_section(kinds[kind], raw, origin=f"cluster file {path}")
+    return build_section(cluster_classes[scheduler], raw, origin=f"cluster file {path}")
 
 
 def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
@@ -139,7 +140,9 @@ def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool
                 value = {**values.get(key, {}), **value}
             values[key] = value
     if not uses_gpus:
+        # The section is the same for all jobs of a run, so it may ask for GPUs that this job does not use.
         values["gpus_per_node"] = 0
+    # Every job needs a time limit; a site may require further keys, such as the account.
     for key in ("walltime", *cluster.required):
         if key not in values:
             raise ConfigError(
@@ -155,7 +158,9 @@ def _require_allowed_walltime(cluster: Cluster, settings: PbsConfig | SlurmConfi
     """Raise a ConfigError if the time limit of a job is longer than its queue allows."""
     # A queue that the cluster file does not list may exist, for example a reservation; it has no known limit.
     queue = cluster.queues.get(settings.queue_name or "", Queue())
-    if queue.max_walltime is not None and parse_duration(settings.walltime) > parse_duration(queue.max_walltime):
+    if queue.max_walltime is None:
+        return
+    if parse_duration(settings.walltime) > parse_duration(queue.max_walltime):
         raise ConfigError(
             f"{cluster.scheduler}.walltime: {settings.walltime}: {settings.queue_name} of {cluster.title} allows "
             f"{queue.max_walltime}; take less, and more links of a chain (--chain)"

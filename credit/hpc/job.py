@@ -78,6 +78,7 @@ class Job:
     @property
     def ranks_per_node(self) -> int:
         """Number of ranks on a node, which are processes of the job's command."""
+        # By default there is a rank for each GPU, or a single one without GPUs.
         return self.asked.ranks_per_node or self.gpus_per_node or 1
 
     @property
@@ -87,7 +88,7 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of one job, on all of its nodes."""
+        """Number of ranks of one job, on all its nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -106,12 +107,14 @@ class Job:
     def seconds(self) -> int:
         """Time limit of one job in seconds."""
         assert self.asked.walltime is not None, "resolve_settings() requires it"
-        return parse_duration(self.asked.walltime) * 60
+        walltime_minutes = parse_duration(self.asked.walltime)
+        return walltime_minutes * 60
 
     @property
     def clock(self) -> str:
         """Time limit of one job as HH:MM:SS."""
-        return f"{self.seconds // 3600:02d}:{self.seconds // 60 % 60:02d}:00"
+        hours, minutes = divmod(self.seconds // 60, 60)
+        return f"{hours:02d}:{minutes:02d}:00"
 
     @property
     def cpus_per_rank(self) -> int | None:
@@ -216,7 +219,8 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     """
     kind = request.kind
     assert kind in JOB_KINDS, kind
-    asked = resolve_settings(cluster, section, JOB_KINDS[kind] or request.online)
+    uses_gpus = JOB_KINDS[kind] or request.online
+    asked = resolve_settings(cluster, section, uses_gpus)
     # Preprocessing is one process, which starts its own workers.
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
@@ -226,7 +230,9 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
         command_arguments.append("--online")
     if request.model is not None:
         command_arguments += ["--model", str(request.model.absolute())]
+    # Training is the main job of a run, so its name is that of the experiment.
     name = request.experiment if kind == "train" else f"{kind}_{request.experiment}"
+    makes_forecasts = kind == "rollout" or request.online
     return Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].make_job_name(name),
@@ -237,6 +243,6 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
         asked=asked,
         start=tuple(cluster.start),
         variables=request.variables,
-        spread=request.spread and (kind == "rollout" or request.online),
+        spread=request.spread and makes_forecasts,
         after=request.after,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from credit.hpc.job import Job
 
 # Exit statuses of qstat and qdel for a job that is unknown or has ended.
-_GONE = (35, 153)
+_UNKNOWN_JOB_STATUSES = (35, 153)
 
 
 def make_job_name(text: str) -> str:
@@ -25,6 +25,7 @@ def make_job_name(text: str) -> str:
 def select_directive(job: Job) -> str:
     """Return the value of ``-l select``: the number of nodes, and the resources of each."""
     settings = job.asked
+    # The entries of `chunk` come last, so they replace resources of the same name.
     resources = {
         "ncpus": settings.cpus_per_node,
         "mpiprocs": job.ranks_per_node,
@@ -32,6 +33,7 @@ def select_directive(job: Job) -> str:
         "mem": settings.memory,
         **(settings.chunk or {}),
     }
+    # A resource without a value is left to the defaults of the site.
     words = [f"{name}={value}" for name, value in resources.items() if value]
     return ":".join([str(job.nodes), *words])
 
@@ -60,7 +62,9 @@ def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[
         links: number of jobs in the chain.
         after: ids of jobs that must end without an error before the first link starts.
     """
-    submissions = [build_qsub_command(script, _after_success(after), is_held=links > 1)]
+    submissions = [build_qsub_command(script, _build_success_condition(after), is_held=links > 1)]
+    # Each further link starts after the link before it, whether that failed or not: `credit.hpc.chain` decides then
+    # whether the chain continues.
     for number in range(1, links):
         submissions.append(build_qsub_command(script, f"afterany:ID{number}"))
     if links > 1:
@@ -86,7 +90,8 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
     ids: list[str] = []
     try:
         for number in range(links):
-            dependency = _after_success(after)
+            # Only the first link waits for the jobs of `after`; each further link waits for the link before it.
+            dependency = _build_success_condition(after)
             if ids:
                 dependency = f"afterany:{ids[-1]}"
             is_held = number == 0 and links > 1
@@ -101,7 +106,7 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
     return ids
 
 
-def _after_success(after: Sequence[str]) -> str | None:
+def _build_success_condition(after: Sequence[str]) -> str | None:
     """Return the PBS condition that the jobs with the ids `after` have ended without an error, None without such jobs.
 
     If one of these jobs fails, PBS deletes the job that waits for the condition.
@@ -130,7 +135,8 @@ def is_alive(job_id: str) -> bool:
     Raises:
         CreditError: if the command ``qstat`` fails for another reason than an unknown or ended job.
     """
-    return run_command(["qstat", job_id], allowed=_GONE)[0] == 0
+    status, _ = run_command(["qstat", job_id], allowed=_UNKNOWN_JOB_STATUSES)
+    return status == 0
 
 
 def delete(job_id: str) -> None:
@@ -139,4 +145,4 @@ def delete(job_id: str) -> None:
     Raises:
         CreditError: if the command ``qdel`` fails.
     """
-    run_command(["qdel", job_id], allowed=_GONE)
+    run_command(["qdel", job_id], allowed=_UNKNOWN_JOB_STATUSES)

@@ -34,7 +34,9 @@ def run_command(command: Sequence[str], folder: Path | None = None, allowed: Col
             f"{command[0]} gave no answer in five minutes; check whether the scheduler is running"
         ) from error
     if completed.returncode and completed.returncode not in allowed:
-        message = (completed.stderr or completed.stdout).strip() or "it printed nothing"
+        # Commands differ in where they print their errors.
+        output = completed.stderr or completed.stdout
+        message = output.strip() or "it printed nothing"
         raise CreditError(f"{' '.join(command)}: failed with exit status {completed.returncode}: {message}")
     return completed.returncode, completed.stdout.strip()
 
@@ -47,5 +49,6 @@ def sanitize_name(text: str, max_length: int) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("_.-")
     if not name or not name[0].isalpha():
+        # Nothing may be left of the text, for example of one in Chinese; then the name is `credit`.
         name = f"credit_{name}".rstrip("_")
     return name[:max_length]

@@ -55,6 +55,7 @@ def render_script(job: Job) -> str:
     environment.filters.update(words=_quote_words, word=_require_word, line=_require_line)
     user_template = job.asked.template
     if user_template is None:
+        # An error in a template of the package is a bug, so it is not reported as an error of the config.
         return environment.get_template(f"{job.scheduler}.sh.j2").render(job=job, asked=job.asked)
     try:
         template_text = Path(user_template).read_text(encoding="utf-8")

@@ -26,7 +26,8 @@ def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[
     """
     words = ["sbatch", "--parsable"]
     if after:
-        words += [f"--dependency={':'.join(['afterok', *after])}", "--kill-on-invalid-dep=yes"]
+        dependency = ":".join(["afterok", *after])
+        words += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
     return [[*words, str(script)]]
 
 
@@ -59,6 +60,7 @@ def is_alive(job_id: str) -> bool:
         CreditError: if the command ``squeue`` fails for another reason than an unknown job.
     """
     try:
+        # Without a header, `squeue` prints the id of the job (%i) or nothing.
         _, output = run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])
     except CreditError as error:
         # Slurm forgets a job minutes after its end.
@@ -74,5 +76,6 @@ def delete(job_id: str) -> None:
     Raises:
         CreditError: if the command ``scancel`` fails.
     """
+    # Not `scancel` alone, which would fail for a job that Slurm has forgotten.
     if is_alive(job_id):
         run_command(["scancel", job_id])

@@ -19,7 +19,9 @@ def render_preview(job: Job) -> str:
             submitted.
     """
     lines = [render_script(job), "# Submit it from save_loc/logs with"]
-    for words in SCHEDULERS[job.scheduler].build_commands(job.script, job.links, _find_predecessors(job)):
+    scheduler = SCHEDULERS[job.scheduler]
+    commands = scheduler.build_commands(job.script, job.links, _find_predecessors(job))
+    for words in commands:
         # A word may contain line breaks, and every line must be a comment.
         for line in shlex.join(words).splitlines():
             lines.append(f"# {line}")
@@ -36,9 +38,11 @@ def submit_job(job: Job) -> list[str]:
             submitted, or the run's folder cannot be written.
     """
     scheduler = SCHEDULERS[job.scheduler]
+    # All checks come before the first change of the run's folder.
     text = render_script(job)
     _require_no_active_job(job)
     predecessors = _find_predecessors(job)
+    # PBS refuses a dependency on a job that has ended.
     after = [job_id for job_id in predecessors if scheduler.is_alive(job_id)]
     if job.after is not None and not after:
         # A scheduler forgets after some minutes how a job ended, so the condition could not be checked.
@@ -53,7 +57,7 @@ def submit_job(job: Job) -> list[str]:
         job.script.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"save_loc: {job.folder}: cannot be written ({error.strerror})") from error
-    # A chain is on hold until its ids are recorded, because its first job reads them.
+    # On PBS, a chain is on hold until its ids are recorded, because its first job reads them.
     ids = scheduler.submit(job.script, logs, job.links, after)
     try:
         record_jobs(job.folder, job.kind, job.scheduler, ids)

@@ -59,6 +59,7 @@ class LossContext:
         """
         grid = self.grid
         if rows != slice(0, len(grid.lat)):
+            # Row i lies between the bounds i and i + 1.
             grid = LatLonGrid(grid.lat[rows], grid.lon, grid.lat_bounds[rows.start : rows.stop + 1])
         return LossContext(
             channels=self.channels.select_output(channels),
@@ -138,6 +139,7 @@ class WeightedLoss(Loss):
     def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return forecast minus truth, (B, M, C, H, W), scaled by ``loss.scaling``, in float32 or a wider dtype."""
         dtype = torch.promote_types(prediction_BMCHW.dtype, torch.float32)
+        # Every member is compared with the same truth, so the truth gets a dimension M of length 1.
         return (prediction_BMCHW.to(dtype) - target_BCHW.to(dtype)[:, None]) * self.scale_C11
 
     def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
@@ -170,7 +172,7 @@ class PointwiseLoss(WeightedLoss):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # Another way to combine the costs may couple anything, unless the class says what.
+        # A class with its own `forward` may couple cells and channels, unless it says otherwise.
         if "forward" in vars(cls) and "coupled_dims" not in vars(cls):
             cls.coupled_dims = Loss.coupled_dims
 
@@ -196,6 +198,7 @@ class PointwiseLoss(WeightedLoss):
             target_BCHW: (B, C, H, W) normalised truth.
         """
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
+        # The mean over members and batch treats every member of every sample alike, so both become one dimension.
         loss = self.weighted_mean(self.cost(error_BMCHW).flatten(0, 1))
         if self._global_mean_weight:
             # The area mean of each channel is taken before squaring, so only a bias of the whole field counts.

@@ -48,12 +48,15 @@ def build_loss_context(
     """
     # Cells where a variable is missing count neither in the error nor in the weights of the others.
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
-    valid_CHW = np.stack([~masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output])
+    missing_masks = [masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output]
+    valid_CHW = ~np.stack(missing_masks)
     area_CHW = grid.masked_area_weights(valid_CHW)
     cell_weight_CHW = area_CHW
     if not section.latitude_weights:
         cell_weight_CHW = valid_CHW / valid_CHW.sum(axis=(1, 2), keepdims=True)
 
+    # Errors are normalised by the standard deviation of the state. The factor changes that to the standard deviation of
+    # the change in one step, which only prognostic channels have.
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
@@ -111,7 +114,8 @@ def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
     if section.level_weights == "pressure":
         # Weights are proportional to pressure. Their mean over the levels of a variable is 1, so that the weights
         # between variables do not change.
-        for variable in {channel.variable for channel in output if channel.level is not None}:
+        variables_on_levels = {channel.variable for channel in output if channel.level is not None}
+        for variable in variables_on_levels:
             channel_indices = [index for index, channel in enumerate(output) if channel.variable == variable]
             levels = np.array([output[index].level for index in channel_indices])
             weight_C[channel_indices] *= levels / levels.mean()

@@ -37,11 +37,14 @@ class CRPSLoss(WeightedLoss):
         super().__init__(context, section)
         self._alpha = section.alpha
         self._global_mean_weight = section.global_mean
-        self.coupled_dims = frozenset({"cells"}) if self._global_mean_weight else frozenset()
+        # The CRPS itself is a sum over cells and channels; only the global mean needs all cells of a field.
+        self.coupled_dims = frozenset()
+        if self._global_mean_weight:
+            self.coupled_dims = frozenset({"cells"})
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return the mean CRPS of (B, M, C, H, W) members against (B, C, H, W) truth, a scalar; see `Loss.forward`."""
-        # The pair term is of differences between members' states, which equal the differences of their errors.
+        # The score needs the differences between members, which equal the differences between their errors.
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         score_BCHW = ensemble_crps(error_BMCHW, self._alpha)
         # The weight of masked cells is 0, in the pair term as well.
@@ -91,7 +94,8 @@ class _EnsembleCRPS(torch.autograd.Function):
         # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger ones. The sign of a
         # complex number is the number divided by its magnitude, which is the gradient of the magnitude.
         rank_balance = torch.zeros_like(error)
-        # All pairs of one member with the members after it at a time: few kernels, and memory of one ensemble.
+        # Each pass takes all pairs of one member with the members after it. So there are M - 1 passes instead of one
+        # for each pair, and no temporary tensor is larger than the ensemble.
         for j in range(num_members - 1):
             difference = error[:, j + 1 :] - error[:, j : j + 1]
             terms = magnitude[:, j + 1 :] + magnitude[:, j : j + 1] - difference_weight * difference.abs()

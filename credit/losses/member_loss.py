@@ -78,7 +78,9 @@ class MemberLoss:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         num_channels, num_rows, num_columns = field_shape
-        channels, rows = slice(0, num_channels), slice(0, num_rows)
+        # The range of the fields whose loss this rank computes: the whole fields, unless the ranks divide them.
+        channels = slice(0, num_channels)
+        rows = slice(0, num_rows)
         self._exchange: MemberExchange | None = None
         self._value_factor = 1.0
         self._gradient_factor = 1.0
@@ -92,23 +94,29 @@ class MemberLoss:
                 else:
                     rows = self._exchange.part
 
-        # This rank's part in smaller ones, which are computed one after another. A loss that couples cells or channels
-        # may have large tables, of which each part would have a copy, so it stays in one.
+        # This rank divides its range into parts, which are computed one after another. A loss that couples cells or
+        # channels may have large tables, of which each part would have a copy, so its range is a single part.
         num_parts = 1
         if not loss.coupled_dims:
-            num_values = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
-            num_parts = _PARTS_PER_FIELD * math.ceil(num_values / (num_channels * num_rows))
-            num_parts = min(num_parts, math.ceil(num_values * num_columns / MIN_PART_VALUES))
-        # Rows within this rank's part. There are more of them than channels, so the parts can be small.
-        # This rank has no part if there are fewer channels or rows than ranks.
+            values_per_column = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
+            # Size of the range for all members, in whole fields of one member.
+            num_fields = math.ceil(values_per_column / (num_channels * num_rows))
+            max_parts = math.ceil(values_per_column * num_columns / MIN_PART_VALUES)
+            num_parts = min(_PARTS_PER_FIELD * num_fields, max_parts)
+        # Rows of each part, counted from the first row of this rank's range. Rows are divided and not channels, because
+        # there are more of them, so the parts can be smaller. If there are fewer channels or rows than ranks, the range
+        # of this rank may be empty; it then has no parts.
         self._local_rows = []
         if channels.stop > channels.start:
             self._local_rows = split_slice(slice(0, rows.stop - rows.start), num_parts)
         self._field_parts = []
-        for part in self._local_rows:
-            self._field_parts.append(FieldPart(channels, slice(rows.start + part.start, rows.start + part.stop)))
+        for local_rows in self._local_rows:
+            field_rows = slice(rows.start + local_rows.start, rows.start + local_rows.stop)
+            self._field_parts.append(FieldPart(channels, field_rows))
+        # The loss of whole fields can be used only if there is a single part, which is the whole fields.
         self._losses = [loss]
-        if self._field_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
+        whole_fields = FieldPart(slice(0, num_channels), slice(0, num_rows))
+        if self._field_parts != [whole_fields]:
             self._losses = build_part_losses(self._field_parts)
 
     def __call__(self, output_NCHW: Tensor, target_BCHW: Tensor) -> Tensor:
@@ -136,6 +144,7 @@ class MemberLoss:
             part_NCHW = self._exchange.collect(output_NCHW)
         gradient_NCHW = torch.empty_like(part_NCHW) if needs_gradient else None
         total = self._compute_parts(part_NCHW, target_BCHW, gradient_NCHW)
+        # Free the collected fields before the gradient of the whole fields is put together.
         del part_NCHW
         if gradient_NCHW is not None:
             gradient_NCHW *= self._gradient_factor
@@ -156,7 +165,7 @@ class MemberLoss:
         """
         needs_gradient = gradient_NCHW is not None
         part_BMCHW = part_NCHW.unflatten(0, (-1, len(target_BCHW))).transpose(0, 1)
-        # The part of a rank is empty if there are fewer channels or rows than ranks.
+        # The sum starts from a zero of its own, because a rank with an empty range has no losses to add up.
         dtype = torch.promote_types(part_NCHW.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=part_NCHW.device)
         for rows, field_part, loss in zip(self._local_rows, self._field_parts, self._losses, strict=True):
@@ -218,6 +227,7 @@ def split_slice(indices: slice, num_parts: int) -> list[slice]:
     num_parts = min(num_parts, length)
     parts = []
     for number in range(num_parts):
-        start = indices.start + number * length // num_parts
-        parts.append(slice(start, indices.start + (number + 1) * length // num_parts))
+        start = number * length // num_parts
+        stop = (number + 1) * length // num_parts
+        parts.append(slice(indices.start + start, indices.start + stop))
     return parts

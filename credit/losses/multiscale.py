@@ -74,6 +74,7 @@ class MultiscaleCRPSLoss(WeightedLoss):
         """Return for each scale its part (..., H, W) of the fields (..., H, W); the parts add up to the fields."""
         coefficient_N = self.transform.analyse(field_HW)
         responses = [getattr(self, f"response_{number}_N") for number in range(len(self.scale_weights) - 1)]
+        # The first scale is the field smoothed by the longest length, each further one what a shorter smoothing adds.
         parts = [self.transform.synthesise(responses[0] * coefficient_N)]
         for longer_N, shorter_N in itertools.pairwise(responses):
             parts.append(self.transform.synthesise((shorter_N - longer_N) * coefficient_N))
@@ -94,7 +95,9 @@ def _require_resolved(scales: list[float], max_degree: int) -> None:
     """
     shortest_length = scales[-2]
     if gaussian_response(max_degree, shortest_length) > _LARGEST_RESPONSE:
-        allowed_length = EARTH_RADIUS_KM * math.sqrt(-2 * math.log(_LARGEST_RESPONSE) / (max_degree * (max_degree + 1)))
+        # `gaussian_response`, solved for the length at which the response is the largest that is allowed.
+        squared_wavenumber = max_degree * (max_degree + 1)
+        allowed_length = EARTH_RADIUS_KM * math.sqrt(-2 * math.log(_LARGEST_RESPONSE) / squared_wavenumber)
         raise ConfigError(
             f"loss.scales: {shortest_length:g}km is too short for this grid, which resolves waves up to degree "
             f"{max_degree}; the shortest length before 0km must be at least {math.ceil(allowed_length)}km"

@@ -97,15 +97,18 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
 
     @model_validator(mode="after")
     def _require_descending_scales(self) -> MultiscaleCRPSSection:
-        shown_scales = ", ".join(f"{length:g}km" for length in self.scales)
         is_descending = all(longer > shorter for longer, shorter in itertools.pairwise(self.scales))
         if not is_descending or self.scales[-1] != 0:
+            shown_scales = ", ".join(f"{length:g}km" for length in self.scales)
             raise ValueError(
                 f"loss.scales: [{shown_scales}] must descend and end with 0km, the field itself, so that no scale is "
                 "left out"
             )
         weights = self.scale_weights
-        if weights is not None and (len(weights) != len(self.scales) or not any(weights)):
+        if weights is None:
+            return self
+        has_weight_per_scale = len(weights) == len(self.scales)
+        if not has_weight_per_scale or not any(weights):
             raise ValueError(
                 f"loss.scale_weights: {weights} must have one weight for each of the {len(self.scales)} loss.scales, "
                 "and one above 0"
@@ -144,7 +147,8 @@ class SumSection(LossSection):
         for number, term in enumerate(self.terms):
             misplaced_keys = []
             for key in sorted(SHARED_KEYS):
-                # A saved config has every key of a term, most of them with their defaults.
+                # A saved config has every key of a term, most of them with their defaults. So a key that is present is
+                # an error only if its value differs from both the default and the value of the sum.
                 default = type(term).model_fields[key].get_default(call_default_factory=True)
                 if getattr(term, key) not in (default, getattr(self, key)):
                     misplaced_keys.append(key)

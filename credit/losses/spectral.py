@@ -18,7 +18,8 @@ from credit.losses.registry import register_loss
 from credit.losses.section import AMSESection, SpectralCRPSSection
 from credit.physics.spherical_transform import SphericalTransform
 
-# Far below the power of any degree of a normalised field: keeps the derivative of the root finite where power is 0.
+# Far below the power of any degree of a normalised field. It is added to the power under a square root, which keeps the
+# derivative of the root finite where the power is 0.
 _SMALLEST_POWER = 1e-20
 
 
@@ -38,7 +39,8 @@ class SpectralLoss(WeightedLoss):
 
     def __init__(self, context: LossContext, section: LossSection, can_synthesise: bool) -> None:
         super().__init__(context, section)
-        # Not the key of the section: as a term of a sum, this loss has the weights of the sum.
+        # The weights are compared instead of reading ``section.latitude_weights``, because a term of a sum has the
+        # weights of the sum, whatever its own section says.
         if not np.array_equal(context.cell_weight_CHW, context.area_CHW):
             raise ConfigError(
                 f"loss.latitude_weights: false does not fit loss.kind {section.kind}, because spherical harmonics "
@@ -78,7 +80,9 @@ class SpectralCRPSLoss(SpectralLoss):
         error_BMCHW = self.masked_error(prediction_BMCHW, target_BCHW)
         # The transform is linear: the coefficients of the error are the error of the coefficients.
         score_BCN = ensemble_crps(self.transform.analyse(error_BMCHW), self._alpha)
-        score_BC = (score_BCN * self.transform.multiplicity_N).sum(dim=2) / (self.transform.max_degree + 1)
+        # The square root of the number of coefficients, counted with their multiplicity.
+        divisor = self.transform.max_degree + 1
+        score_BC = (score_BCN * self.transform.multiplicity_N).sum(dim=2) / divisor
         return self.mean_over_channels(score_BC)
 
 
@@ -136,21 +140,21 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
         (..., L) real cost of each of the L degrees, at least 0, in the square of the unit of the coefficients.
     """
     forecast_N = target_N + error_N
-    power_L = transform.sum_by_degree(_product(forecast_N, forecast_N))
-    target_power_L = transform.sum_by_degree(_product(target_N, target_N))
+    power_L = transform.sum_by_degree(_real_product(forecast_N, forecast_N))
+    target_power_L = transform.sum_by_degree(_real_product(target_N, target_N))
     amplitude_L = (power_L + _SMALLEST_POWER).sqrt()
     target_amplitude_L = (target_power_L + _SMALLEST_POWER).sqrt()
     # A good forecast differs little from the truth: differences of powers, and 1 - coherence, would be rounding errors
     # in float32. So both are computed from the coefficients of the error.
-    power_difference_L = transform.sum_by_degree(_product(error_N, forecast_N + target_N))
+    power_difference_L = transform.sum_by_degree(_real_product(error_N, forecast_N + target_N))
     amplitude_cost_L = (power_difference_L / (amplitude_L + target_amplitude_L)).square()
-    squared_error_L = transform.sum_by_degree(_product(error_N, error_N))
+    squared_error_L = transform.sum_by_degree(_real_product(error_N, error_N))
     one_minus_coherence_L = (squared_error_L - amplitude_cost_L) / (2.0 * amplitude_L * target_amplitude_L)
     # Rounding errors of a degree without power could leave the possible range.
     one_minus_coherence_L = one_minus_coherence_L.clamp(0.0, 2.0)
     return amplitude_cost_L + 2.0 * torch.maximum(power_L, target_power_L) * one_minus_coherence_L
 
 
-def _product(first: Tensor, second: Tensor) -> Tensor:
+def _real_product(first: Tensor, second: Tensor) -> Tensor:
     """Return the real part of `first` times the complex conjugate of `second`, elementwise."""
     return first.real * second.real + first.imag * second.imag

@@ -27,11 +27,14 @@ class WeightedSumLoss(Loss):
         losses = [LOSSES.find_class(term.kind)(context, term) for term in section.terms]
         self.losses = nn.ModuleList(losses)
         self.weights = [term.weight for term in section.terms]
-        # A dimension that one term needs whole, the sum needs whole.
-        self.coupled_dims = frozenset().union(*(loss.coupled_dims for loss in losses))
+        # The sum couples every dimension that at least one term couples.
+        self.coupled_dims = frozenset()
+        for loss in losses:
+            self.coupled_dims |= loss.coupled_dims
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return the weighted sum of the losses, a float32 scalar; see `Loss.forward` for the arguments."""
+        # The total starts from the first term instead of a zero, to which adding it would take a further kernel.
         first_loss, *other_losses = self.losses
         total = self.weights[0] * first_loss(prediction_BMCHW, target_BCHW)
         for weight, loss in zip(self.weights[1:], other_losses, strict=True):

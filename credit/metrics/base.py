@@ -110,6 +110,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
         registered = _METRICS.setdefault(name, cls)
         # A module that is imported again registers its class again, which is allowed.
         if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+            # `setdefault` has kept the class that was registered first.
             raise ConfigError(
                 f'metric name "{name}" of {cls.__module__} is taken by {registered.__module__}; choose another'
             )

@@ -34,7 +34,7 @@ class EnsembleScores(Metric):
     def __init__(self, context: MetricContext) -> None:
         super().__init__(context)
         self._weight_CHW = context.weight_CHW.double()
-        shape = len(context.lead_hours), self._weight_CHW.shape[0]
+        shape = (len(context.lead_hours), self._weight_CHW.shape[0])
         zeros_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
         self._sums = {
             "crps": zeros_LC,
@@ -64,9 +64,12 @@ class EnsembleScores(Metric):
         error_BMCHW = forecast_BMCHW.double() - truth_BCHW[:, None]
         num_members = error_BMCHW.shape[1]
         self._sums["crps"][lead] += self._area_mean_of_batch(_fair_crps(error_BMCHW))
-        self._sums["persistence"][lead] += self._area_mean_of_batch((persistence_BCHW.double() - truth_BCHW).abs())
+        persistence_error_BCHW = persistence_BCHW.double() - truth_BCHW
+        self._sums["persistence"][lead] += self._area_mean_of_batch(persistence_error_BCHW.abs())
+        # The error of the ensemble mean is the mean of the members' errors.
         self._sums["squared_error"][lead] += self._area_mean_of_batch(error_BMCHW.mean(dim=1).square())
         if num_members > 1:
+            # The factor makes the expected variance of a calibrated ensemble equal to the squared error of its mean.
             variance_BCHW = error_BMCHW.var(dim=1) * (num_members + 1) / num_members
             self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
 
@@ -77,13 +80,16 @@ class EnsembleScores(Metric):
         # A field that never changes has no error; the floor keeps the ratios from becoming 0 / 0.
         smallest_number = torch.finfo(torch.float64).tiny
         prognostic = channels.output_slice("prognostic")
-        relative_LC = means["crps"] / means["persistence"].clamp(min=smallest_number)
-        ratio_LC = (means["variance"] / means["squared_error"].clamp(min=smallest_number)).sqrt()
-        distance_LC = ratio_LC.clamp(min=math.sqrt(smallest_number)).log().abs()
+        relative_crps_LC = means["crps"] / means["persistence"].clamp(min=smallest_number)
+        spread_skill_LC = (means["variance"] / means["squared_error"].clamp(min=smallest_number)).sqrt()
+        # The floor keeps the logarithm finite for an ensemble without spread.
+        calibration_LC = spread_skill_LC.clamp(min=math.sqrt(smallest_number)).log().abs()
         # A field that never changes is forecast without error, and needs no spread.
-        distance_LC[means["squared_error"] == 0] = 0.0
-        values = [relative_LC[:, prognostic].mean().item(), distance_LC[:, prognostic].mean().item()]
-        values += means["crps"].flatten().tolist() + ratio_LC.flatten().tolist()
+        calibration_LC[means["squared_error"] == 0] = 0.0
+        # In the order of `names`: by score, then by lead time, then by channel.
+        values = [relative_crps_LC[:, prognostic].mean().item(), calibration_LC[:, prognostic].mean().item()]
+        values += means["crps"].flatten().tolist()
+        values += spread_skill_LC.flatten().tolist()
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _area_mean_of_batch(self, score_BCHW: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class RootMeanSquareError(Metric):
         super().__init__(context)
         self._weight_CHW = context.weight_CHW.double()
         # Sums of squared errors over the cases, in the square of each channel's unit.
-        shape = len(context.lead_hours), self._weight_CHW.shape[0]
+        shape = (len(context.lead_hours), self._weight_CHW.shape[0])
         self.forecast_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
         self.persistence_LC = torch.zeros_like(self.forecast_LC)
 
@@ -67,6 +67,7 @@ class RootMeanSquareError(Metric):
         # A field that never changes has no persistence error; the floor keeps the ratio from becoming 0 / 0.
         smallest_number = torch.finfo(torch.float64).tiny
         ratio = rmse_LC[:, prognostic] / persistence_LC[:, prognostic].clamp(min=smallest_number)
+        # In the order of `names`: by lead time, then by channel.
         values = [ratio.mean().item(), *rmse_LC.flatten().tolist()]
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 

@@ -34,6 +34,8 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
+    # Modules cache their results after the fold and before the cast, so they compute them from the folded weights in
+    # full precision.
     for module in model.modules():
         if hasattr(module, "precompute"):
             module.precompute()
@@ -54,5 +56,6 @@ def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the weights and biases of linear layers and convolutions to `dtype`, in place."""
     for module in model.modules():
         if isinstance(module, CAST_LAYERS):
+            # The list is complete before the first parameter is replaced.
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))

@@ -39,7 +39,9 @@ def build_generator(seed: int, name: str) -> torch.Generator:
     """
     # Python's own hash of a text differs from process to process.
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    # The shift leaves 63 bits, so the number is also valid as a signed 64-bit integer.
+    generator_seed = int.from_bytes(digest[:8], "little") >> 1
+    return torch.Generator().manual_seed(generator_seed)
 
 
 def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
@@ -61,6 +63,8 @@ def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
         shape: shape of its weight.
     """
     if isinstance(module, nn.ConvTranspose2d):
+        # The weight is (in, out, rows, columns). Each input value meets all taps of the kernel, but there are as many
+        # outputs per input as the product of the strides, so an output gets this fraction of the taps on average.
         return shape[0] * math.prod(shape[2:]) / math.prod(module.stride)
     return math.prod(shape[1:])
 
@@ -92,9 +96,11 @@ def _draw_values(
     if hasattr(module, "initial_value"):
         for key, tensor in tensors.items():
             yield key, module.initial_value(key, tensor.shape, build_generator(seed, f"{prefix}{key}"))
+    # A subclass with tensors of other names gets its values from `reset_parameters`, as any other module does.
     elif isinstance(module, _STANDARD_LAYERS) and tensors.keys() <= {"weight", "bias"}:
         for key, tensor in tensors.items():
             if isinstance(module, _NORMS):
+                # The weight is 1, the bias 0.
                 yield key, torch.full(tensor.shape, float(key == "weight"), device="cpu")
                 continue
             bound = _inputs_per_output(module, tensors["weight"].shape) ** -0.5
@@ -124,9 +130,9 @@ def _draw_reset_values(
             ``reset_parameters`` fails on tensors without values, or if a tensor is not set.
     """
     description = f"model.type: {path or 'the model'} ({type(module).__name__})"
-    if isinstance(module, batchnorm._BatchNorm) or (
-        isinstance(module, batchnorm._NormBase) and module.track_running_stats
-    ):
+    # `_NormBase` is the base class of batch norms and of instance norms.
+    is_tracking_norm = isinstance(module, batchnorm._NormBase) and module.track_running_stats
+    if is_tracking_norm or isinstance(module, batchnorm._BatchNorm):
         raise ConfigError(
             f"{description}: its statistics are those of one rank's samples; use GroupNorm, or InstanceNorm without "
             "track_running_stats"
@@ -184,7 +190,7 @@ def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
 
 def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
     """Return a copy of `module` and the modules inside it on the CPU, with all tensors from `_build_unset_tensor`."""
-    # The constructor of the module is unknown, so the copy is made without it.
+    # The arguments of the module's constructor are unknown, so the copy is created without calling it.
     unset_module = object.__new__(type(module))
     unset_module.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
@@ -216,7 +222,8 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
         value.fill_(high)
     else:
         info = torch.iinfo(tensor.dtype)
-        value.fill_(info.max if high else info.min)
+        fill_value = info.max if high else info.min
+        value.fill_(fill_value)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(value, requires_grad=False)
     return value
@@ -283,6 +290,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
             if key != "weight" or not chain:
                 yield name, value
                 continue
+            # The buffers of a parametrization, such as u and v of spectral norm, follow from the weight's value.
             yield f"{prefix}parametrizations.weight.original", value
             for number, parametrization in enumerate(chain):
                 buffers = parametrization.initial_buffers(value, build_generator(seed, f"{name}/{number}"))

@@ -125,6 +125,7 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
         ConfigError: if a pattern matches no Linear or convolution; the message suggests the most similar pattern that
             does.
     """
+    # Layers through which noise enters are trained as they are, so they need no adapter.
     layers = {}
     for path, layer in model.named_modules():
         if isinstance(layer, ADAPTABLE_LAYERS) and not getattr(layer, "may_be_added", False):
@@ -145,7 +146,7 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
     for path in sorted(adapted_paths):
         layer = layers[path]
         if parametrize.is_parametrized(layer, "weight"):
-            # The adapter comes before spectral norm.
+            # The adapter comes before spectral norm, so that it can be merged into the weight.
             chain = layer.parametrizations.weight
             chain.insert(0, LoRA(chain.original, rank, alpha))
         else:
@@ -161,11 +162,14 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
     """
     patterns = set()
     for path in paths:
-        components = ["*" if component.isdigit() else component for component in path.split(".")]
+        components = []
+        for component in path.split("."):
+            components.append("*" if component.isdigit() else component)
         patterns.add(".".join(components))
         if components[-1] != "*":
             patterns.add(f"*.{components[-1]}")
         else:
+            # A number alone would match every layer, so the name before it is part of the pattern.
             patterns.add("*" + ".".join(components[-2:]))
     return patterns
 
@@ -173,8 +177,12 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
     """Yield (path without the prefixes of wrappers, layer, adapter) for every adapted layer."""
     for path, layer in model.named_modules():
-        if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations.weight[0], LoRA):
-            yield strip_wrapper_prefixes(path), layer, layer.parametrizations.weight[0]
+        if not parametrize.is_parametrized(layer, "weight"):
+            continue
+        # `apply_lora` puts the adapter first.
+        first_parametrization = layer.parametrizations.weight[0]
+        if isinstance(first_parametrization, LoRA):
+            yield strip_wrapper_prefixes(path), layer, first_parametrization
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -233,7 +241,10 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
         if len(layer.parametrizations.weight) == 1:
             state[f"{path}.weight"] = state.pop(f"{prefix}original")
         # The adapter is the first parametrization, so those after it move up by one.
-        later_names = [name for name in state if name.startswith(prefix) and not name.endswith(".original")]
+        later_names = []
+        for name in state:
+            if name.startswith(prefix) and not name.endswith(".original"):
+                later_names.append(name)
         for name in later_names:
             number, _, key = name.removeprefix(prefix).partition(".")
             state[f"{prefix}{int(number) - 1}.{key}"] = state.pop(name)
@@ -247,6 +258,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     Args:
         model: neither wrapped nor sharded.
     """
+    # The list is complete before the first adapter is removed.
     for _, layer, adapter in list(_adapted_layers(model)):
         chain = layer.parametrizations.weight
         chain.original.copy_(adapter(chain.original))

@@ -35,6 +35,7 @@ def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelCla
     """
 
     def register(cls: ModelClass) -> ModelClass:
+        # Imported here because the base class needs torch, which this module must not load.
         from credit.models.base import ForecastModel
 
         return MODELS.register(name, section, ForecastModel, ModelSection)(cls)

@@ -52,14 +52,15 @@ def local_slices(tensor: Tensor) -> list[slice]:
     if not isinstance(tensor, DTensor):
         return slices
     mesh = tensor.device_mesh
-    # Where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: the last axis comes first.
+    # Two axes may split the same dimension. Tensor parallelism, the last axis, has split it first, and FSDP2 has split
+    # the result, so the axes are visited from last to first.
     for axis in reversed(range(mesh.ndim)):
         dim = shard_dim(tensor.placements[axis])
         if dim is not None:
             # DTensor gives each rank ceil(length / ranks) elements until none are left, as torch.chunk does.
-            start = slices[dim].start
-            stop = slices[dim].stop
-            length = math.ceil((stop - start) / mesh.size(axis))
-            start = min(start + length * mesh.get_local_rank(axis), stop)
-            slices[dim] = slice(start, min(start + length, stop))
+            before = slices[dim]
+            shard_length = math.ceil((before.stop - before.start) / mesh.size(axis))
+            start = min(before.start + shard_length * mesh.get_local_rank(axis), before.stop)
+            stop = min(start + shard_length, before.stop)
+            slices[dim] = slice(start, stop)
     return slices

@@ -140,21 +140,21 @@ def shard_units(
     sharded_parameter_ids: set[int] = set()
     inference_resharder = _InferenceResharder()
     for unit in units:
-        # The backward pass begins with the last block, whose weights would be freed only to be gathered again.
-        reshard_unit = reshard_after_forward and unit is not units[0] and unit is not model
+        # The backward pass begins with the last block, which is the first of `units`, and with the weights outside of
+        # the blocks. These weights would be freed only to be gathered again.
+        begins_backward = unit is units[0] or unit is model
+        reshard_unit = reshard_after_forward and not begins_backward
         # A unit with weights of several dtypes is sharded as several modules.
         for module in split_by_dtype(unit, sharded_parameter_ids):
-            parameters = [p for p in module.parameters() if id(p) not in sharded_parameter_ids]
-            module_mesh = fsdp_mesh
-            if any(isinstance(parameter, DTensor) for parameter in parameters):
-                module_mesh = fsdp_mesh_of_tp_units
+            # Sharded parameters are DTensors, too. Among the others, a DTensor has been split by tensor parallelism.
+            new_parameters = [p for p in module.parameters() if id(p) not in sharded_parameter_ids]
+            mesh = fsdp_mesh
+            if any(isinstance(parameter, DTensor) for parameter in new_parameters):
+                mesh = fsdp_mesh_of_tp_units
+            module_policy = policy if module is model else inner_policy
             copy_returned_views(module)
             fully_shard(
-                module,
-                mesh=module_mesh,
-                reshard_after_forward=reshard_unit,
-                mp_policy=policy if module is model else inner_policy,
-                offload_policy=offload,
+                module, mesh=mesh, reshard_after_forward=reshard_unit, mp_policy=module_policy, offload_policy=offload
             )
             sharded_parameter_ids.update(map(id, module.parameters()))
             if not reshard_unit:

@@ -66,7 +66,9 @@ class PartExchange(MemberExchange):
         self.dim = dim
         self._slices = []
         for rank in range(self.num_ranks):
-            self._slices.append(slice(rank * size // self.num_ranks, (rank + 1) * size // self.num_ranks))
+            start = rank * size // self.num_ranks
+            stop = (rank + 1) * size // self.num_ranks
+            self._slices.append(slice(start, stop))
 
     @property
     def part(self) -> slice:
@@ -77,45 +79,49 @@ class PartExchange(MemberExchange):
         """Collective: return this rank's channels or rows of the fields of all members, (number of ranks * N, ...)."""
         parts = [self._take(local_NCHW, rank) for rank in range(self.num_ranks)]
         # Flat, because the parts that go to different ranks may differ in length.
-        sent = torch.cat([part.flatten() for part in parts])
-        own_part = parts[self.rank]
-        received = sent.new_empty(self.num_ranks * own_part.numel())
+        send_buffer = torch.cat([part.flatten() for part in parts])
+        # Every rank sends the range of this rank, which has the same shape for the members of each rank.
+        local_part = parts[self.rank]
+        receive_buffer = send_buffer.new_empty(self.num_ranks * local_part.numel())
         dist.all_to_all_single(
-            received,
-            sent,
-            output_split_sizes=[own_part.numel()] * self.num_ranks,
+            receive_buffer,
+            send_buffer,
+            output_split_sizes=[local_part.numel()] * self.num_ranks,
             input_split_sizes=[part.numel() for part in parts],
             group=self.group,
         )
-        return received.view(self.num_ranks * len(local_NCHW), *own_part.shape[1:])
+        # What arrives is in the order of ranks, which is that of the members.
+        return receive_buffer.view(self.num_ranks * len(local_NCHW), *local_part.shape[1:])
 
     def give_back(self, part_NCHW: Tensor) -> Tensor:
         """Collective: return whole fields (N, C, H, W) of this rank's members from the parts on all ranks."""
         num_forecasts = len(part_NCHW) // self.num_ranks
+        # Each rank of the group sends its range of the fields of this rank's members.
         shapes = []
-        for part in self._slices:
+        for dim_range in self._slices:
             shape = [num_forecasts, *part_NCHW.shape[1:]]
-            shape[self.dim] = part.stop - part.start
+            shape[self.dim] = dim_range.stop - dim_range.start
             shapes.append(torch.Size(shape))
         sizes = [shape.numel() for shape in shapes]
-        sent = part_NCHW.contiguous().flatten()
-        received = sent.new_empty(sum(sizes))
+        send_buffer = part_NCHW.contiguous().flatten()
+        receive_buffer = send_buffer.new_empty(sum(sizes))
         dist.all_to_all_single(
-            received,
-            sent,
+            receive_buffer,
+            send_buffer,
             output_split_sizes=sizes,
-            input_split_sizes=[len(sent) // self.num_ranks] * self.num_ranks,
+            input_split_sizes=[len(send_buffer) // self.num_ranks] * self.num_ranks,
             group=self.group,
         )
         # Frees the parts if the caller does not keep them, so that there are never three copies of the fields.
-        del sent, part_NCHW
-        parts = [values.view(shape) for values, shape in zip(received.split(sizes), shapes, strict=True)]
+        del send_buffer, part_NCHW
+        flat_parts = receive_buffer.split(sizes)
+        parts = [flat_part.view(shape) for flat_part, shape in zip(flat_parts, shapes, strict=True)]
         return torch.cat(parts, dim=self.dim)
 
     def _take(self, fields_NCHW: Tensor, rank: int) -> Tensor:
         """Return as a view the channels or rows of the fields that belong to a rank of the group."""
-        part = self._slices[rank]
-        return fields_NCHW.narrow(self.dim, part.start, part.stop - part.start)
+        dim_range = self._slices[rank]
+        return fields_NCHW.narrow(self.dim, dim_range.start, dim_range.stop - dim_range.start)
 
 
 class WholeExchange(MemberExchange):
@@ -130,5 +136,6 @@ class WholeExchange(MemberExchange):
     def give_back(self, part_NCHW: Tensor) -> Tensor:
         """Return the fields (N, C, H, W) of this rank's members; nothing is sent, as all ranks have the same fields."""
         num_forecasts = len(part_NCHW) // self.num_ranks
+        first = self.rank * num_forecasts
         # A copy, so that the gradients of the other members can be freed.
-        return part_NCHW[self.rank * num_forecasts : (self.rank + 1) * num_forecasts].clone()
+        return part_NCHW[first : first + num_forecasts].clone()

@@ -82,10 +82,11 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
         ConfigError: if the settings do not fit the number of ranks; the message lists the factors and settings that do.
     """
     degrees = _plan_axes(settings, world)
-    if degrees.num_data_ranks % settings.ensemble:
-        divisors = [str(size) for size in range(1, degrees.num_data_ranks + 1) if degrees.num_data_ranks % size == 0]
+    num_data_ranks = degrees.num_data_ranks
+    if num_data_ranks % settings.ensemble:
+        divisors = [str(size) for size in range(1, num_data_ranks + 1) if num_data_ranks % size == 0]
         raise ConfigError(
-            f"trainer.parallelism.ensemble: {settings.ensemble} does not divide the {degrees.num_data_ranks} "
+            f"trainer.parallelism.ensemble: {settings.ensemble} does not divide the {num_data_ranks} "
             f"data-parallel ranks (replicate {degrees.replicate} x shard {degrees.shard}); these do: "
             f"{', '.join(divisors)}"
         )
@@ -111,6 +112,7 @@ def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
                 f"{requested}: without data parallelism replicate must be 1 and tensor the number of ranks{choices}"
             )
         return ParallelDims(tensor=world)
+    # The config does not give the number of shards: FSDP2 shards over all ranks that the other axes leave.
     ranks_per_shard = settings.replicate * settings.tensor
     shard, remainder = divmod(world, ranks_per_shard)
     if remainder or not shard:
@@ -243,7 +245,9 @@ def build_mesh(
         return replace(grid, sample_group=grid.tensor_group)
     # S sample groups, each of E ranks that divide the members times T tensor-parallel ranks.
     ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
-    ensemble_group = _build_group(ranks_SET.transpose(1, 2).flatten(0, 1), timeout_minutes)
+    # Only ranks with the same part of the split layers exchange members: (S x T groups, E ranks).
+    ensemble_ranks_GN = ranks_SET.transpose(1, 2).flatten(0, 1)
+    ensemble_group = _build_group(ensemble_ranks_GN, timeout_minutes)
     sample_group = ensemble_group
     if degrees.tensor > 1:
         sample_group = _build_group(ranks_SET.flatten(1), timeout_minutes)
@@ -258,5 +262,6 @@ def _build_group(ranks_GN: torch.Tensor, timeout_minutes: int | None) -> Process
         timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
     timeout = None if timeout_minutes is None else timedelta(minutes=timeout_minutes)
+    # torch returns the group of this rank, and the list of all groups.
     group, _ = dist.new_subgroups_by_enumeration(ranks_GN.tolist(), timeout=timeout)
     return group

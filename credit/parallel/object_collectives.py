@@ -52,11 +52,13 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
         local_error = CheckpointError(message)
         local_error.__cause__ = error
     # Errors travel with the results, so that every rank takes part in the collective whether it failed or not.
-    outcomes = [(result, local_error)]
+    outcome = (result, local_error)
+    outcomes = [outcome]
     if dist.is_initialized():
-        outcomes *= dist.get_world_size(group)
+        # torch replaces the items of a list that has one item for each rank.
+        outcomes = [outcome] * dist.get_world_size(group)
         with _report_lost_ranks():
-            dist.all_gather_object(outcomes, (result, local_error), group=group)
+            dist.all_gather_object(outcomes, outcome, group=group)
     # The error of this rank has a traceback, those of other ranks have lost theirs.
     if local_error is not None:
         raise local_error
@@ -90,7 +92,10 @@ def run_on_rank0(function: Callable[[], T]) -> T:
             pickled.append(pickle.dumps(function()))
 
     run_on_all_ranks(run_and_pickle)
-    payload = [pickled[0] if pickled else None]
+    # The broadcast replaces the item of this list on the other ranks.
+    payload: list[bytes | None] = [None]
+    if pickled:
+        payload[0] = pickled[0]
     with _report_lost_ranks():
         dist.broadcast_object_list(payload, src=0)
     return pickle.loads(payload[0])
@@ -130,8 +135,10 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
     # A failure of `transform` must be an error of all ranks before they wait for their results.
     run_on_all_ranks(transform_on_rank0, group)
     received: list[U | None] = [None]
+    # torch takes the list of results on the sending rank only.
+    sent_results = results if is_rank0 else None
     with _report_lost_ranks():
-        dist.scatter_object_list(received, results if is_rank0 else None, group=group, group_src=0)
+        dist.scatter_object_list(received, sent_results, group=group, group_src=0)
     return received[0]
 
 

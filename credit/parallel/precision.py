@@ -37,15 +37,18 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
     policy_section = trainer.get("fsdp2_mp_policy")
     amp = read_boolean(trainer, "trainer.amp", default=False)
     has_spectral_norm = read_boolean(read_section(conf, "model"), "model.use_spectral_norm", default=False)
-    if not amp or (has_spectral_norm and policy_section is None):
+    if not amp:
         return None
-    if not isinstance(policy_section or {}, Mapping):
+    if has_spectral_norm and policy_section is None:
+        return None
+    policy_section = policy_section or {}
+    if not isinstance(policy_section, Mapping):
         raise ConfigError(
             f"trainer.fsdp2_mp_policy: {policy_section!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
         )
     # Keys of the section replace the defaults; a plain dict has not been validated yet.
     settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
-    for key, value in (policy_section or {}).items():
+    for key, value in policy_section.items():
         path = f"trainer.fsdp2_mp_policy.{key}"
         if key not in _POLICY_KEYS:
             raise ConfigError(f"{path}: there is no such key{did_you_mean(str(key), _POLICY_KEYS)}")
@@ -65,15 +68,15 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
     computes in float32.
     """
     for module in model.modules():
-        names = {"weight_u", "weight_v"}
+        vector_names = {"weight_u", "weight_v"}
         if isinstance(module, _SpectralNorm):
-            names |= {"_u", "_v"}
+            vector_names |= {"_u", "_v"}
         for hook in module._forward_pre_hooks.values():
             # A hook names its buffers after the parameter that it normalizes.
             if isinstance(hook, SpectralNorm):
-                names |= {f"{hook.name}_u", f"{hook.name}_v"}
+                vector_names |= {f"{hook.name}_u", f"{hook.name}_v"}
         for name, buffer in module.named_buffers(recurse=False):
-            if name in names:
+            if name in vector_names:
                 setattr(module, name, buffer.to(param_dtype))
 
 
@@ -111,9 +114,11 @@ def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
     Raises:
         ConfigError: if the value is neither true nor false.
     """
-    value = section.get(path.rpartition(".")[2])
+    _, _, key = path.rpartition(".")
+    value = section.get(key)
     if value is None:
         return default
+    # True and False are ints, too, and equal 1 and 0.
     if not isinstance(value, int) or value not in (0, 1):
         raise ConfigError(f"{path}: {value!r} is not a boolean; write true or false, without quotation marks")
     return bool(value)

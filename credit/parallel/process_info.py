@@ -28,11 +28,11 @@ _LAUNCHERS = {
 }  # fmt: skip
 # Number of times that torchrun has restarted the ranks.
 _ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-# Ports of rank 0 from which one is taken where the launcher sets none.
+# Port numbers from which that of rank 0 is chosen where the launcher sets none.
 _PORTS = range(20000, 60000)
 # Number of open files that a process needs besides its connections.
 _NUM_OTHER_FILES = 1024
-# Number of groups of all ranks that a run makes, with some to spare.
+# Number of groups of all ranks that a run creates, with some to spare.
 _NUM_PROCESS_GROUPS = 8
 
 
@@ -151,16 +151,23 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         host, port = process.address
         url = f"tcp://{host}:{port}"
     timeout = timedelta(minutes=timeout_minutes)
+    # `rendezvous` yields (store, rank, number of ranks), of which only the store is new.
     store, *_ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
     # torchrun's store survives a restart (2.13), with the addresses of ranks that have died, hence a new prefix.
     store = dist.PrefixStore(f"attempt_{process.attempt}", store)
+    backend = "gloo"
+    bound_device = None
+    if device.type == "cuda":
+        # Tensors on the CPU are communicated on GPU runs, too.
+        backend = "cpu:gloo,cuda:nccl"
+        bound_device = device
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend,
         store=store,
         rank=process.rank,
         world_size=process.world,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=bound_device,
     )
     try:
         yield store
@@ -237,8 +244,11 @@ def _find_address(
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None
     # All ranks must find the same port without communication, so it is derived from the number of the job.
-    digits = "".join(character for character in job_id if character.isdigit())
-    port = int(environ.get("MASTER_PORT") or _PORTS[int(digits or 0) % len(_PORTS)])
+    job_digits = "".join(character for character in job_id if character.isdigit())
+    job_number = int(job_digits or 0)
+    port = _PORTS[job_number % len(_PORTS)]
+    if environ.get("MASTER_PORT"):
+        port = int(environ["MASTER_PORT"])
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"], port
     if is_one_host:

@@ -102,14 +102,16 @@ def gradient_norm(
             copies = num_ranks // num_shards(gradient)
             gradient = gradient.to_local()
         local_gradients.setdefault((copies, norm_dtype), []).append(gradient)
-    squares = []
+    square_sums = []
     # The sum over the ranks counts an element once for each rank that holds it, hence the division by their number.
     for (copies, norm_dtype), tensors in local_gradients.items():
         norms = torch._foreach_norm(tensors, dtype=norm_dtype)
-        squares.append((torch.stack(norms).square().sum() / copies).to(dtype))
-    square_sum = torch.stack(squares).sum()
+        square_sum = torch.stack(norms).square().sum()
+        square_sums.append((square_sum / copies).to(dtype))
+    total_square = torch.stack(square_sums).sum()
     # Not `non_blocking`: where gradients are kept on the host, it must wait for flags from the GPU.
-    sums = torch.stack([square_sum, *(flag.to(square_sum) for flag in flags)])
+    flags_on_device = [flag.to(total_square) for flag in flags]
+    sums = torch.stack([total_square, *flags_on_device])
     if dist.is_initialized():
         dist.all_reduce(sums, group=group)
     return sums[0].sqrt(), sums[1:]
@@ -124,7 +126,9 @@ def _without_partial_sums(gradient: DTensor) -> DTensor:
         return gradient
     placements = []
     for placement in gradient.placements:
-        placements.append(Replicate() if isinstance(placement, Partial) else placement)
+        if isinstance(placement, Partial):
+            placement = Replicate()
+        placements.append(placement)
     return gradient.redistribute(placements=placements)
 
 
@@ -162,22 +166,24 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
     indices_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for index, tensor in enumerate(sharded):
         mesh_ranks = ranks_of_group[groups[tensor.device_mesh]]
-        group = next(group for group in largest_first if mesh_ranks <= ranks_of_group[group])
-        indices_of_group.setdefault(group, []).append(index)
+        containing_groups = [group for group in largest_first if mesh_ranks <= ranks_of_group[group]]
+        indices_of_group.setdefault(containing_groups[0], []).append(index)
 
     # One all-reduce for each group carries all of its summands.
     sums: dict[int, Tensor] = {}
     for group, indices in indices_of_group.items():
         weighted_summands = []
         for index in indices:
-            # Ranks that hold copies of a shard share the summand.
+            # Ranks with copies of the same shard have the same summand. The weight is 1 / (number of copies), so that
+            # all copies together count once.
             weight = num_shards(sharded[index]) / len(ranks_of_group[group])
             weighted_summands.append(summands[index].flatten() * weight)
         total = torch.cat(weighted_summands)
         dist.all_reduce(total, group=group)
-        parts = total.split([len(summand) for summand in weighted_summands])
-        for index, part in zip(indices, parts, strict=True):
-            sums[index] = part.view_as(summands[index])
+        # Take the sums apart again.
+        flat_sums = total.split([len(summand) for summand in weighted_summands])
+        for index, flat_sum in zip(indices, flat_sums, strict=True):
+            sums[index] = flat_sum.view_as(summands[index])
     return [sums[index] for index in range(len(summands))]
 
 

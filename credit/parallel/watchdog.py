@@ -24,8 +24,9 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
-# Last lines of a stack trace that a report shows, and most ranks that a line names.
-_STACK_LINES = 12
+# Number of innermost calls of a stack trace that a report shows.
+_MAX_STACK_ENTRIES = 12
+# Number of ranks that a line of a report names.
 _MAX_LISTED_RANKS = 16
 
 
@@ -108,13 +109,17 @@ class Watchdog:
             before = self._read_statuses()
             # Every rank that lives writes its status at least once in this time.
             self._is_stopping.wait(1.5 * self._beat)
-            own_status = self._describe_status(-1, read_last_collectives())
-            # This rank's own status in the store is as old as its last beat.
-            lines += describe_lag(before, {**self._read_statuses(), 0: own_status})
+            # No entry in the store has beat -1, so this rank does not count as silent.
+            rank0_status = self._describe_status(-1, read_last_collectives())
+            now = self._read_statuses()
+            # The status of this rank in the store is as old as its last beat.
+            now[0] = rank0_status
+            lines += describe_lag(before, now)
         frame = sys._current_frames().get(self._main_thread)
         if frame is not None:
             lines.append("it waits here (most recent call last):")
-            lines += "".join(traceback.format_stack(frame)[-_STACK_LINES:]).rstrip().splitlines()
+            stack_entries = traceback.format_stack(frame)[-_MAX_STACK_ENTRIES:]
+            lines += "".join(stack_entries).rstrip().splitlines()
         logger.error("%s", "\n".join(lines))
 
     def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
@@ -171,13 +176,13 @@ def describe_lag(
         if status is not None:
             for group, collective in status["collectives"].items():
                 collectives.setdefault(group, {})[rank] = collective
-    for group, collective_of in collectives.items():
-        highest_number = max(number for number, _ in collective_of.values())
-        waiting_ranks = [rank for rank, (number, _) in collective_of.items() if number == highest_number]
+    for group, collective_by_rank in collectives.items():
+        highest_number = max(number for number, _ in collective_by_rank.values())
+        waiting_ranks = [rank for rank, (number, _) in collective_by_rank.items() if number == highest_number]
         # All ranks belong to the default group, also those that had no time to write their status.
-        members = now if "default_pg" in group else collective_of
-        missing_ranks = [rank for rank in members if rank not in waiting_ranks]
-        name = collective_of[waiting_ranks[0]][1]
+        group_ranks = now if "default_pg" in group else collective_by_rank
+        missing_ranks = [rank for rank in group_ranks if rank not in waiting_ranks]
+        _, name = collective_by_rank[waiting_ranks[0]]
         line = f"group {group}: {_list_ranks(waiting_ranks)} in {name}, number {highest_number}"
         if missing_ranks:
             line += f"; not there yet: {_list_ranks(missing_ranks)}"
@@ -200,10 +205,12 @@ def read_last_collectives() -> dict[str, tuple[int, str]]:
         return {}
     last: dict[str, tuple[int, str]] = {}
     for entry in entries:
-        # Entries have a group's name and description, which may be equal.
+        # Entries have a group's name and description, which may be equal. The dict drops a repetition.
         group = " ".join(dict.fromkeys(entry["process_group"]))
-        if entry["collective_seq_id"] >= last.get(group, (0, ""))[0]:
-            last[group] = entry["collective_seq_id"], entry["profiling_name"]
+        number = entry["collective_seq_id"]
+        last_number, _ = last.get(group, (0, ""))
+        if number >= last_number:
+            last[group] = (number, entry["profiling_name"])
     return last
 
 

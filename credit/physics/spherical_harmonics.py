@@ -4,7 +4,7 @@ The harmonics are normalised so that the mean of their square over the sphere is
 wavenumber) and an order m (zonal wavenumber). The transform of fields in torch is in
 `credit.physics.spherical_transform`.
 
-Letters of shapes: H latitude rows, W longitude columns.
+Shape suffixes: H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
         For each order m a matrix (max_degree - m + 1, H), float64, with one row for each degree m to `max_degree`.
     """
     sine = np.sin(np.deg2rad(grid.lat))
-    # Very uneven rows can have negative weights.
+    # Very uneven rows can have negative weights, with which the fit may have no minimum.
     weights = np.maximum(latitude_quadrature(grid), 1e-12)
     matrices = []
     for m in range(max_degree + 1):
@@ -128,15 +128,19 @@ class CorrelatedNoise:
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
         degree = np.arange(max_wavenumber(grid) + 1)
         power = gaussian_response(degree, length_km)
-        # Harmonics with hardly any power would cost time and change nothing.
+        # Harmonics with hardly any power would cost time and change nothing. Power falls with the degree, so those that
+        # remain are the degrees 0 to `max_degree`.
         power = power[power > 1e-8]
         self._num_columns = grid.shape[1]
         sine = np.sin(np.deg2rad(grid.lat))
         max_degree = len(power) - 1
         # A degree l has 2 l + 1 harmonics; the variances of all harmonics add up to 1.
-        amplitude = np.sqrt(power / (power * (2 * np.arange(max_degree + 1) + 1)).sum())
+        num_harmonics = 2 * np.arange(max_degree + 1) + 1
+        amplitude = np.sqrt(power / (power * num_harmonics).sum())
         # For each order m, (degrees, H) the functions times the amplitude of their degree.
-        self._functions = [compute_legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
+        self._functions = []
+        for m in range(max_degree + 1):
+            self._functions.append(compute_legendre(max_degree, m, sine) * amplitude[m:, None])
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """Return independent random fields, (count, H, W) float32, dimensionless.
@@ -146,10 +150,14 @@ class CorrelatedNoise:
             generator: source of the random numbers; generators in the same state give the same fields.
         """
         # Fourier coefficients of each row, which the transform along the row turns into fields.
-        waves = np.zeros((count, self._functions[0].shape[1], self._num_columns // 2 + 1), dtype=np.complex128)
+        num_rows = self._functions[0].shape[1]
+        waves = np.zeros((count, num_rows, self._num_columns // 2 + 1), dtype=np.complex128)
         for m, functions in enumerate(self._functions):
             real, imaginary = generator.standard_normal((2, count, len(functions)))
             # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft counts its coefficient twice.
-            amplitudes = real if m == 0 else (real - 1j * imaginary) / np.sqrt(2)
+            # For order 0 the imaginary part is drawn too, but not used.
+            amplitudes = real
+            if m > 0:
+                amplitudes = (real - 1j * imaginary) / np.sqrt(2)
             waves[..., m] = amplitudes @ functions
         return np.fft.irfft(waves * self._num_columns, n=self._num_columns, axis=-1).astype(np.float32)

@@ -25,7 +25,7 @@ from torch.nn import functional
 from credit.grid import LatLonGrid
 from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre, max_wavenumber
 
-# Values of the tables that are smaller change no sum, because others are of the order of 1.
+# Smaller values of the tables do not change a sum, because other values are of the order of 1.
 _NEGLIGIBLE = 1e-20
 
 
@@ -57,16 +57,20 @@ class SphericalTransform(nn.Module):
         super().__init__()
         self.max_degree = max_wavenumber(grid)
         self._grid_shape = grid.shape
-        self._num_degrees = [self.max_degree + 1 - m for m in range(self.max_degree + 1)]
-        degrees = [np.arange(m, self.max_degree + 1) for m in range(self.max_degree + 1)]
+        # Order m has the degrees m to `max_degree`.
+        orders = range(self.max_degree + 1)
+        self._num_degrees = [self.max_degree + 1 - m for m in orders]
+        degrees = [np.arange(m, self.max_degree + 1) for m in orders]
+        # The coefficients of order 0 come first.
         multiplicity_N = np.full(sum(self._num_degrees), 2.0)
         multiplicity_N[: self.max_degree + 1] = 1.0
         analysis_NH = np.concatenate(build_analysis_matrices(grid, self.max_degree))
         self._register_table("_analysis_NH", analysis_NH, dtype)
+        # Free the float64 table before the next one is built, which is as large.
         del analysis_NH
         if can_synthesise:
             sine = np.sin(np.deg2rad(grid.lat))
-            functions = [compute_legendre(self.max_degree, m, sine) for m in range(self.max_degree + 1)]
+            functions = [compute_legendre(self.max_degree, m, sine) for m in orders]
             self._register_table("_functions_NH", np.concatenate(functions), dtype)
         self._register_table("multiplicity_N", multiplicity_N, dtype)
         self._register_table("degree_N", np.concatenate(degrees), torch.int64)
@@ -96,11 +100,12 @@ class SphericalTransform(nn.Module):
         leading_shape = field_HW.shape[:-2]
         with _full_precision(field_HW.device):
             field_KHW = field_HW.to(self._analysis_NH.dtype).reshape(-1, *self._grid_shape)
+            # Fourier coefficients of each row; orders above `max_degree` are left out.
             waves_KHm = torch.fft.rfft(field_KHW)[..., : self.max_degree + 1] / num_columns
-            # Real and imaginary parts are rows of one matrix for each order, (2 K, H).
+            # Real and imaginary parts of all fields are the rows of one matrix for each order, (2 K, H).
             waves_m2KH = torch.view_as_real(waves_KHm).permute(2, 3, 0, 1).flatten(1, 2)
             coefficients = []
-            for waves_2KH, table_lH in zip(waves_m2KH.unbind(), self._tables("_analysis_NH"), strict=True):
+            for waves_2KH, table_lH in zip(waves_m2KH.unbind(), self._split_table("_analysis_NH"), strict=True):
                 coefficients.append(waves_2KH @ table_lH.T)
             coefficient_2KN = torch.cat(coefficients, dim=1).unflatten(0, (2, -1))
             coefficient_KN = torch.complex(*coefficient_2KN.unbind())
@@ -122,7 +127,7 @@ class SphericalTransform(nn.Module):
             coefficient_2KN = torch.cat([coefficient_KN.real, coefficient_KN.imag])
             waves = []
             orders = coefficient_2KN.split(self._num_degrees, dim=1)
-            for coefficient_2Kl, table_lH in zip(orders, self._tables("_functions_NH"), strict=True):
+            for coefficient_2Kl, table_lH in zip(orders, self._split_table("_functions_NH"), strict=True):
                 waves.append(coefficient_2Kl @ table_lH)
             waves_2KHm = torch.stack(waves, dim=-1).unflatten(0, (2, -1))
             waves_KHm = torch.complex(*waves_2KHm.unbind())
@@ -140,11 +145,13 @@ class SphericalTransform(nn.Module):
             (..., max_degree + 1) sums, one for each degree.
         """
         counted_N = values_N * self.multiplicity_N
-        # Not `index_add`, whose order of operations differs from call to call on a GPU.
         orders = counted_N.split(self._num_degrees, dim=-1)
-        return torch.stack([functional.pad(part, (m, 0)) for m, part in enumerate(orders)]).sum(0)
+        # Order m has no degrees below m, so it is padded with m zeros before the orders are added up.
+        # Not `index_add`, whose order of operations differs from call to call on a GPU.
+        padded_orders = torch.stack([functional.pad(order_values, (m, 0)) for m, order_values in enumerate(orders)])
+        return padded_orders.sum(0)
 
-    def _tables(self, name: str) -> tuple[Tensor, ...]:
+    def _split_table(self, name: str) -> tuple[Tensor, ...]:
         """Return the table in the buffer `name` in parts, one for each order m: (max_degree + 1 - m, H)."""
         return getattr(self, name).split(self._num_degrees)
 
@@ -155,8 +162,10 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
     With less precision, the rounding errors of the longest waves would exceed the amplitude of the shortest waves.
     """
+    no_autocast: contextlib.AbstractContextManager = contextlib.nullcontext()
     # The meta device, on which `credit check` tries a training step, has no autocast.
-    no_autocast = contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type != "meta":
+        no_autocast = torch.autocast(device.type, enabled=False)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

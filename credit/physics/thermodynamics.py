@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-GRAVITY = 9.80665  # m s-2
+GRAVITY = 9.80665  # m s-2, the standard value
 R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
 R_VAPOUR = 461.5250  # J kg-1 K-1, likewise
 # Heat capacity at constant pressure, J kg-1 K-1, of ideal gases of two and of three atoms a molecule, as in [IFS].
@@ -119,12 +119,12 @@ def geopotential(
     """
     at_top = upper_KN <= 0.0
     # At the top the logarithm is infinite. It is replaced by ln 2, which is alpha there.
-    ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))
-    thickness = R_DRY * temperature_KN * ratio
+    log_ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))
+    thickness = R_DRY * temperature_KN * log_ratio
     # Add up the layers from the lowest one upwards; without its own thickness, a layer's sum is that at its lower edge.
-    below = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
-    alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * ratio)
-    return below + R_DRY * temperature_KN * alpha, below
+    lower_edge = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
+    alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * log_ratio)
+    return lower_edge + R_DRY * temperature_KN * alpha, lower_edge
 
 
 def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray) -> np.ndarray:
@@ -159,17 +159,19 @@ def extrapolate_temperature(
     """
     # Between the lowest level and the surface.
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
-    share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
-    above = lowest + share * (ground - lowest)
-    # Below the surface, the lapse rate follows from a temperature at sea level that is limited under plateaus.
+    depth_share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
+    above_ground = lowest + depth_share * (ground - lowest)
+    # Below the surface, the lapse rate follows from the temperature at sea level. Its limit under plateaus sets in
+    # gradually between two heights of the surface.
     height = surface_geopotential / GRAVITY
     sea_level = ground + _LAPSE_RATE * height
-    plateau = np.minimum(sea_level, _WARMEST_PLATEAU)
+    limited_sea_level = np.minimum(sea_level, _WARMEST_PLATEAU)
     plateau_share = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
-    warming = np.maximum(sea_level + plateau_share * (plateau - sea_level) - ground, 0.0)
-    # The third-order expansion of ground * exp(y).
+    warming = np.maximum(sea_level + plateau_share * (limited_sea_level - sea_level) - ground, 0.0)
+    # With y = ln(temperature / ground), this is the expansion of ground * exp(y) to third order.
     y = _compute_dlnT_dlnp(warming, surface_geopotential) * np.log(pressure / surface_pressure)
-    return np.where(pressure <= surface_pressure, above, ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0))
+    below_ground = ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0)
+    return np.where(pressure <= surface_pressure, above_ground, below_ground)
 
 
 def extrapolate_geopotential(
@@ -201,10 +203,11 @@ def sea_level_pressure(
     The arguments are those of `extrapolate_temperature`; `lowest_temperature` is called `lowest` there.
     """
     ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
-    # The inverse of the integral in `extrapolate_geopotential`, as a series.
-    x = surface_geopotential / (R_DRY * ground)
-    y = alpha * x
-    return surface_pressure * np.exp(x * (1.0 - y / 2.0 + y**2 / 3.0))
+    # The inverse of the integral in `extrapolate_geopotential`, as a series in the height of the surface divided by the
+    # scale height of the air.
+    relative_height = surface_geopotential / (R_DRY * ground)
+    y = alpha * relative_height
+    return surface_pressure * np.exp(relative_height * (1.0 - y / 2.0 + y**2 / 3.0))
 
 
 def _moderate_ground(
@@ -215,6 +218,7 @@ def _moderate_ground(
     The limits are those of [TBB], and the arguments those of `extrapolate_temperature`.
     """
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
+    # A temperature beyond a limit is replaced by its mean with the limit.
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
     # Where the surface itself is warmer than the limit, temperature is constant below it.
@@ -234,4 +238,5 @@ def _compute_dlnT_dlnp(warming: np.ndarray, surface_geopotential: np.ndarray) ->
     """
     is_flat = np.abs(surface_geopotential) < _FLAT
     # At sea level the quotient is 0 / 0, so it is computed with another divisor and not used.
-    return np.where(is_flat, ALPHA, R_DRY * warming / np.where(is_flat, 1.0, surface_geopotential))
+    divisor = np.where(is_flat, 1.0, surface_geopotential)
+    return np.where(is_flat, ALPHA, R_DRY * warming / divisor)

@@ -4,7 +4,7 @@ On a hybrid level, pressure is a + b times surface pressure. A pressure level is
 function interpolates between any two sets: from hybrid to pressure levels, back, and from one model's levels to those
 of another model.
 
-Letters of shapes: K levels of a source and L levels to interpolate to, both from the top down; N stands for one or more
+Shape suffixes: K levels of a source and L levels to interpolate to, both from the top down; N stands for one or more
 axes of cells.
 """
 
@@ -183,24 +183,26 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
         DataError: if a target level lies above the uppermost level of the source.
     """
     # The source level above each target level is the last of those that lie above it; -1 if there is none.
-    upper = np.empty((len(target), *surface_N.shape), dtype=np.int64)
+    upper_index = np.empty((len(target), *surface_N.shape), dtype=np.int64)
     for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
-        upper[row] = _count_above(source, a, b, surface_N) - 1
+        upper_index[row] = _count_above(source, a, b, surface_N) - 1
     pressure = target.pressure(surface_N)
-    # A level that lies above the source by rounding only is accepted, and becomes the uppermost source level below.
-    is_above_source = (upper < 0).reshape(len(target), -1).any(axis=1)
+    # A target level that lies above the source only by rounding is accepted and gets the values of the uppermost level.
+    is_above_source = (upper_index < 0).reshape(len(target), -1).any(axis=1)
     for row in np.flatnonzero(is_above_source):
         uppermost = source.a[0] + source.b[0] * surface_N
-        if (pressure[row] < uppermost * (1.0 - _TOLERANCE)).any():
+        is_beyond_rounding = pressure[row] < uppermost * (1.0 - _TOLERANCE)
+        if is_beyond_rounding.any():
             raise DataError(
                 f"level {target.values[row]:g} ({pressure[row].min() / 100:g} hPa) lies above the uppermost level of "
                 f"the source ({uppermost.max() / 100:g} hPa), and nothing is extrapolated upwards; leave it out"
             )
-    upper = np.clip(upper, 0, len(source) - 2)
-    log_above = np.log(source.a[upper] + source.b[upper] * surface_N)
-    log_below = np.log(source.a[upper + 1] + source.b[upper + 1] * surface_N)
+    # A target level below the source uses the two lowest source levels.
+    upper_index = np.clip(upper_index, 0, len(source) - 2)
+    log_above = np.log(source.a[upper_index] + source.b[upper_index] * surface_N)
+    log_below = np.log(source.a[upper_index + 1] + source.b[upper_index + 1] * surface_N)
     lower_weight = np.maximum((np.log(pressure) - log_above) / (log_below - log_above), 0.0)
-    return VerticalInterpolator(upper, lower_weight, log_below - log_above, pressure)
+    return VerticalInterpolator(upper_index, lower_weight, log_below - log_above, pressure)
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
@@ -212,19 +214,20 @@ def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray
         b: coefficient b of the level, dimensionless.
         surface_N: (N...) surface pressure ps in Pa.
     """
-    # Level k lies above if slope_k * ps <= difference_k.
+    # Level k lies above if slope_k * ps <= difference_k. Its threshold is difference_k / slope_k; the sign of the slope
+    # decides on which side of the threshold ps must be. Without a slope, the level lies above for every ps or for none.
     slope_K = source.b - b
     difference_K = a - source.a
     num_always_above = int(((slope_K == 0) & (difference_K >= 0)).sum())
     count_N = np.full(surface_N.shape, num_always_above, dtype=np.int64)
     is_positive = slope_K > 0
     if is_positive.any():
-        # Such a level lies above if ps is at most its threshold.
+        # Such a level lies above if ps is at most its threshold: count the thresholds from ps upwards.
         thresholds = np.sort(difference_K[is_positive] / slope_K[is_positive])
         count_N += len(thresholds) - np.searchsorted(thresholds, surface_N, side="left")
     is_negative = slope_K < 0
     if is_negative.any():
-        # Such a level lies above if ps is at least its threshold.
+        # Such a level lies above if ps is at least its threshold: count the thresholds up to ps.
         thresholds = np.sort(difference_K[is_negative] / slope_K[is_negative])
         count_N += np.searchsorted(thresholds, surface_N, side="right")
     return count_N

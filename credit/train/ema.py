@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.dtensor import to_local
 from credit.parallel.fsdp2 import reshard
 
 # Power iterations that adapt the singular vectors to the averaged weights.
@@ -48,7 +48,9 @@ class EMA:
     def update(self, step: int) -> None:
         """Move the average towards the live weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(_local_tensors(self.average.values()), _local_tensors(self._live), 1 - decay)
+        averages = _local_tensors(self.average.values())
+        # One call for all tensors launches fewer kernels than one for each tensor.
+        torch._foreach_lerp_(averages, _local_tensors(self._live), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -63,6 +65,7 @@ class EMA:
         finally:
             reshard(self._model)
             self._swap()
+            # The power iterations have adapted the vectors to the average, so the live ones are put back.
             with torch.no_grad():
                 for name, vector in singular_vectors(self._model).items():
                     vector.copy_(live_vectors[name])
@@ -79,4 +82,4 @@ class EMA:
 
 def _local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return this rank's shard of each tensor; a tensor that is not sharded is returned as it is."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [to_local(tensor) for tensor in tensors]

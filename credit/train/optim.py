@@ -22,20 +22,22 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
         model: the model, sharded or not.
         conf: the trainer section of the config.
     """
-    # (has weight decay, mesh) -> parameters. A fused kernel takes only parameters of one mesh.
-    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
-    without_decay = set()
+    # Parameters are compared by identity, because `==` between tensors compares their elements.
+    ids_without_decay = set()
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
-            without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
+            ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
+    # (has weight decay, mesh) -> parameters. A fused kernel takes only parameters of one mesh.
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            decays = parameter.dim() > 1 and id(parameter) not in without_decay
+            has_decay = parameter.dim() > 1 and id(parameter) not in ids_without_decay
             device_mesh = getattr(parameter, "device_mesh", None)
-            groups.setdefault((decays, device_mesh), []).append(parameter)
+            groups.setdefault((has_decay, device_mesh), []).append(parameter)
     param_groups = []
-    for (decays, _), parameters in groups.items():
-        param_groups.append({"params": parameters, "weight_decay": conf.weight_decay if decays else 0.0})
+    for (has_decay, _), parameters in groups.items():
+        weight_decay = conf.weight_decay if has_decay else 0.0
+        param_groups.append({"params": parameters, "weight_decay": weight_decay})
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
     # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():
@@ -63,9 +65,10 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
     warmup_steps = conf.warmup * total
     if step < warmup_steps:
         # Counting from 1 gives the first step a rate above 0.
-        return peak * (step + 1) / (math.ceil(warmup_steps) or 1)
+        return peak * (step + 1) / math.ceil(warmup_steps)
     if conf.kind == "constant":
         return peak
+    # `progress` runs from 0 at the end of the warm-up to 1 at the end of the run, and `cosine` from 1 to 0.
     progress = (step - warmup_steps) / max(total - warmup_steps, 1)
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     return peak * (conf.final + (1 - conf.final) * cosine)
@@ -83,8 +86,9 @@ def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[floa
     """
     if ramp is None:
         return forecast_len
-    reached = [fraction for fraction in ramp if step >= fraction * total]
-    return ramp[max(reached)]
+    # The smallest fraction is 0, so at least one has been reached.
+    reached_fractions = [fraction for fraction in ramp if step >= fraction * total]
+    return ramp[max(reached_fractions)]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -37,9 +37,12 @@ class DevicePrefetcher(Iterator[Batch]):
         self._peers = peers
         self._waited_seconds = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Without threads, `_take_host_batch` loads each batch in the caller's thread.
         self._executor = ThreadPoolExecutor(num_threads, "batches") if num_threads else None
         self._pending: deque[Future[Batch]] = deque()
+        # The next batch, on the GPU or on its way there, and the event that marks the end of the copy.
         self._copied: tuple[Batch, torch.cuda.Event | None] | None = None
+        # One batch per thread is loaded ahead.
         for _ in range(num_threads):
             self._submit_next()
 
@@ -60,16 +63,23 @@ class DevicePrefetcher(Iterator[Batch]):
             StopIteration: after the last batch.
         """
         start_time = time.perf_counter()
-        batch, copy_event = self._copied or self._copy_to_device(self._take_host_batch())
+        copied = self._copied
+        if copied is None:
+            copied = self._copy_to_device(self._take_host_batch())
+        batch, copy_event = copied
+        # Queue the copy of the batch after this one, so that it runs while the caller computes. A batch that is not
+        # loaded yet is not waited for.
         self._copied = None
         if self._stream is not None and self._is_next_ready():
             self._copied = self._copy_to_device(self._take_host_batch())
         self._waited_seconds += time.perf_counter() - start_time
+        # The step must not start on the GPU before the copy of its batch has finished; the host does not wait.
         if copy_event is not None:
             compute_stream = torch.cuda.current_stream(self._device)
             compute_stream.wait_event(copy_event)
             # The batch was allocated on the copy stream; its memory must not be reused while a step computes with it.
             batch.record_stream(compute_stream)
+        # The batch of the other peers is a placeholder, which the broadcast overwrites.
         if self._peers is not None:
             for tensor in batch.tensors():
                 dist.broadcast(tensor, group=self._peers, group_src=0)
@@ -89,7 +99,10 @@ class DevicePrefetcher(Iterator[Batch]):
 
     def _is_next_ready(self) -> bool:
         """Return True if the next batch is loaded; False if loading failed, so that the next call raises the error."""
-        return bool(self._pending) and self._pending[0].done() and not self._pending[0].exception()
+        if not self._pending:
+            return False
+        next_batch = self._pending[0]
+        return next_batch.done() and not next_batch.exception()
 
     def _take_host_batch(self) -> Batch:
         """Return the next batch on the host.
@@ -108,7 +121,9 @@ class DevicePrefetcher(Iterator[Batch]):
     def _load(self, job: Callable[[], Batch]) -> Batch:
         """Run a job of the loader and return its batch; for a GPU in pinned memory, so that copies are asynchronous."""
         batch = job()
-        return batch if self._stream is None else batch.pin_memory()
+        if self._stream is None:
+            return batch
+        return batch.pin_memory()
 
     def _copy_to_device(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """Return the batch on the device, and the event that marks the end of the copy to a GPU, None on a CPU."""

@@ -79,8 +79,11 @@ class TrainingStep:
         self._optimizer = optimizer
         self._average = average
         self._settings = settings
+        # An infinite norm never clips.
         self._max_norm = settings.grad_max_norm if settings.grad_max_norm is not None else torch.inf
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters: list[torch.nn.Parameter] = []
+        for group in optimizer.param_groups:
+            self._parameters += group["params"]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
         """Collective: take optimizer step `step` (from 0) with the next micro-batches.
@@ -93,6 +96,8 @@ class TrainingStep:
         """
         # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
         advance_power_iterations(self._model)
+
+        # Forward and backward passes: the gradients of all micro-batches add up.
         num_micro_steps = self._settings.accumulation
         losses = []
         for micro in range(num_micro_steps):
@@ -101,14 +106,20 @@ class TrainingStep:
             batch = next(batches)
             self._seed_dropout(step, micro)
             micro_step = MicroStep(step, self.counted(step), num_micro_steps, reduce_gradients=is_last)
-            losses.append(self._objective.accumulate_gradients(batch, micro_step) / num_micro_steps)
+            micro_loss = self._objective.accumulate_gradients(batch, micro_step)
+            losses.append(micro_loss / num_micro_steps)
         total_loss = torch.stack(losses).sum()
+
+        # Norm and checks. The two flags share the all-reduce of the norm, so they cost no collective of their own.
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        # The loss is checked as well, because it may overflow when its gradient does not.
         stop_flag = total_loss.new_full((), float(stop))
+        # The loss is checked as well, because it may overflow when its gradient does not.
         bad_loss_flag = 1.0 - torch.isfinite(total_loss).float()
         grad_norm, (num_stops, num_bad_losses) = gradient_norm(gradients, (stop_flag, bad_loss_flag))
-        bad = 1.0 - (torch.isfinite(grad_norm) & (num_bad_losses == 0)).float()
+        is_good = torch.isfinite(grad_norm) & (num_bad_losses == 0)
+        bad = 1.0 - is_good.float()
+
+        # Clipping and update.
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         # The fused optimizer divides gradients by `grad_scale`, which clips them, and skips the update if `found_inf`
@@ -153,9 +164,11 @@ class TrainingStep:
             compute_loss = functools.partial(self._micro_loss, batch, step, micro)
             # Computed in any case, because the other ranks of a sharded model take part in it.
             bad_layer = find_nonfinite_layer(self._model, compute_loss)
-            if explanation is None:
+            if explanation is None and infinite_channels:
                 # Infinite inputs are the cause of infinite layers.
-                explanation = f"the input channels {', '.join(infinite_channels)}" if infinite_channels else bad_layer
+                explanation = f"the input channels {', '.join(infinite_channels)}"
+            elif explanation is None:
+                explanation = bad_layer
         return explanation
 
     def _micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:

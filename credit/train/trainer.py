@@ -50,6 +50,7 @@ class Trainer:
         self._checkpoint_folder = self._folder / "checkpoints"
         self._state = TrainState()
         self._guard = DivergenceGuard(self._conf, self._state)
+        # (step, result on the device, learning rate) of each step since rows were last written.
         self._unlogged_steps: list[tuple[int, StepResult, float]] = []
         self._checkpointer = AsyncCheckpointer(self._checkpoint_folder)
         self._run_lock: RunLock | None = None
@@ -92,7 +93,7 @@ class Trainer:
         parts, state = self._parts, self._state
         self._run_lock = run_lock
         first_step = state.step
-        # Read the rows beyond the checkpoint before `MetricsLog` removes them: their time and energy were used as well.
+        # Read rows of steps after the checkpoint before `MetricsLog` removes them: their time and energy were used too.
         earlier_records = []
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
@@ -143,11 +144,7 @@ class Trainer:
                 self._roll_back(divergence, log, bar)
 
     def _train_once(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: train until the end or a stop; return the reason of an early stop, None at the end of the run.
-
-        Raises:
-            RollbackRequired: if the run diverges.
-        """
+        """Collective: train until the end or a stop, whose reason is returned, or raise `RollbackRequired`."""
         parts, state = self._parts, self._state
         # A resumed run first makes the validation that the stop prevented.
         if state.step and self._is_due(state.step, self._validate_every) and state.validated != state.step:
@@ -171,6 +168,7 @@ class Trainer:
             stop_reason = stop.find_reason(self._save_seconds() + 2 * seconds_per_step)
             result = parts.training_step(source, state.step, rate, stop_reason is not None)
             # On a GPU the step that was just queued is not waited for; the count of the step before it is read.
+            # Every rank reads the same count, so all ranks stop after the same step.
             previous_count, newest_count = newest_count, AsyncHostCopy(result.stop)
             stop_count = newest_count if parts.device.type == "cpu" else previous_count
             is_stop_requested = stop_count is not None and stop_count.get().item() > 0
@@ -192,6 +190,7 @@ class Trainer:
                     return None
             if must_save or reason:
                 self._save()
+            # Validations and saves do not count as time of steps.
             if must_validate or must_save:
                 start_time = time.perf_counter()
             if reason:
@@ -211,17 +210,13 @@ class Trainer:
             initial_times.update(parts.order.initial_times(step, state.skipped_blocks))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
         problem = f"step {divergence.steps[-1] + 1}: {divergence.problem}"
+        # Steps that are not finite again after a rollback have a cause that skipping samples does not remove.
         if not divergence.finite and state.rollbacks:
-            last_step = divergence.steps[-1]
-            with self._open_batches(last_step, last_step + 1) as batches:
-                explanation = parts.training_step.explain(batches, last_step)
-            explanations = run_on_all_ranks(lambda: explanation)
-            # On ranks that share members, the loss of all is not finite; the rank with the cause names something else.
-            layer = next(filter(None, sorted(explanations, key=lambda text: text == "the loss")), None)
+            cause = self._find_nonfinite_cause(divergence.steps[-1])
             raise CreditError(
                 f"{problem}, and the run had gone back for this before. Initial times of the batches: {times}. "
-                + (f"Not finite at first: {layer}. " if layer else "Computed once more, the last one is finite. ")
-                + "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
+                f"{cause}. "
+                "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
             )
         self._checkpointer.wait_and_warn()
         start = checkpoint.newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
@@ -229,14 +224,14 @@ class Trainer:
             raise CreditError(
                 f"{problem}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
             )
-        blocks = [block_of_step(step, state.skipped_blocks) for step in divergence.steps]
-        history = {
-            "skipped_blocks": sorted({*state.skipped_blocks, *blocks}),
-            "rollbacks": state.rollbacks + (not divergence.finite),
-            "spikes": state.spikes + divergence.finite,
-        }
+        # Loading the checkpoint resets the whole state, so the history of rollbacks is set again after it.
+        diverged_blocks = [block_of_step(step, state.skipped_blocks) for step in divergence.steps]
+        skipped_blocks = sorted({*state.skipped_blocks, *diverged_blocks})
+        rollbacks = state.rollbacks + (not divergence.finite)
+        spikes = state.spikes + divergence.finite
         self.load(start)
-        vars(state).update(history, nonfinite_steps=[])
+        state.skipped_blocks, state.rollbacks, state.spikes = skipped_blocks, rollbacks, spikes
+        state.nonfinite_steps = []
         state.saved = state.step
 
         def remove_later_checkpoints() -> None:
@@ -249,6 +244,15 @@ class Trainer:
         log.rewind(state.step)
         bar.rewind(state.step)
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
+
+    def _find_nonfinite_cause(self, step: int) -> str:
+        """Collective: compute a step again and return a sentence about its first value that is not finite."""
+        with self._open_batches(step, step + 1) as batches:
+            explanation = self._parts.training_step.explain(batches, step)
+        causes = [text for text in run_on_all_ranks(lambda: explanation) if text]
+        # Ranks that share members share the loss as well, so the rank with the cause names something before the loss.
+        causes.sort(key=lambda text: text == "the loss")
+        return f"Not finite at first: {causes[0]}" if causes else "Computed once more, the last one is finite"
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         """Return the prefetcher of the batches of optimizer steps `first` (included) to `last` (excluded)."""
@@ -283,11 +287,11 @@ class Trainer:
         if not self._unlogged_steps:
             return
         parts = self._parts
-        # Ranks have equal shares of the batch. All values but loss and energy are equal on all ranks.
-        columns = [
-            torch.stack([result.loss, result.grad_norm, result.bad]).float() for _, result, _ in self._unlogged_steps
-        ]
+        columns = []
+        for _, result, _ in self._unlogged_steps:
+            columns.append(torch.stack([result.loss, result.grad_norm, result.bad]).float())
         results = torch.stack(columns, dim=1)
+        # Ranks have equal shares of the batch. All values but loss and energy are equal on all ranks.
         joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.pop_joules())
         losses, norms, bad_flags, energy = mean_over_ranks(torch.cat([results, joules])).tolist()
         # Only now has a GPU finished the steps that were queued.
@@ -305,11 +309,7 @@ class Trainer:
         log.flush()
 
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: validate the weights that forecasts use, and save them if they are among the best.
-
-        Returns:
-            The reason of an early stop, None if the validation was completed.
-        """
+        """Collective: validate the weights that forecasts use and save the best; return the reason of an early stop."""
         state, parts = self._state, self._parts
         self._note(f"validation at step {state.step}")
 
@@ -319,7 +319,8 @@ class Trainer:
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
             metrics = parts.validate(state.step, is_stop_requested)
-            if metrics is not None and parts.preview is not None and self._is_due(state.step, self._preview_every):
+            is_preview_due = parts.preview is not None and self._is_due(state.step, self._preview_every)
+            if metrics is not None and is_preview_due:
                 self._note(f"preview at step {state.step}")
                 if not parts.preview(state.step, log, is_stop_requested):
                     # The continued run repeats the validation together with the preview.
@@ -329,8 +330,9 @@ class Trainer:
         state.validated = state.step
         log.write({"step": state.step, "valid": metrics})
         log.flush()
-        value = metrics[self._conf.monitor]
-        bar.print_line(f"step {state.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
+        monitor = self._conf.monitor
+        value = metrics[monitor]
+        bar.print_line(f"step {state.step}: valid loss {metrics['loss']:.4f}, {monitor} {value:.4f}")
         if math.isfinite(value):
             state.best_saved = sorted([*state.best_saved, [value, state.step]])[: self._conf.keep_best]
         not_finite = [name for name, metric in metrics.items() if not math.isfinite(metric)]
@@ -345,9 +347,7 @@ class Trainer:
             if [value, state.step] in state.best_saved:
                 self._save()
         if self._is_exhausted():
-            bar.print_line(
-                f"stopping early: no better {self._conf.monitor} than {state.best:.4f} of step {state.best_step}"
-            )
+            bar.print_line(f"stopping early: no better {monitor} than {state.best:.4f} of step {state.best_step}")
         return None
 
     def _save(self, *links: str) -> None:
@@ -377,9 +377,8 @@ class Trainer:
         meta = build_checkpoint_meta(
             parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_sample_ranks, parts.base
         )
-        keep = retention.Retention(
-            self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)
-        )
+        best_steps = tuple(int(step) for _, step in state.best_saved)
+        keep = retention.Retention(self._conf.keep_last, self._conf.keep_every, best_steps)
         self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:

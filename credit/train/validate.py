@@ -129,8 +129,9 @@ def validate(
     model.train(was_training)
     if is_stopped:
         return None
-    # Tensor-parallel peers have the same cases, so the means are those over the data ranks.
-    # Each sum over the cases of this rank is replaced, in place, by its mean over the ranks.
+
+    # Each sum over the cases of this rank is replaced, in place, by its mean over the ranks. Tensor-parallel peers have
+    # the same cases, so the means over all ranks are those over the data ranks.
     totals = [loss_sum]
     for metric in metrics:
         totals += metric.sums.values()
@@ -166,6 +167,7 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
         )
     repeated_names = values.keys() & summary.keys()
     if repeated_names:
+        # The second value would replace the first.
         raise ConfigError(
             f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(repeated_names))}, a name that is "
             "taken; choose another name in the metric's class"
@@ -202,16 +204,20 @@ def _add_batch(
     persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_counted]
     loss_sum = 0.0
     for lead, prediction_BMCHW in enumerate(objective.predict(encoded, num_steps)):
+        if num_counted == 0:
+            # The other ranks of a sharded model need only the forward passes of this rank.
+            continue
         prediction_BMCHW = prediction_BMCHW[:num_counted]
         truth_BCHW = target_BCTHW[:num_counted, :, lead]
-        forecast_BMCHW = decode(prediction_BMCHW.flatten(0, 1), "output").unflatten(0, prediction_BMCHW.shape[:2])
+        # The normaliser takes (B, C, H, W), so the members are decoded as further samples.
+        decoded_samples = decode(prediction_BMCHW.flatten(0, 1), "output")
+        forecast_BMCHW = decoded_samples.unflatten(0, prediction_BMCHW.shape[:2])
         decoded_persistence_BCHW = decode(persistence_BCHW, "output")
         decoded_truth_BCHW = decode(truth_BCHW, "output")
-        if num_counted == 0:
-            # The other ranks of a sharded model need this rank's forward passes alone.
-            continue
         for metric in metrics:
             metric.add(lead, forecast_BMCHW, decoded_persistence_BCHW, decoded_truth_BCHW)
         if lead < loss_steps:
-            loss_sum += objective.loss(prediction_BMCHW, truth_BCHW).double() * num_counted / loss_steps
+            # The loss is a mean over the cases; the sum over the cases is accumulated.
+            mean_loss = objective.loss(prediction_BMCHW, truth_BCHW)
+            loss_sum += mean_loss.double() * num_counted / loss_steps
     return loss_sum

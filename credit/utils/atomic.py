@@ -47,6 +47,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        # Only an OSError has `strerror`, and it may be None.
         reason = getattr(error, "strerror", None) or error
         advice = ""
         if getattr(error, "errno", None) in _DISK_FULL_ERRORS:
@@ -89,6 +90,7 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
     old_folder = scratch_folder / f".{path.name}.{os.getpid()}.old"
     try:
         yield new_folder
+        # A folder cannot replace one that is not empty, so the old folder is moved away first.
         if path.exists():
             os.replace(path, old_folder)
         os.replace(new_folder, path)

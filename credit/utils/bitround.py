@@ -29,8 +29,9 @@ def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     # Half of the last bit that is kept, less one bit where that bit is 0, so that ties are rounded to even.
     last_kept_bit = (bits >> shift) & np.uint32(1)
-    half = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
-    rounded = (((bits + half) >> shift) << shift).view(np.float32)
+    increment = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
+    # Shifting right and left again sets the dropped bits to zero.
+    rounded = (((bits + increment) >> shift) << shift).view(np.float32)
     # The largest number with this many bits: that of float32 with its last bits set to zero.
     largest_bits = np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped
     largest = largest_bits.view(np.float32)

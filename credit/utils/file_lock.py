@@ -25,6 +25,7 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
     operation = fcntl.LOCK_EX
     if not wait:
         operation |= fcntl.LOCK_NB
+    # Closing the file at the end of the block releases the lock.
     with path.open("w") as file:
         try:
             fcntl.lockf(file, operation)

@@ -55,8 +55,8 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
         kind = "a checkout"
     lines = [f"imported from {folder} ({kind})"]
     # Several, if the package was installed under its former name as well.
-    distributions = list(filter(_is_this_project, _find_distributions(search_path)))
-    lines += [f"installed as {_describe(distribution)}" for distribution in distributions]
+    distributions = [candidate for candidate in _find_distributions(search_path) if _is_this_project(candidate)]
+    lines += [f"installed as {_describe_distribution(distribution)}" for distribution in distributions]
     if not distributions:
         lines.append(f"no distribution named {DISTRIBUTION} is installed")
     return "\n".join(lines)
@@ -74,22 +74,23 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
         if _is_this_project(distribution):
             if name == FORMER_DISTRIBUTION:
                 conflicts.append(
-                    f"{_describe(distribution)} is this package under its former name. The name belongs to another "
-                    f"project on the package index, so an upgrade would replace it. Remove it with `{_pip_command()} "
-                    f"uninstall {name}`; this removes the commands too, so install again afterwards: "
+                    f"{_describe_distribution(distribution)} is this package under its former name. The name belongs "
+                    "to another project on the package index, so an upgrade would replace it. Remove it with "
+                    f"`{_pip_command()} uninstall {name}`; this removes the commands too, so install again afterwards: "
                     f"`{_reinstall_command()}`"
                 )
             continue
         # Distributions of other projects.
         if name == FORMER_DISTRIBUTION:
             conflicts.append(
-                f"{_describe(distribution)} is another project's package of that name; this one is called "
+                f"{_describe_distribution(distribution)} is another project's package of that name; this one is called "
                 f"{DISTRIBUTION}. Remove it with `{_pip_command()} uninstall {name}`"
             )
-        elif PACKAGE in _top_level_packages(distribution):
+        elif PACKAGE in _read_import_names(distribution):
             conflicts.append(
-                f"{_describe(distribution)} also installs a package `{PACKAGE}`; either may hide the other. Use one "
-                f"environment for each: `{_pip_command()} uninstall {name}`, then `{_reinstall_command()}`"
+                f"{_describe_distribution(distribution)} also installs a package `{PACKAGE}`; either may hide the "
+                f"other. Use one environment for each: `{_pip_command()} uninstall {name}`, then "
+                f"`{_reinstall_command()}`"
             )
     return conflicts
 
@@ -104,6 +105,7 @@ def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.
         search_path = sys.path
     names = set()
     for distribution in metadata.distributions(path=list(search_path)):
+        # A damaged installation may have no name. A name that is found again is hidden by the first on the path.
         if distribution.name is None or distribution.name in names:
             continue
         # A build leaves `NAME.egg-info` in the checkout. It is listed if the checkout is on the search path, although
@@ -121,7 +123,7 @@ def _is_this_project(distribution: metadata.Distribution) -> bool:
     return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
 
 
-def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
+def _read_import_names(distribution: metadata.Distribution) -> set[str]:
     """Return the import names of the packages that a distribution installs."""
     names_text = distribution.read_text("top_level.txt")
     if names_text is not None:
@@ -134,12 +136,15 @@ def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
     return names
 
 
-def _describe(distribution: metadata.Distribution) -> str:
+def _describe_distribution(distribution: metadata.Distribution) -> str:
     """Return name, version and folder of a distribution; the folder of an editable installation is its checkout."""
-    location = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if location.get("dir_info", {}).get("editable"):
-        return f"{distribution.name} {distribution.version} (editable, {unquote(urlsplit(location['url']).path)})"
-    return f"{distribution.name} {distribution.version} ({Path(str(distribution.locate_file('')))})"
+    # The installer writes this file for a distribution that does not come from a package index.
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        checkout = unquote(urlsplit(origin["url"]).path)
+        return f"{distribution.name} {distribution.version} (editable, {checkout})"
+    folder = Path(str(distribution.locate_file("")))
+    return f"{distribution.name} {distribution.version} ({folder})"
 
 
 def _reinstall_command() -> str:

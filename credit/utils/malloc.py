@@ -31,6 +31,7 @@ def retain_freed_memory(device: torch.device) -> None:
         return
     # A C library other than glibc may lack mallopt; the process then works as before, only slower.
     with suppress(OSError, AttributeError, TypeError):
+        # None stands for the libraries that this process has loaded, the C library among them.
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         libc.mallopt(_M_MMAP_MAX, _NONE)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-# Whether the user asked for no progress bars and notices; set by `set_quiet`.
+# True if the user asked for no progress bars and notices; set by `set_quiet`.
 _quiet = False
 
 

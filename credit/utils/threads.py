@@ -48,9 +48,9 @@ def thread_map(process_item: Callable[[int], None], num_items: int, cells_per_it
     num_threads = min(torch.get_num_threads(), _MAX_THREADS, worthwhile_threads)
     if num_threads > 1 and not _pool:
         _pool.append(ThreadPoolExecutor(_MAX_THREADS, "fields"))
+    # This thread works too, so the pool runs one thread less.
     futures = [_pool[0].submit(process_remaining) for _ in range(1, num_threads)]
     try:
-        # This thread works, too.
         process_remaining()
     finally:
         wait(futures)

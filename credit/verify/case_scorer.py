@@ -221,7 +221,8 @@ class CaseScorer:
         scores = PartialScores(cases, statistics, events, seeps, histograms)
         is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
         # None hides the bar where the output is not a terminal.
-        with ProgressBar(total=len(cases), desc="scoring", disable=None if is_first_rank else True) as progress_bar:
+        hide_bar = None if is_first_rank else True
+        with ProgressBar(total=len(cases), desc="scoring", disable=hide_bar) as progress_bar:
             for group in groups:
                 self._score_group(group, scores, example)
                 progress_bar.update(len(group))
@@ -291,6 +292,7 @@ class CaseScorer:
         if not channels:
             return
         damping_C = self.damping[index[1]][channels]
+        # Only these channels are selected: a lazy climatology then evaluates no others.
         fields = build_baseline_fields(
             state.fields[channels],
             state.anomaly[channels],
@@ -350,7 +352,7 @@ class CaseScorer:
             self._add_spectra(scores, name, index[0], lead, reference.truth, members_MCHW)
 
     def _list_figure_channels(self, name: str) -> list[tuple[int, int, Channel]]:
-        """Return (index in `channels`, index in the forecast's own channels, channel) of each figure channel."""
+        """Return (index in `channels`, index in the channels of the forecast, channel) of each figure channel."""
         forecast_channels = self.forecasts[name].channels
         fields = []
         for index, channel in enumerate(self.channels):
@@ -385,6 +387,6 @@ class CaseScorer:
             power_NFK = scores.spectra.setdefault((channel.name, lead), np.full(shape, np.nan))
             if name == "model":
                 power_NFK[case, 0] = self._spectrum.power(truth_CHW[index])
-            # The truth comes first, then the forecasts.
+            # Row 0 is the truth, and the forecasts follow in their order.
             row = 1 + list(self.forecasts).index(name)
             power_NFK[case, row] = self._spectrum.power(members_MCHW[0, forecast_index])

@@ -100,6 +100,7 @@ def select_common_cases(
     """
     errors = ErrorCollector()
     missing = {}
+    # If there are no common lead times, the cases are checked with lead time 0, that is for truth at the initial time.
     leads = np.zeros(1, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)
     # All problems of all forecasts are collected, so that a user can solve them at once.
@@ -195,7 +196,10 @@ def missing_channels(
     outputs = [channel.name for channel in reader.channels.output]
     scored = [channel for channel in outputs if channel in run_channels]
     missing = [channel for channel in scored if channel not in archive.channel_names]
-    if scored and len(missing) == len(scored) and {*outputs} & {*archive.channel_names}:
+    # A forecast without any output channel is left to `require_comparable`, whose message fits better.
+    lacks_all_scored = bool(scored) and len(missing) == len(scored)
+    has_other_outputs = bool({*outputs} & {*archive.channel_names})
+    if lacks_all_scored and has_other_outputs:
         raise DataError(
             f"{describe_origin(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); "
             "write others (inference.variables, levels), or leave these forecasts out"
@@ -369,8 +373,9 @@ def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.nda
     truth_times = set(reader.times[is_in_test].tolist())
     cases = []
     for initial in sorted(initial_times):
-        needed = {initial, *(initial + leads).tolist()}
-        if needed <= truth_times:
+        # The baselines start from the truth at the initial time.
+        required_times = {initial, *(initial + leads).tolist()}
+        if required_times <= truth_times:
             cases.append(initial)
     return np.array(cases, dtype=np.int64)
 

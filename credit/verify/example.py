@@ -77,6 +77,7 @@ class ExampleCollector:
         num_frames = min(len(leads), _MAX_FRAMES)
         frame_index = np.linspace(0, len(leads) - 1, num_frames).round().astype(int)
         self._frame_leads = {int(leads[index]) for index in frame_index}
+        # Fields of a fine grid are averaged to one degree, those of a coarse grid stay as they are.
         self._frame_grid = grid
         self._frame_regridder = None
         if len(grid.lon) > _MAX_COLUMNS:
@@ -97,11 +98,12 @@ class ExampleCollector:
             if channel.name not in collected_channels:
                 continue
             key = channel.name, lead
+            # NaN in masked cells, which the means leave out and figures show in grey.
             mask = self._masks.get(channel.variable, False)
             truth = np.where(mask, np.nan, truth_CHW[index])
             forecast = np.where(mask, np.nan, members_MCHW[:, index].mean(axis=0))
             if channel.name in self._figure_channels:
-                scores.band_means[key] = self._band_mean(truth), self._band_mean(forecast)
+                scores.band_means[key] = self._compute_band_mean(truth), self._compute_band_mean(forecast)
                 scores.zonal_means[key] = zonal_mean(truth), zonal_mean(forecast)
             if channel.name in self._animated_channels and lead in self._frame_leads:
                 scores.animation_frames[key] = self._to_frame(truth), self._to_frame(forecast)
@@ -129,8 +131,9 @@ class ExampleCollector:
             return field_HW
         return self._frame_regridder.apply(field_HW)
 
-    def _band_mean(self, field_HW: np.ndarray) -> np.ndarray:
+    def _compute_band_mean(self, field_HW: np.ndarray) -> np.ndarray:
         """Return the area-weighted mean of each column over the latitude band, (W,); NaN for a column without data."""
+        # Both products add up the rows: one the weighted values, the other the weights of cells with data.
         is_valid = np.isfinite(field_HW)
         total = self._row_weights @ np.where(is_valid, field_HW, 0.0)
         return _divide(total, self._row_weights @ is_valid)
@@ -158,6 +161,7 @@ def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
     Returns:
         (H,) float64 fractions of the sphere's area; 0 for rows outside the band.
     """
-    # The area between two latitudes is proportional to the difference of their sines; rows run southward.
+    # The area between two latitudes is half the difference of their sines, as a fraction of the sphere. Rows run
+    # southward, which gives the minus sign. Edges outside the band are moved to its edge, so rows outside have area 0.
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))
     return -np.diff(sines) / 2.0 / len(grid.lon)

@@ -92,6 +92,7 @@ class PartialScores:
         Raises:
             DataError: if two parts have a case in common.
         """
+        # Shares are interleaved in time, so their cases are sorted.
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
         # Histograms are counts over all cases, which are added; other statistics are joined case by case.
@@ -103,7 +104,8 @@ class PartialScores:
         parts_with_cases = [part for part in parts if len(part.cases)]
         spectra = {}
         for key in parts_with_cases[0].spectra:
-            spectra[key] = np.concatenate([part.spectra[key] for part in parts_with_cases])[order]
+            part_spectra = [part.spectra[key] for part in parts_with_cases]
+            spectra[key] = np.concatenate(part_spectra)[order]
         return cls(
             cases=cases[order],
             statistics=_join_statistics(parts, "statistics"),
@@ -139,6 +141,7 @@ def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByCha
         parts: partial scores of disjoint sets of cases.
         attribute: name of the attribute of `PartialScores` that holds the fields.
     """
+    # The entries of the other parts are empty, so nothing is overwritten.
     merged = {}
     for part in parts:
         merged |= getattr(part, attribute)
@@ -160,14 +163,17 @@ def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: b
         return score_share()
     results: list[PartialScores | None] = []
     if is_sharded:
+        # The forecasts are collectives themselves, and `run_on_all_ranks` takes no function with collectives.
         results.append(score_share())
     else:
         # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
         run_on_all_ranks(lambda: results.append(score_share()))
-    parts: list[PartialScores | None] | None = None
+    # Only the receiving rank passes a list, with an entry for each rank.
+    scores_by_rank: list[PartialScores | None] | None = None
     if dist.get_rank() == 0:
-        parts = [None] * dist.get_world_size()
-    dist.gather_object(results[0], parts)
-    if parts is None:
+        scores_by_rank = [None] * dist.get_world_size()
+    dist.gather_object(results[0], scores_by_rank)
+    if scores_by_rank is None:
         return None
-    return PartialScores.join([part for part in parts if part is not None])
+    # Ranks whose share is not counted sent None.
+    return PartialScores.join([scores for scores in scores_by_rank if scores is not None])

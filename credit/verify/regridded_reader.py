@@ -66,9 +66,10 @@ class RegriddedReader:
             def read(index: int) -> np.ndarray:
                 return regrid(reader.read(index))
 
-        # Fields are float32, of 4 bytes.
+        # Bytes of the fields of one time, which are float32.
         field_bytes = 4 * len(reader.channels.time_varying_stored) * self.grid.shape[0] * self.grid.shape[1]
-        self.read = lru_cache(maxsize=max(min_cached_times, _CACHE_BYTES // field_bytes))(read)
+        num_cached_times = max(min_cached_times, _CACHE_BYTES // field_bytes)
+        self.read = lru_cache(maxsize=num_cached_times)(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the fields of several times, (C, H, W) each, given their indices in `times`."""
@@ -103,7 +104,7 @@ class RegriddedReader:
         mask_CHW = np.stack([self._native_masks.get(channel.variable, unmasked) for channel in channels])
 
         def regrid_masked(fields: np.ndarray) -> np.ndarray:
-            # NaN keeps the type of the fields, float32.
+            # NaN as float32, so that the fields stay float32.
             return regridder.apply(np.where(mask_CHW, np.float32(np.nan), fields))
 
         return regrid_masked
@@ -118,6 +119,7 @@ def _regrid_masks(masks: Masks, regridder: Regridder) -> dict[str, np.ndarray]:
     """
     regridded = {}
     for name, mask in masks.items():
+        # Any value serves where there are data; the regridder returns NaN for a cell with too few of them.
         field = np.where(mask, np.float32(np.nan), np.float32(0.0))
         regridded[name] = np.isnan(regridder.apply(field))
     return regridded

@@ -40,6 +40,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
         temporary_folder = Path(tempfile.mkdtemp(prefix=".unfinished.", dir=folder))
     try:
         yield temporary_folder
+        # Folders are left out; they are made in `folder` when their files are moved.
         files = [path for path in temporary_folder.rglob("*") if path.is_file()]
         names = sorted(path.relative_to(temporary_folder) for path in files)
         # A folder in the place of a file is found before anything is replaced.
@@ -57,6 +58,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
                     with _describe_errors(path):
                         path.unlink(missing_ok=True)
     finally:
+        # An error of the cleaning must not hide that of the block.
         shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
@@ -67,6 +69,7 @@ def _rename(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
+        # The copy is written beside the target first, so readers never see a part of it.
         atomic_write(target, lambda temporary: shutil.copyfile(source, temporary))
 
 

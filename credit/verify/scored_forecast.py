@@ -64,10 +64,11 @@ class ScoredForecast:
             ValueError: if the archive has no such lead time.
             DataError: if the forecast cannot be read.
         """
+        # The archive may have more lead times than are scored, so the index is its own.
         lead_index = self.archive.lead_minutes.tolist().index(lead)
         fields_MCHW = take_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
         if self.conversions:
-            # The fields may be the archive's own memory.
+            # The fields may be memory of the archive, which the conversion in place must not change.
             fields_MCHW = fields_MCHW.copy()
         for channel, conversion in self.conversions.items():
             fields_MCHW[:, channel] = conversion.apply(fields_MCHW[:, channel])
@@ -80,6 +81,7 @@ class ScoredForecast:
             cases: (N,) initial times in minutes.
             num_leads: number of lead times.
         """
+        # An ensemble of one member has neither spread nor ranks, so it is scored as a single forecast.
         if self.num_members == 1:
             return DeterministicStatistics.empty(cases, num_leads, self.area_mean)
         return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)

@@ -187,6 +187,7 @@ def _score_share(
     if share.has_all_members:
         scores = scorer.score(share_groups, example)
     else:
+        # Compute the members of the groups that another process scores.
         for group in share_groups:
             archive.join_collectives(sample.leads.tolist(), group)
     # Ranks that share weights communicate at every step, so a rank without further groups takes part in the forecasts
@@ -205,6 +206,7 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
     Raises:
         CreditError: if other forecasts cannot be opened; the message lists the errors of all of them.
     """
+    # The model comes first in all tables and figures.
     archives = {"model": archive}
     errors = ErrorCollector()
     for name, other_forecasts in config.verification.other_forecasts.items():
@@ -308,6 +310,7 @@ def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
     """
     figure_leads = []
     missing = []
+    # A dict drops repeated entries and keeps their order.
     for text in dict.fromkeys(config.verification.figure_leads):
         lead = parse_duration(text)
         if lead in leads:

@@ -116,6 +116,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
     # Each check reports its errors and returns what later checks need, None or 0 where it could not be determined.
+    # First the checks without the data.
     check_folder(config, report)
     job = render_job(config, report)
     degrees = plan_ranks(config, world_size, job, report)
@@ -123,6 +124,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     dry_run = None
     forecast_bytes = 0
     if data is None:
+        # Without the grid of the data nothing can be built. Whether other forecasts can be opened is still checked.
         open_other_archives(config, report)
     else:
         check_training(config, data, report)
@@ -133,6 +135,8 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     resumed_config, first_step = check_resume(config, data, dry_run, degrees, report)
     if data is None:
         return
+
+    # Last the length of the run and the size of its files, which depend on all of the above.
     num_steps = 0
     if "train" in data.samples:
         num_steps, samples_per_step = check_run_length(resumed_config, data, degrees, report)

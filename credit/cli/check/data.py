@@ -74,21 +74,26 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
     """
     _check_level_units(conf, report)
     reader = _open_reader(conf, report, deep)
+    attributes: dict[str, dict] = {}
+    masks: dict[str, np.ndarray] = {}
     if reader is not None:
         grid = reader.grid
         calendar = reader.calendar
         times = reader.times
+        attributes = reader.attributes
+        masks = reader.masks
     else:
-        # The sources have errors, which the report has. The other checks use the grid and the times of the files.
-        scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
-        if scan is None:
+        # The sources have errors, which are in the report already, so the collector of this scan is dropped. The other
+        # checks use the grid and the times of the files.
+        source_index = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
+        if source_index is None:
             # The splits can be checked without files.
             _build_splits(conf, Calendar(), report)
             return None
-        grid = scan.grid
-        calendar = scan.calendar
-        times = _longest_times(scan)
-        _report_contributions(list_contributions(conf, scan), conf, calendar, report)
+        grid = source_index.grid
+        calendar = source_index.calendar
+        times = _longest_times(source_index)
+        _report_contributions(list_contributions(conf, source_index), conf, calendar, report)
     splits = _build_splits(conf, calendar, report)
     samples = {}
     if len(times):
@@ -100,8 +105,8 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
         grid=grid,
         calendar=calendar,
         times=times,
-        attributes=getattr(reader, "attributes", {}),
-        masks=getattr(reader, "masks", {}),
+        attributes=attributes,
+        masks=masks,
         splits=splits,
         samples=samples,
         reader=reader,
@@ -114,10 +119,11 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
         return
     channels = conf.channel_map()
     for channel in channels.time_varying_stored + channels.static_stored:
-        if (channel.level or 0.0) > _HIGHEST_HPA:
+        # A channel of a variable without levels has the level None.
+        level = channel.level or 0.0
+        if level > _HIGHEST_HPA:
             report.add(
-                f"data.levels: {channel.level:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or "
-                "write hPa"
+                f"data.levels: {level:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or write hPa"
             )
             return
 
@@ -133,6 +139,7 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
     Returns:
         The reader of the store or of the sources; None if the sources have errors.
     """
+    # A store with errors is reported, and the sources are checked in its place.
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
         with report.collect():
@@ -142,21 +149,23 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
             reader = open_sources(conf)
     if isinstance(reader, SourceReader):
         _report_contributions(reader.list_contributions(conf), conf, reader.calendar, report)
-    if reader is not None:
-        without_units = []
-        for name, attributes in reader.attributes.items():
-            if not attributes.get("units"):
-                without_units.append(name)
-        if without_units:
-            report.add_note(
-                f"units: the files state none for {', '.join(without_units)}, so no unit limits their values"
-            )
-        height, width = reader.grid.shape
-        channels = reader.channels.time_varying_stored + reader.channels.static_stored
-        names = ", ".join(channel.name for channel in channels)
-        report.add_note(
-            f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
-        )
+    if reader is None:
+        return None
+
+    # Describe the data that could be opened.
+    variables_without_units = []
+    for name, attributes in reader.attributes.items():
+        if not attributes.get("units"):
+            variables_without_units.append(name)
+    if variables_without_units:
+        names = ", ".join(variables_without_units)
+        report.add_note(f"units: the files state none for {names}, so no unit limits their values")
+    height, width = reader.grid.shape
+    channels = reader.channels.time_varying_stored + reader.channels.static_stored
+    names = ", ".join(channel.name for channel in channels)
+    report.add_note(
+        f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
+    )
     return reader
 
 
@@ -168,25 +177,29 @@ def _report_contributions(
         report.add_note(contribution.describe(conf, calendar))
 
 
-def _longest_times(scan: SourceIndex) -> np.ndarray:
+def _longest_times(source_index: SourceIndex) -> np.ndarray:
     """Return the times of the variable with the most times, for sources that have errors.
 
     They are (N,) int64 minutes, in ascending order. The result is empty if a file could not be read, because the times
     would be incomplete.
 
     Args:
-        scan: index of the source files.
+        source_index: index of the source files.
     """
-    # Each entry has the parts of one variable, one part for each file.
-    variables = [*scan.file_variables.values(), *scan.inputs.values()]
+    # Each item is one variable: a list of its entries, one for each file.
+    variables = [*source_index.file_variables.values(), *source_index.inputs.values()]
     file_variables = list(itertools.chain.from_iterable(variables))
-    timed_sources = {file_variable.source_number for file_variable in file_variables if file_variable.times is not None}
-    # A file without times counts as read only if no file of its source has times.
-    complete_paths = {path for _, path in scan.unused_files}
+    timed_sources = set()
+    for file_variable in file_variables:
+        if file_variable.times is not None:
+            timed_sources.add(file_variable.source_number)
+    # Collect the files that could be read. In a source of fields in time, a file without times could not.
+    complete_paths = {path for _, path in source_index.unused_files}
     for file_variable in file_variables:
         if file_variable.times is not None or file_variable.source_number not in timed_sources:
             complete_paths.add(file_variable.path)
-    if not timed_sources or set(scan.paths) - complete_paths:
+    unread_paths = set(source_index.paths) - complete_paths
+    if not timed_sources or unread_paths:
         return np.empty(0, dtype=np.int64)
     # The variable with the most times is likely to be the one without errors.
     longest_times = np.empty(0, dtype=np.int64)
@@ -226,6 +239,7 @@ def _count_samples(
     samples = {}
     forecast_lengths = _forecast_lengths(conf)
     for name, split in splits.items():
+        # The error of a split without samples does not hide the others.
         with report.collect():
             initial_times = require_samples(times, split, calendar, conf, forecast_lengths[name])
             samples[name] = initial_times
@@ -264,6 +278,7 @@ def _check_values(
         samples: (M,) initial times of the samples of each split in minutes, by the split's name.
         report: receives errors and notes.
     """
+    # One message for each time that has bad values.
     bad_times: list[str] = []
     if isinstance(reader, SourceReader) and splits:
         first = min(split.first for split in splits.values())
@@ -309,10 +324,12 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
     minima: list[np.ndarray] = []
     maxima: list[np.ndarray] = []
     for name, initial_times in samples.items():
+        # The set removes duplicates where a split has fewer than three samples.
         sampled_positions = sorted({0, len(initial_times) // 2, len(initial_times) - 1})
         with report.collect():
             for minutes in initial_times[sampled_positions]:
                 fields_CHW = reader.read(reader.index_of(int(minutes)))
+                # Only the training period is used to find implausible units and constant channels.
                 if name != "train":
                     continue
                 if not minima and not isinstance(reader, SourceReader):

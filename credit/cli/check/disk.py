@@ -33,10 +33,13 @@ def check_folder(config: Config, report: CheckReport) -> None:
         config: config of the run.
         report: receives an error for a folder that cannot be written, and a warning if the last run in it failed.
     """
-    folders = {"save_loc": Path(config.save_loc), "inference.folder": Path(config.save_loc) / config.inference.folder}
+    save_loc = Path(config.save_loc)
+    folders = {"save_loc": save_loc, "inference.folder": save_loc / config.inference.folder}
     tested_folders = set()
     for key, folder in folders.items():
+        # This may be a file where a folder is needed. Creating the temporary file in it then fails, as it should.
         existing_folder = _nearest_existing(folder, is_folder=False)
+        # Both keys may lead to the same existing folder, whose error is reported once.
         if existing_folder in tested_folders:
             continue
         tested_folders.add(existing_folder)
@@ -47,7 +50,7 @@ def check_folder(config: Config, report: CheckReport) -> None:
             report.add(
                 f"{key}: {folder}: {existing_folder} cannot be written ({error.strerror}); choose another folder"
             )
-    status = read_status(Path(config.save_loc))
+    status = read_status(save_loc)
     if status.get("status") == "failed":
         report.add_warning(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
 
@@ -88,7 +91,8 @@ def check_disk_space(
     # Collect what is still to be written: forecasts, the store, the climatology and checkpoints.
     folder = Path(config.save_loc)
     forecast_folder = folder / config.inference.folder
-    demands = [_DiskDemand("forecasts", forecast_folder, max(0, forecast_bytes - _bytes_below(forecast_folder)))]
+    missing_bytes = max(0, forecast_bytes - _bytes_below(forecast_folder))
+    demands = [_DiskDemand("forecasts", forecast_folder, missing_bytes)]
     store_bytes = _store_bytes(config, data)
     if store_bytes:
         store = Path(config.data.store)
@@ -100,9 +104,10 @@ def check_disk_space(
     if climatology_bytes:
         demands.append(_DiskDemand("climatology", Path(config.data.store), climatology_bytes))
     if dry_run is not None:
-        demands.append(_DiskDemand("checkpoints", folder, _checkpoint_bytes(config, dry_run, num_steps, report)))
+        checkpoint_bytes = _checkpoint_bytes(config, dry_run, num_steps, report)
+        demands.append(_DiskDemand("checkpoints", folder, checkpoint_bytes))
 
-    # Folders on one disk share its free bytes.
+    # Folders on one disk share its free bytes. The key of a disk is the number of its device.
     demands_by_disk: dict[int, list[_DiskDemand]] = {}
     for demand in demands:
         device = _nearest_existing(demand.folder).stat().st_dev
@@ -144,7 +149,7 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
     milestones = 0
     if trainer.keep_every:
         milestones = num_steps // trainer.keep_every
-    # A new checkpoint is written before the oldest is removed.
+    # A new checkpoint is written before the oldest is removed, hence one more. A run writes at most one for each step.
     max_checkpoints = min(trainer.keep_last + trainer.keep_best + milestones + 1, max(num_steps, 1))
     report.add_note(
         f"checkpoints: at most {max_checkpoints} of {dry_run.checkpoint_bytes / 2**20:.1f} MiB (trainer.keep_last, "
@@ -157,10 +162,13 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
 def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) -> None:
     """Report source files whose chunks span many times, because reading one time unpacks a whole chunk."""
     reader = data.reader
-    num_cells = math.prod(data.grid.shape)
-    if not isinstance(reader, SourceReader) or reader.times_per_chunk * 4 * num_cells <= _NETCDF_CACHE_BYTES:
+    if not isinstance(reader, SourceReader):
         return
     times_per_chunk = reader.times_per_chunk
+    # Bytes of an unpacked chunk in float32. A chunk that fits into netCDF's cache is unpacked once.
+    chunk_bytes = times_per_chunk * 4 * math.prod(data.grid.shape)
+    if chunk_bytes <= _NETCDF_CACHE_BYTES:
+        return
     text = f"sources: chunks of files span up to {times_per_chunk} times"
     if config.data.store is None:
         report.add_note(
@@ -172,6 +180,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
     # With less memory than a chunk needs, its times are read in several parts, and each part unpacks the whole chunk.
     if times_per_read < times_per_chunk:
         num_reads = math.ceil(times_per_chunk / times_per_read)
+        # Rounded up to a tenth of a GiB.
         sufficient_gib = math.ceil(10 * times_per_chunk * reader.bytes_per_time / 2**30) / 10
         report.add_note(
             f"{text}; credit preprocess reads {times_per_read} at once and unpacks each about {num_reads} times; "
@@ -187,7 +196,8 @@ def _store_bytes(config: Config, data: DataSummary) -> int:
     """
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
-    complete_bytes = estimate_store_bytes(data.reader, len(select_times_in_splits(data.reader, data.splits)))
+    stored_times = select_times_in_splits(data.reader, data.splits)
+    complete_bytes = estimate_store_bytes(data.reader, len(stored_times))
     return max(0, complete_bytes - _bytes_below(Path(config.data.store)))
 
 
@@ -217,7 +227,8 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
             f"{memory_bytes / 2**30:.2f} GiB of memory in each process"
         )
         return disk_bytes
-    # Verification holds sums and fields of the output channels in memory at once.
+    # Verification holds the sums (float64) and the fields (float32) of the output channels in memory at once, which is
+    # three times the size of the fields on disk (float32).
     held_bytes = 3 * disk_bytes * len(data.channels.output) / num_channels
     report.add_note(
         f"climatology: each verification fits it, in {held_bytes / 2**30:.2f} GiB of memory (preprocess.climatology)"

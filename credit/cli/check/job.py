@@ -37,10 +37,10 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
         The training job. None if the config names no site or two sites (``pbs.cluster``, ``slurm.cluster``), and if the
         settings are wrong, which is reported.
     """
-    sections = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
-    if len(sections) != 1:
+    named_sections = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
+    if len(named_sections) != 1:
         return None
-    section = sections[0]
+    section = named_sections[0]
     job = None
     with report.collect():
         cluster = load_cluster(section.cluster)
@@ -72,6 +72,8 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
             elif job is not None:
                 world_size = job.ranks
             else:
+                # The smallest mesh: the number of data-parallel ranks must be a multiple of `ensemble`, and with fsdp2
+                # (replicate x shard) also of `replicate`.
                 world_size = parallelism.tensor * parallelism.ensemble
                 if parallelism.data == "fsdp2":
                     world_size = parallelism.tensor * math.lcm(parallelism.replicate, parallelism.ensemble)
@@ -96,6 +98,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
     num_steps = 0
     samples_per_step = 0
     with report.collect():
+        # The two zeros are the first and the last step: the sampler only computes the sizes of a step and of an epoch.
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
             num_data_ranks=degrees.num_sample_ranks,
@@ -129,18 +132,18 @@ def check_walltime(
         samples_per_step: samples of an optimizer step over all ranks.
         report: receives errors and notes.
     """
-    # Collect the walltimes in minutes, each with the section that sets it.
+    # Collect the walltimes in minutes, by the section that sets them.
     scheduler = "slurm" if job is None else job.scheduler
-    limits = []
+    limits = {}
     if config.trainer.walltime is not None:
-        limits.append((parse_duration(config.trainer.walltime), "trainer"))
+        limits["trainer"] = parse_duration(config.trainer.walltime)
     if job is not None:
-        limits.append((job.seconds // 60, scheduler))
-    if len(limits) == 2 and limits[0][0] > limits[1][0]:
+        limits[scheduler] = job.seconds // 60
+    if len(limits) == 2 and limits["trainer"] > limits[scheduler]:
         report.add(
             f"trainer.walltime: {config.trainer.walltime} exceeds {scheduler}.walltime "
-            f"{format_duration(limits[1][0])}, after which the scheduler ends the job; leave it out, as the job script "
-            "tells the run when its job ends"
+            f"{format_duration(limits[scheduler])}, after which the scheduler ends the job; leave it out, as the job "
+            "script tells the run when its job ends"
         )
     if remaining_steps <= 0:
         report.add_note("training: nothing is left to do; raise trainer.max_steps or num_epoch to train longer")
@@ -149,7 +152,7 @@ def check_walltime(
         return
 
     # The shorter walltime counts.
-    minutes, section_name = min(limits)
+    minutes, section_name = min((minutes, name) for name, minutes in limits.items())
     walltime = f"{section_name}.walltime: {format_duration(minutes)}"
     if minutes <= _MARGIN_MINUTES:
         report.add(f"{walltime} is too short: a run stops one minute before its end, to save; set a longer walltime")

@@ -54,6 +54,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
         planned: forecasts of the run.
         report: receives errors and notes.
     """
+    # Forecasts without an error so far. Only they count for the times that all forecasts have.
     comparable: dict[str, PlannedForecasts | ForecastArchive] = {"model": planned}
     for name, archive in open_other_archives(config, report).items():
         num_errors_before = len(report.messages)
@@ -122,7 +123,8 @@ def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initi
     Raises:
         DataError: if the forecast cannot be read, or values are missing where the data have values.
     """
-    values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
+    lead_index = archive.lead_minutes.tolist().index(lead)
+    values = archive.read_members(initial, lead_index)
     # Masks can be compared only on the same grid.
     if data.reader is None or data.grid.describe_mismatch(archive.grid):
         return

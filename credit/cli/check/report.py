@@ -85,9 +85,11 @@ class CheckReport(ErrorCollector):
         lines = []
         levels = (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings))
         for level, color, messages in levels:
+            prefix = f"{level}:"
             for group in group_messages(messages):
-                text = wrap_text(f"{level}: {group.describe()}", indent="  ")
-                lines.append(colorize(f"{level}:", color) + text.removeprefix(f"{level}:"))
+                # Wrap before colouring, because escape sequences of colours would count as characters of a line.
+                text = wrap_text(f"{prefix} {group.describe()}", indent="  ")
+                lines.append(colorize(prefix, color) + text.removeprefix(prefix))
         if not lines:
             return colorize("no problem found", "green")
         counts = f"{_format_count(self.messages, 'error')}, {_format_count(self.warnings, 'warning')}"
@@ -152,7 +154,7 @@ def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
         members.setdefault(key, []).append((message, file_name))
     groups = []
     for group in members.values():
-        first_message = group[0][0]
+        first_message, _ = group[0]
         files: tuple[str, ...] = ()
         if len(group) > 1:
             files = tuple(file_name for _, file_name in group)

@@ -68,6 +68,7 @@ def check_resume(
         meta = checkpoint.load_meta(path)
         continues_run = base is None or path.resolve() != base
         first_step = meta["step"] if continues_run else 0
+        # Without the data, only the two configs can be compared.
         if data is None:
             if continues_run:
                 require_same_run(config, meta["config"], path)
@@ -132,7 +133,8 @@ def _check_initial_weights(
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
         added_values = find_added_tensors(dry_run.model, shapes.keys(), config.seed)
         added_shapes = {name: value.shape for name, value in added_values.items()}
-        checkpoint.require_same_tensors(dry_run.model.state_dict(), {**shapes, **added_shapes}, path)
+        all_shapes = {**shapes, **added_shapes}
+        checkpoint.require_same_tensors(dry_run.model.state_dict(), all_shapes, path)
         report.add_note(f"weights: the run begins with those in {path}")
         if added_values:
             report.add_note(f"weights: {describe_added_tensors(shapes.keys(), added_values.keys())}")

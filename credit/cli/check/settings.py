@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -55,11 +56,13 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
         with np.errstate(invalid="ignore"):
             build_loss(config.loss, data.channels, data.grid, scale_C, data.masks)
             weight_C = channel_weights(config.loss, data.channels)
+        # The comparison is also False for NaN, the weights of channels whose weights sum to 0.
         if not weight_C.min() >= 0:
             raise ConfigError(
                 f"loss.weights: {config.loss.weights}: no weight may be below 0, and one at least must be above"
             )
     with report.collect():
+        # The optimizer checks its settings itself; any small network serves to build it.
         try:
             build_optimizer(nn.Linear(1, 1), trainer)
         except ValueError as error:
@@ -79,6 +82,8 @@ def _check_forcing_climatology(config: Config, data: DataSummary, report: CheckR
     """Check that the training period is long enough to fit a climatology of the forcing for forecasts."""
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
+        # Computed forcing needs no data. With the other options a short training period is no error: `persist` then
+        # keeps the initial values.
         if channel.source != "data" or config.data.options_of(channel.variable).in_forecast != "climatology":
             continue
         if train is not None and train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
@@ -122,9 +127,9 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
             initial_times = chosen.minutes
             first_time = data.calendar.format(initial_times[0])
             last_time = data.calendar.format(initial_times[-1])
-            num_scored = len(cases_with_truth({*initial_times}, data, leads, data.splits["test"]))
+            cases = cases_with_truth(set(initial_times), data, leads, data.splits["test"])
             report.add_note(
-                f"inference.initial_times: {len(initial_times)}, {first_time} to {last_time}; {num_scored} of them can "
+                f"inference.initial_times: {len(initial_times)}, {first_time} to {last_time}; {len(cases)} of them can "
                 "be scored"
             )
             if chosen.left_out:
@@ -146,7 +151,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
         scored_times = np.array(initial_times, dtype=np.int64)
     planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
     check_other_forecasts(config, data, planned, report)
-    num_cells = data.grid.area_weights().size
+    num_cells = math.prod(data.grid.shape)
     # Values are stored as float32; compression only makes the files smaller.
     return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
 

@@ -54,6 +54,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     else:
         verified = f"{damage.num_chunks} chunks have their full size (--deep compares checksums)"
     report.add_note(f"store: {conf.store} is complete, statistics included; {verified}; {seconds:.1f} s")
+    # The climatology, if the store has one, is damaged or intact independently of the fields.
     blocks = find_damaged_blocks(path, deep)
     if blocks:
         # A damaged block of full size is found with --deep only.

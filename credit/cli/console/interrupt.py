@@ -36,13 +36,16 @@ class InterruptGuard:
     def __init__(self) -> None:
         self.interrupted = False
         self._is_installed = False
-        self._hooks: tuple[Any, Any] = (sys.unraisablehook, threading.excepthook)
+        # Hooks that were in place before the guard. It passes on all errors that no interrupt has caused.
+        self._previous_unraisable_hook: Any = sys.unraisablehook
+        self._previous_thread_hook: Any = threading.excepthook
 
     def __enter__(self) -> InterruptGuard:
         # Only the main thread may set signal handlers.
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._hooks = (sys.unraisablehook, threading.excepthook)
+            self._previous_unraisable_hook = sys.unraisablehook
+            self._previous_thread_hook = threading.excepthook
             sys.unraisablehook = self._handle_unraisable
             threading.excepthook = self._handle_thread_error
             signal.signal(signal.SIGINT, self._handle_signal)
@@ -52,7 +55,8 @@ class InterruptGuard:
     def __exit__(self, *error: object) -> None:
         if self._is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.unraisablehook, threading.excepthook = self._hooks
+            sys.unraisablehook = self._previous_unraisable_hook
+            threading.excepthook = self._previous_thread_hook
             self._is_installed = False
 
     def silence_threads(self) -> None:
@@ -74,12 +78,12 @@ class InterruptGuard:
             timer.daemon = True
             timer.start()
         elif not self.interrupted:
-            self._hooks[0](unraisable)
+            self._previous_unraisable_hook(unraisable)
 
     def _handle_thread_error(self, error: Any) -> None:
         """Print the error of a thread, unless the thread failed because the main thread was interrupted."""
         if not self.interrupted:
-            self._hooks[1](error)
+            self._previous_thread_hook(error)
 
 
 def end_process() -> NoReturn:
@@ -88,6 +92,7 @@ def end_process() -> NoReturn:
     Call it after all context managers have cleaned up. The interpreter's own shutdown would wait for threads in the
     middle of their work and print their error messages.
     """
+    # Child processes of multiprocessing exist only if something has imported the module.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         for child in multiprocessing.active_children():

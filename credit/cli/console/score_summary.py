@@ -38,11 +38,13 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
     cells = []
     previous_channel = None
     for row in summarize(table, channels, table.summary_leads(), reference):
+        # The space keeps the decimal points of all rows aligned.
         marker = "*" if row.significant else " "
         ratio = _format_number(row.ratio, ".2f") + marker
         if row.significant:
-            # Only differences that are significant are worth a colour.
-            ratio = colorize(ratio, "green" if row.ratio < 1 else "red")
+            # Only differences that are significant are worth a colour. A ratio below 1 means that the model is better.
+            color = "green" if row.ratio < 1 else "red"
+            ratio = colorize(ratio, color)
         # A channel is named at its first lead time only.
         label = [row.channel, row.units]
         if row.channel == previous_channel:

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-# Escape sequences of the eight basic colours, which every terminal theme defines.
+# Numbers in the escape sequences of some basic colours, which every terminal theme defines, and of bold and dim text.
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
@@ -77,7 +77,9 @@ def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
     Raises:
         KeyError: if there is no style of this name.
     """
-    if not supports_color(sys.stdout if stream is None else stream):
+    if stream is None:
+        stream = sys.stdout
+    if not supports_color(stream):
         return text
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
 
@@ -88,7 +90,8 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     Args:
         stream: stream of the text; None for standard output. The variable ``COLUMNS`` overrides the terminal's width.
     """
-    stream = sys.stdout if stream is None else stream
+    if stream is None:
+        stream = sys.stdout
     if not is_terminal(stream):
         return None
     columns = os.environ.get("COLUMNS", "")
@@ -99,7 +102,9 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     except (OSError, ValueError):
         width = 0
     # Some pseudo-terminals report a width of 0.
-    return max(width or shutil.get_terminal_size().columns, _MIN_WIDTH)
+    if width == 0:
+        width = shutil.get_terminal_size().columns
+    return max(width, _MIN_WIDTH)
 
 
 def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
@@ -129,10 +134,11 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
     """
     if visible_length(line) <= width:
         return line
+    line_indent = line[: len(line) - len(line.lstrip())]
     # Paths and keys stay whole, even where they are longer than a line: people copy them.
     wrapper = textwrap.TextWrapper(
         width=width,
-        subsequent_indent=indent + line[: len(line) - len(line.lstrip())],
+        subsequent_indent=indent + line_indent,
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
@@ -163,8 +169,12 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_ali
     for row in [header, *rows]:
         cells = []
         for name, cell, width in zip(header, row, widths, strict=True):
+            # `str.ljust` would count the escape sequences of colours as characters.
             padding = " " * (width - visible_length(cell))
-            cells.append(padding + cell if name in right_aligned else cell + padding)
+            if name in right_aligned:
+                cells.append(padding + cell)
+            else:
+                cells.append(cell + padding)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

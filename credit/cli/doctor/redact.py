@@ -16,19 +16,20 @@ from typing import Any
 # Text that stands for a hidden value.
 HIDDEN = "***"
 # Words in the names of secrets. "pwd" alone is not among them, as it is the current folder of a shell.
-_WORDS = r"token|secret|passw|passphrase|_pwd|credential|cookie|jwt|signature|authorization|authkey"
-_SECRET_NAME = re.compile(rf"{_WORDS}|key(?!board)|\bauth\b|_auth|\bsig\b", re.IGNORECASE)
+_SECRET_WORDS = r"token|secret|passw|passphrase|_pwd|credential|cookie|jwt|signature|authorization|authkey"
+# The name of a secret: it contains one of these words, or "key" (but not "keyboard"), or "auth" or "sig" as a word.
+_SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|key(?!board)|\bauth\b|_auth|\bsig\b", re.IGNORECASE)
 # A name of a secret that may stand before a value, and a value: quoted, or up to a space or separator.
-_NAME = rf"[\w.-]*(?:{_WORDS})[\w.-]*|[\w.-]*key(?:s|_?id)?|(?:[\w.-]*[_.-])?(?:auth|sig)"
+_NAME = rf"[\w.-]*(?:{_SECRET_WORDS})[\w.-]*|[\w.-]*key(?:s|_?id)?|(?:[\w.-]*[_.-])?(?:auth|sig)"
 _VALUE = r"\"[^\"]*\"|'[^']*'|[^\s\"',;&)}\]]+"
 # "name: value" and "name=value", "--name value", headers of HTTP requests, and "user:password@" in URLs.
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<before>[\"']?(?:{_NAME})[\"']?\s*[:=]\s*)(?P<value>{_VALUE})", re.IGNORECASE)
 _OPTION = re.compile(rf"(?P<before>--(?:{_NAME})[ =])(?P<value>{_VALUE})", re.IGNORECASE)
 _HEADER = re.compile(r"(?P<before>\b(?:authorization[\"']?\s*[:=]\s*[\"']?\w+|bearer)\s+)(?P<value>[\w.~+/=-]+)", re.I)
 _USERINFO = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*://)(?P<value>[^/\s\"']+)(?=@)", re.IGNORECASE)
-# Secrets known by their form: access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and others; JSON web
+# Secrets that their form shows: access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and others; JSON web
 # tokens; private keys.
-_KNOWN_FORMS = re.compile(
+_SECRET_FORMS = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bhf_\w{16,}"
     r"|\bxox[a-z]-[\w-]{10,}|\bsk-[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
@@ -51,17 +52,20 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
         environ: environment variables; values of those with secret names are hidden.
         secrets: further values to hide.
     """
-    secret_values = {value for name, value in environ.items() if is_secret(name)} | set(secrets)
+    secret_values = set(secrets)
+    for name, value in environ.items():
+        if is_secret(name):
+            secret_values.add(value)
     # Hide values that follow the name of a secret, and remember them.
     for pattern in (_HEADER, _USERINFO, _ASSIGNED, _OPTION):
         values = {match["value"].strip("\"'") for match in pattern.finditer(text)}
         if pattern is _USERINFO:
-            # The password without the user's name.
+            # The password alone, without the user's name, may stand elsewhere in the text.
             values |= {value.partition(":")[2] for value in values}
         # In "token: missing" the value is an ordinary word.
         secret_values |= {value for value in values if not value.isalpha()}
         text = pattern.sub(lambda match: match["before"] + HIDDEN, text)
-    text = _KNOWN_FORMS.sub(HIDDEN, text)
+    text = _SECRET_FORMS.sub(HIDDEN, text)
     # Hide the remembered values wherever they stand, the longest first, because one may contain another.
     for value in sorted(secret_values, key=len, reverse=True):
         if len(value) >= _MIN_LENGTH:

@@ -45,7 +45,8 @@ _VARIABLES = re.compile(
     r"(SLURM_|PBS_|PALS_|PMI_|OMPI_|MPI_|NCCL_|GLOO_|FI_|UCX_|TORCH|PYTORCH_|CUDA_|OMP_|MKL_|MASTER_|LOCAL_|CREDIT_)\w+"
     r"|RANK|WORLD_SIZE|PYTHONPATH|HDF5_USE_FILE_LOCKING|TMPDIR"
 )
-# Limits that keep the report short enough for an issue.
+# Limits that keep the report short enough for an issue: number of logs, lines from the end of each, lines from the
+# last error on, rows of metrics.jsonl, characters of a row, and number of verified checkpoints.
 _MAX_LOGS = 8
 _LOG_LINES = 40
 _ERROR_LINES = 60
@@ -104,17 +105,18 @@ class DiagnosticContext:
 def render_report(context: DiagnosticContext) -> str:
     """Return the text of the whole report, with secrets hidden."""
     secrets: set[str] = set()
-    parts = []
-    for title, section in SECTIONS.items():
+    section_texts = []
+    for title, describe_section in SECTIONS.items():
         try:
-            text = section(context, secrets)
+            text = describe_section(context, secrets)
         except CreditError as error:
             text = str(error)
         # The report is needed most where something unexpected is wrong, so no error ends it.
         except Exception as error:
             text = f"not available: {type(error).__name__}: {error}"
-        parts.append(f"==== {title} ====\n{text.rstrip()}\n")
-    return redact("\n".join(parts), context.environ, secrets)
+        section_texts.append(f"==== {title} ====\n{text.rstrip()}\n")
+    # The whole text is redacted at once, because a log may contain a value that only the config shows to be secret.
+    return redact("\n".join(section_texts), context.environ, secrets)
 
 
 def _describe_report(context: DiagnosticContext, secrets: set[str]) -> str:
@@ -161,8 +163,10 @@ def _describe_machine(context: DiagnosticContext, secrets: set[str]) -> str:
         lines.append(f"disk of save_loc: {disk.free / 2**30:.1f} of {disk.total / 2**30:.1f} GiB are free")
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"]
     try:
-        gpus = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        lines += [f"GPU {line}" for line in (gpus.stdout or gpus.stderr).splitlines()]
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        # If nvidia-smi fails, its error message says why no GPU can be used.
+        output = result.stdout or result.stderr
+        lines += [f"GPU {line}" for line in output.splitlines()]
     except (OSError, subprocess.TimeoutExpired) as error:
         lines.append(f"no GPU: nvidia-smi: {error}")
     return "\n".join(lines)
@@ -208,9 +212,9 @@ def _describe_run_folder(context: DiagnosticContext, secrets: set[str]) -> str:
     lines = []
     for name in ("STATUS", "heartbeat.json", "jobs.json"):
         with suppress(OSError):
-            lines.append(
-                f"{name} ({_format_age(folder / name)}): {(folder / name).read_text(encoding='utf-8').strip()}"
-            )
+            age = _format_age(folder / name)
+            contents = (folder / name).read_text(encoding="utf-8")
+            lines.append(f"{name} ({age}): {contents.strip()}")
     for path in sorted(folder.iterdir()):
         # A run in progress may remove files meanwhile.
         with suppress(OSError):
@@ -244,10 +248,14 @@ def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
 def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the last rows of metrics.jsonl about training steps, and the last row about validation."""
     rows = read_last_metrics(_require_folder(context))
+    # Rows with the key "valid" are about validations, rows with the key "early" about previews.
     training_rows = [row for row in rows if not row.keys() & {"valid", "early"}]
     validation_rows = [row for row in rows if "valid" in row]
     shown_rows = training_rows[-_METRICS_ROWS:] + validation_rows[-1:]
-    return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in shown_rows) or "no rows"
+    if not shown_rows:
+        return "no rows"
+    lines = [json.dumps(row)[:_ROW_LENGTH] for row in shown_rows]
+    return "\n".join(lines)
 
 
 def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
@@ -266,11 +274,12 @@ def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
 
 def _show_log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the last lines of the newest logs."""
-    parts = []
+    log_tails = []
     for path in _list_logs(context)[:_MAX_LOGS]:
         header = f"---- {path.name}, {_format_age(path)}"
-        parts.append("\n".join([header, *tail_lines(path)[-_LOG_LINES:]]))
-    return "\n\n".join(parts) or "no logs"
+        last_lines = tail_lines(path)[-_LOG_LINES:]
+        log_tails.append("\n".join([header, *last_lines]))
+    return "\n\n".join(log_tails) or "no logs"
 
 
 def _require_folder(context: DiagnosticContext) -> Path:
@@ -295,7 +304,9 @@ def _list_logs(context: DiagnosticContext) -> list[Path]:
 
 def _format_age(path: Path) -> str:
     """Return the time since the last change of a file or folder as text, ``changed N s ago``."""
-    return f"changed {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
+    # The clock of a file server may be ahead of the clock of this machine, so the difference may be negative.
+    seconds = max(0.0, time.time() - path.stat().st_mtime)
+    return f"changed {seconds:.0f} s ago"
 
 
 # Title of a section -> function that returns its text, in the order of the report.

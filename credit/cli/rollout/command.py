@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -14,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
 from credit.cli.console.terminal import add_quiet_argument
-from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from credit.cli.rollout.rank_work import BatchRound
     from credit.config import Config
     from credit.data.reader import FieldReader
-    from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
-    from credit.forecast.shared_forecasts import ForecastFunction
+    from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
     from credit.train.build.forecaster import Forecaster
@@ -115,6 +111,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
     """
+    from credit.cli.rollout.forecast_rounds import make_forecast_rounds
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
@@ -144,18 +141,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     with BackgroundWriter(
         writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
     ) as background:
-        forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh)
-        # Only the main rank shows a progress bar, and only on a terminal.
-        hidden = None if process_info.is_main else True
-        with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
-            for batch_round in work.rounds:
-                # One rank of those that share the members and layers of a forecast writes it.
-                output_writer = background if mesh.reads_samples else None
-                _forecast_round(forecast_batch, batch_round, lead_minutes[-1], step_minutes, output_writer)
-                bar.update(batch_round.num_starts)
-            # This rank takes part in the collectives of ranks that have more batches.
-            for batch_round in work.padding_rounds:
-                _forecast_round(forecast_batch, batch_round, lead_minutes[-1], step_minutes, None)
+        make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
     if mesh.reads_samples:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
         num_written = len(work.incomplete_times)
@@ -166,40 +152,12 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         )
 
 
-def _forecast_round(
-    forecast_batch: ForecastFunction,
-    batch_round: BatchRound,
-    longest_lead: int,
-    step_minutes: int,
-    output_writer: BackgroundWriter | None,
-) -> None:
-    """Make the forecasts of a round up to the longest lead time and queue the output of each step for writing.
-
-    Args:
-        forecast_batch: function that makes the forecasts of a batch, from `build_forecast_function`.
-        batch_round: batches of the round, each with the starts of its forecasts.
-        longest_lead: longest lead time in minutes.
-        step_minutes: time step of the model in minutes.
-        output_writer: writer of the outputs; None to discard them.
-    """
-    from credit.forecast.rollout import iterate_in_inference_mode
-
-    output_iterators = []
-    for batch in batch_round.batches:
-        # Lagged members start before their initial time and need more steps to reach the same lead time.
-        longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
-        outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
-        output_iterators.append(iterate_in_inference_mode(outputs))
-    # The batches advance together, because each is made by another rank.
-    for step, step_outputs in enumerate(itertools.zip_longest(*output_iterators), start=1):
-        written_outputs = step_outputs[: batch_round.num_written]
-        for batch, output in zip(batch_round.batches, written_outputs, strict=False):
-            if output_writer is not None and output is not None:
-                output_writer.put(batch, step, output)
-
-
 def build_forecast_function(
-    config: Config, forecaster: Forecaster, file_lock: AbstractContextManager, mesh: DeviceGrid
+    config: Config,
+    forecaster: Forecaster,
+    file_lock: AbstractContextManager,
+    mesh: DeviceGrid,
+    step_filter: StepFilter | None,
 ) -> ForecastFunction:
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -208,11 +166,11 @@ def build_forecast_function(
         forecaster: model, normalization and reader of the fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
         mesh: mesh of the ranks that forecast.
+        step_filter: filter of the steps that ranks of an ensemble group send; see `SharedForecasts`.
 
     Returns:
         Function of a list of B forecast starts and a number of steps. It yields the output of each step: (B, C, H, W)
-        in physical units, with C output channels, H rows and W columns. If ranks share the members of an ensemble, only
-        the first of these ranks gets the output, and the others get None.
+        in physical units, with C output channels, H rows and W columns, or None if this rank does not get the output.
 
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
@@ -230,8 +188,8 @@ def build_forecast_function(
     stepper = forecaster.stepper
     assets = forecaster.assets
     grid = assets.grid
-    spec = build_model_spec(config.data, assets.channels, grid, assets.attributes)
     inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
+    spec = build_model_spec(config.data, assets.channels, grid, assets.attributes)
     perturb_states = None
     if ensemble is not None:
         if not ensemble.has_added_spread and not forecaster.config.model.noise:
@@ -253,7 +211,7 @@ def build_forecast_function(
         return make_forecasts
     output_shape = (len(assets.channels.output), *grid.shape)
     device = stepper.normalizer.tendency_scale_C.device
-    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device)
+    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, step_filter)
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:

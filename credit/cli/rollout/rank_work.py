@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from credit.config.sections.inference import InferenceConfig
@@ -30,10 +30,12 @@ class BatchRound:
         batches: forecast starts of each batch, one batch for each rank of the group.
         num_written: number of batches that are written. The batches after them only fill the round, and their forecasts
             are discarded.
+        completed_times: initial times to write, in minutes, whose last member is made in this round.
     """
 
     batches: list[list[ForecastStart]]
     num_written: int
+    completed_times: list[int]
 
     @property
     def num_starts(self) -> int:
@@ -126,21 +128,36 @@ def plan_rank_work(
     for batch in _build_batches(rank_groups, inference):
         if any(start.initial_minutes in incomplete_times for start in batch):
             batches.append(batch)
-    rounds = _build_rounds(batches, mesh.degrees.ensemble)
+    rounds = _build_rounds(batches, mesh.degrees.ensemble, incomplete_times)
     num_padding = _find_max_rounds(len(rounds), mesh) - len(rounds)
     padding_rounds = _build_padding_rounds(padding_time, inference, num_padding, mesh.degrees.ensemble)
     return RankWork(rank_times, incomplete_times, rounds, padding_rounds)
 
 
-def _build_rounds(batches: list[list[ForecastStart]], num_ranks: int) -> list[BatchRound]:
+def _build_rounds(
+    batches: list[list[ForecastStart]], num_ranks: int, incomplete_times: Sequence[int]
+) -> list[BatchRound]:
     """Divide batches into rounds of `num_ranks` batches, one for each rank of an ensemble group.
 
     If the last round has fewer batches, it is filled up with batches that are not written.
+
+    Args:
+        batches: forecast starts of each batch.
+        num_ranks: number of ranks of an ensemble group.
+        incomplete_times: initial times to write, in minutes.
     """
+    # Initial time -> number of the round with its last member; later batches overwrite earlier ones.
+    last_rounds = {}
+    for number, batch in enumerate(batches):
+        for start in batch:
+            last_rounds[start.initial_minutes] = number // num_ranks
     rounds = []
     for first in range(0, len(batches), num_ranks):
         round_batches = batches[first : first + num_ranks]
-        rounds.append(BatchRound(round_batches + pad_batches(round_batches, num_ranks), len(round_batches)))
+        round_number = first // num_ranks
+        completed_times = [time for time in incomplete_times if last_rounds[time] == round_number]
+        padding = pad_batches(round_batches, num_ranks)
+        rounds.append(BatchRound(round_batches + padding, len(round_batches), completed_times))
     return rounds
 
 
@@ -171,7 +188,8 @@ def _build_padding_rounds(
         num_ranks: number of ranks of an ensemble group.
     """
     # Padding batches use the same lagged members, because these need more steps and so more collectives.
-    rounds = _build_rounds(_build_batches([[initial_time]], inference), num_ranks)
+    batches = _build_batches([[initial_time]], inference)
+    rounds = _build_rounds(batches, num_ranks, incomplete_times=[])
     return list(itertools.islice(itertools.cycle(rounds), num_rounds))
 
 

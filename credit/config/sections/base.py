@@ -40,7 +40,8 @@ def canonical_duration(value: object) -> object:
         return format_duration(parse_duration(value))
     except ConfigError as error:
         # pydantic adds the key to the message, so the key at its beginning is removed.
-        raise ValueError(str(error).split(": ", 1)[1]) from error
+        _, rule = str(error).split(": ", 1)
+        raise ValueError(rule) from error
 
 
 # A path as text. `~` is expanded here and nowhere else.

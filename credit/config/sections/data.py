@@ -187,7 +187,9 @@ class DataConfig(StrictModel):
             raise ValueError("cache_folder has no effect without cache: disk")
         if sorted(self.input_order) != ["dynamic_forcing", "prognostic", "static"]:
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
-        if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(self.variables.dynamic_forcing.vars_2D):
+        # sin_day and cos_day describe the time of day, on which data without a diurnal cycle do not depend.
+        diurnal_forcing = {"sin_day", "cos_day"} & set(self.variables.dynamic_forcing.vars_2D)
+        if self.solar.mean == "daily" and diurnal_forcing:
             raise ValueError("solar.mean is daily (no diurnal cycle), so sin_day and cos_day must not be forcings")
         # Building the channels raises an error if two of them have the same name.
         try:

@@ -46,6 +46,22 @@ class FeatureNoiseConfig(StrictModel):
     )
 
 
+class ModelNoiseUseConfig(StrictModel):
+    """Use of the network's own noise (`model.noise`) in forecasts."""
+
+    amplitude: float = Field(
+        1.0,
+        gt=0,
+        description="Factor of the noise. Values above 1 increase a spread that is too small, as after training on few "
+        "data. Kinds that are no Gaussian numbers, such as `dropout`, are used as they are.",
+    )
+    pairs: bool = Field(
+        True,
+        description="Give the members of each pair (the first two, the next two, ...) opposite noise, which makes the "
+        "ensemble mean more accurate. The noise of `dropout` has no opposite.",
+    )
+
+
 class InitialPerturbationSection(StrictModel):
     """Base of the sections of perturbations of the initial states, with the keys that all of them have."""
 
@@ -118,6 +134,9 @@ class EnsembleConfig(StrictModel):
     )
     feature_noise: FeatureNoiseConfig | None = Field(
         None, description="Noise on the outputs of blocks of the network. `{}` uses the defaults."
+    )
+    model_noise: ModelNoiseUseConfig = Field(
+        ModelNoiseUseConfig(), description="Noise of a network with `model.noise`."
     )
     seed: int = Field(0, ge=0, description="Seed of all random numbers of the ensemble.")
 
@@ -273,7 +292,10 @@ class InferenceConfig(StrictModel):
     @classmethod
     def _require_pressures(cls, levels: list[float] | None) -> list[float] | None:
         """Refuse pressure levels that are not positive or are repeated."""
-        if levels is not None and (min(levels) <= 0 or len(set(levels)) < len(levels)):
+        if levels is None:
+            return levels
+        has_repeated_levels = len(set(levels)) < len(levels)
+        if min(levels) <= 0 or has_repeated_levels:
             raise ValueError("pressures in hPa are above 0 and are named once each")
         return levels
 

@@ -10,7 +10,7 @@ from credit.config.sections.base import Duration, PathText, StrictModel
 
 # One word of a directive. It cannot start a new line or another option.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:+=,&|*()\[\]%/~-]+$")]
-# A line of the job script, without line breaks and other control characters.
+# A line of the job script, without line breaks and other control characters. U+2028 and U+2029 separate lines, too.
 Line = Annotated[str, Field(pattern=r"^[^\p{Cc}\x{2028}\x{2029}]+$")]
 # A name of an environment variable or of a resource.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

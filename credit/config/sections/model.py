@@ -17,7 +17,7 @@ from credit.config.registry import MODELS, NOISES, POSTPROCESSES, RegisteredSect
 from credit.config.sections.base import StrictModel, canonical_duration
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
-# Type of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
+# Type of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind.
 HyperdiffusionEntry = Annotated[
     SerializeAsAny[PostprocessSection],
     RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection, only=("hyperdiffusion",)),
@@ -36,6 +36,7 @@ def _canonical_memory(value: object) -> object:
     """
     if value in ("step", "forecast"):
         return value
+    # A duration of 0 in any spelling, such as 0, 0.0 or 0h, which `canonical_duration` would refuse.
     if not isinstance(value, bool) and re.fullmatch(r"0+(\.0*)?\s*[a-z]*", str(value)):
         return "step"
     return canonical_duration(value)
@@ -78,7 +79,7 @@ class ModelNoiseSection(StrictModel):
 ModelNoiseEntry = Annotated[SerializeAsAny[ModelNoiseSection], RegisteredSection(NOISES, base=ModelNoiseSection)]
 
 
-def _as_list(value: Any) -> Any:
+def _as_list_of_sections(value: Any) -> Any:
     """Return the value of ``model.noise`` (a kind, a section, or a list of these) as a list of sections.
 
     A kind alone becomes a section with this kind. None becomes an empty list.
@@ -93,7 +94,7 @@ def _as_list(value: Any) -> Any:
 
 
 # A kind, a section, or a list of them.
-ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_as_list)]
+ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_as_list_of_sections)]
 
 
 def require_different_kinds(entries: list[ModelNoiseSection]) -> None:

@@ -117,7 +117,7 @@ def replace_entries(
         elif entry.kind not in placed_kinds:
             placed_kinds.add(entry.kind)
             result += _entries_of_kind(replacements, entry.kind)
-    # Add the kinds that the list does not have.
+    # Add the kinds that the list does not have, in the order of the replacements. `dict.fromkeys` names each kind once.
     for kind in dict.fromkeys(entry.kind for entry in replacements.values()):
         if kind not in placed_kinds:
             position = _find_insert_position(kind, [entry for _, entry in result])

@@ -112,6 +112,7 @@ class SourceConfig(StrictModel):
     @model_validator(mode="after")
     def _require_files_or_type(self) -> SourceConfig:
         """Refuse a source without exactly one of ``path`` and ``type``, and keys that do not apply to it."""
+        # The comparison is True if both keys are missing, and if both are given.
         if (self.path is None) == (self.type is None):
             state = "neither is" if self.path is None else "both are"
             raise ValueError(
@@ -192,7 +193,8 @@ class GridConfig(StrictModel):
     def _require_one_description(self) -> GridConfig:
         """Refuse a grid unless either ``rows``, ``columns`` and ``poles`` are given, or ``like`` alone."""
         num_missing = (self.rows, self.columns, self.poles).count(None)
-        num_allowed = 0 if self.like is None else 3
-        if num_missing != num_allowed:
+        # Without `like` none of the three keys may be missing; with `like` all three must be.
+        num_required = 0 if self.like is None else 3
+        if num_missing != num_required:
             raise ValueError("give rows, columns and poles, or like alone")
         return self

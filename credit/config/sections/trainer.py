@@ -166,7 +166,7 @@ class TrainerConfig(StrictModel):
         1,
         ge=1,
         description="Members that are computed in one batch. With fewer than `members`, memory is that of these "
-        "members, and the network runs once more for each member. The gradients are the same.",
+        "members, and the network runs once more for all members but these. The gradients are the same.",
     )
     valid_members: int = Field(
         8,
@@ -306,6 +306,7 @@ class TrainerConfig(StrictModel):
         """Set the objective and metrics of ensembles if there are several members and the config names no others."""
         if not isinstance(raw, Mapping) or raw.get("members", 1) in (1, None):
             return raw
+        # Keys of the config come last, so that they replace these defaults.
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
 
     @model_validator(mode="after")

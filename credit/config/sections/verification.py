@@ -34,8 +34,11 @@ class RegionConfig(StrictModel):
         south, north = self.lat
         if not -90 <= south <= north <= 90:
             raise ValueError(f"lat: [{south:g}, {north:g}] is not [south, north] within -90..90")
+        # West may be greater than east, for a box across longitude 0.
         west, east = self.lon
-        if not (min(west, east) >= -180 and max(west, east) <= 360 and abs(east - west) <= 360):
+        is_in_range = min(west, east) >= -180 and max(west, east) <= 360
+        spans_at_most_globe = abs(east - west) <= 360
+        if not (is_in_range and spans_at_most_globe):
             raise ValueError(f"lon: [{west:g}, {east:g}] is not [west, east] within -180..360")
         return self
 

@@ -57,7 +57,7 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
         target_path = target_folder / name
         with netCDF4.Dataset(source_folder / source_name) as source, netCDF4.Dataset(target_path, "w") as target:
             source.set_auto_maskandscale(False)
-            _copy(source, target, _times_within(source, first, last))
+            _copy_sample(source, target, _times_within(source, first, last))
         sizes["total"] += target_path.stat().st_size
         sizes.update(_bytes_by_field(target_path))
     return sizes
@@ -71,7 +71,7 @@ def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tu
     return np.flatnonzero((time[:] >= begin) & (time[:] <= end))
 
 
-def _copy(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
+def _copy_sample(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
     """Copy the part of a source file that belongs to the sample into an empty file.
 
     Args:
@@ -86,29 +86,30 @@ def _copy(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -
         if name == "time":
             values = values[times]
         target.createDimension(name, len(values))
-        _create(target, source[name], name, (name,))[:] = values
+        _create_variable(target, source[name], name, (name,))[:] = values
+    # Fields. A chunk has all times and columns of one row, on one level.
     columns = len(source["longitude"])
     for name, levels in FIELDS.items():
         variable = source[name]
         if levels is None:
-            cut_variable = _create(target, variable, name, variable.dimensions, (len(times), 1, columns))
+            cut_variable = _create_variable(target, variable, name, variable.dimensions, (len(times), 1, columns))
             cut_variable[:] = variable[times]
             continue
         # Each variable has other levels, so it needs a dimension of its own.
         vertical = f"level_{name}"
         rows = [int(np.flatnonzero(source["level"][:] == level)[0]) for level in levels]
         target.createDimension(vertical, len(rows))
-        _create(target, source["level"], vertical, (vertical,))[:] = source["level"][rows]
+        _create_variable(target, source["level"], vertical, (vertical,))[:] = source["level"][rows]
         dimensions = ("time", vertical, "latitude", "longitude")
-        cut_variable = _create(target, variable, name, dimensions, (len(times), 1, 1, columns))
+        cut_variable = _create_variable(target, variable, name, dimensions, (len(times), 1, 1, columns))
         cut_variable[:] = variable[times][:, rows]
     for name in STATIC:
-        _create(target, source[name], name, source[name].dimensions)[:] = source[name][:]
+        _create_variable(target, source[name], name, source[name].dimensions)[:] = source[name][:]
 
 
-def _create(
+def _create_variable(
     target: netCDF4.Dataset,
-    like: netCDF4.Variable,
+    template: netCDF4.Variable,
     name: str,
     dimensions: tuple[str, ...],
     chunks: tuple[int, ...] | None = None,
@@ -117,7 +118,7 @@ def _create(
 
     Args:
         target: file in which the variable is created.
-        like: variable of the source file, from which type and attributes are copied.
+        template: variable of the source file, from which type and attributes are copied.
         name: name of the new variable.
         dimensions: names of the dimensions of the new variable.
         chunks: chunk shape of the new variable; None leaves the choice to the netCDF library.
@@ -125,10 +126,10 @@ def _create(
     Returns:
         The new variable. Values assigned to it must be packed already.
     """
-    attributes = {key: like.getncattr(key) for key in like.ncattrs()}
+    attributes = {key: template.getncattr(key) for key in template.ncattrs()}
     variable = target.createVariable(
         name,
-        like.dtype,
+        template.dtype,
         dimensions,
         zlib=len(dimensions) > 1,
         complevel=9,
@@ -152,9 +153,13 @@ def _bytes_by_field(path: Path) -> dict[str, int]:
         file.set_auto_maskandscale(False)
         for name, levels in FIELDS.items():
             values = file[name][:]
-            fields = [values] if levels is None else np.moveaxis(values, 1, 0)
-            for level, field in zip(levels or [""], fields, strict=True):
-                sizes[f"{name}{level}"] = sum(_compressed_bytes(field[:, row]) for row in range(field.shape[1]))
+            fields = {name: values}
+            if levels is not None:
+                # Axis 1 has the levels.
+                values_of_level = zip(levels, np.moveaxis(values, 1, 0), strict=True)
+                fields = {f"{name}{level}": field for level, field in values_of_level}
+            for label, field in fields.items():
+                sizes[label] = sum(_compressed_bytes(field[:, row]) for row in range(field.shape[1]))
     return sizes
 
 

@@ -47,6 +47,7 @@ def choose_block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> 
     block_chunks = max(1, max_fields // min_parts // chunk_channels)
     block_channels = min(num_channels, block_chunks * chunk_channels)
     block_parts = max(min_parts, min(plan.shape[1], max_fields // block_channels))
+    # One time of the day, because different times of the day are fitted to different times of the period.
     return 1, block_parts, block_channels
 
 
@@ -89,9 +90,11 @@ def list_chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[P
         fields: the array ``climatology/fields`` of the store, (T, K, C, H, W).
         block: the block, which consists of whole chunks.
     """
+    # On each axis, the indices of the chunks that the slice of the block covers.
     indices_of_axis = []
     for span, length in zip(block, fields.chunks[:3], strict=True):
         indices_of_axis.append(range(span.start // length, math.ceil(span.stop / length)))
+    # zarr names a chunk file by the index of the chunk on each axis. A chunk has all rows and columns.
     for time_of_day, part, channel_chunk in itertools.product(*indices_of_axis):
         yield path / "climatology" / "fields" / "c" / str(time_of_day) / str(part) / str(channel_chunk) / "0" / "0"
 
@@ -104,7 +107,11 @@ def is_block_written(path: Path, fields: zarr.Array, block: Block) -> bool:
         fields: the array ``climatology/fields`` of the store, (T, K, C, H, W).
         block: the block, which consists of whole chunks.
     """
-    return all(find_size_fault(str(file), None, True) is None for file in list_chunk_files(path, fields, block))
+    for file in list_chunk_files(path, fields, block):
+        fault = find_size_fault(str(file), plain_bytes=None, has_checksum=True)
+        if fault is not None:
+            return False
+    return True
 
 
 def is_block_readable(fields: zarr.Array, block: Block) -> bool:
@@ -115,6 +122,7 @@ def is_block_readable(fields: zarr.Array, block: Block) -> bool:
         block: the block.
     """
     try:
+        # Only errors matter here; the values are dropped.
         fields[block]
     except READ_ERRORS:
         return False

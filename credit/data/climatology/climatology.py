@@ -90,6 +90,7 @@ class LazyWeightedSum:
         # A selection of channels stays lazy: the sum of each channel is evaluated only when it is accessed.
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
+        # The first product is a new array, to which the others are added in place.
         total = self.weights[0] * self.parts[0][key]
         for weight, part in zip(self.weights[1:], self.parts[1:], strict=True):
             total += weight * part[key]
@@ -109,10 +110,11 @@ class LazyWeightedSum:
             raise ValueError("a weighted sum of fields is not evaluated yet, so copy=False is not possible")
         fields_CHW = np.empty(self.shape, self.dtype)
 
-        def fill(channel: int) -> None:
+        def evaluate_channel(channel: int) -> None:
             fields_CHW[channel] = self[channel]
 
-        thread_map(fill, len(fields_CHW), len(self.parts) * fields_CHW[0].size)
+        cells_per_channel = len(self.parts) * fields_CHW[0].size
+        thread_map(evaluate_channel, len(fields_CHW), cells_per_channel)
         if dtype is None:
             return fields_CHW
         return fields_CHW.astype(dtype, copy=False)
@@ -179,17 +181,21 @@ class Climatology:
         time_of_day = self._find_time_of_day(minutes)
         num_parts = self.fields.shape[1]
         if self.kind == "days":
-            return self.fields[time_of_day, self._calendar.datetime(minutes).dayofyr - 1]
+            # cftime counts the days of the year from 1.
+            day = self._calendar.datetime(minutes).dayofyr - 1
+            return self.fields[time_of_day, day]
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
             weights = evaluate_harmonics(fraction, num_parts).astype(np.float32)
             return LazyWeightedSum(weights, self.fields[time_of_day])
-        # Linear interpolation between the two nearest parts; the last part is followed by the first.
+        # Linear interpolation between the two nearest parts; the last part is followed by the first. Before the centre
+        # of the first part the position is negative, and the remainder of -1 is the index of the last part.
         position = (fraction - self.centres[time_of_day]) * num_parts
         part = int(np.floor(position))
         weight = np.float32(position - part)
-        neighbours = [self.fields[time_of_day, part % num_parts], self.fields[time_of_day, (part + 1) % num_parts]]
-        return LazyWeightedSum(np.array([1 - weight, weight]), neighbours)
+        earlier_fields = self.fields[time_of_day, part % num_parts]
+        later_fields = self.fields[time_of_day, (part + 1) % num_parts]
+        return LazyWeightedSum(np.array([1 - weight, weight]), [earlier_fields, later_fields])
 
     def _find_time_of_day(self, minutes: int) -> int:
         """Return the index in `day_minutes` of the time of the day of a time; 0 if `day_minutes` is empty.
@@ -218,7 +224,7 @@ class Climatology:
     @property
     def short_period_warning(self) -> str | None:
         """Warning for readers of scores if the fitted period is shorter than 5 years, else None."""
-        # Rounded as the warning shows it: 4.96 years are shown, and judged, as 5.0.
+        # The length is rounded as in the warning, so 4.96 years count as 5.0. A comparison with NaN (unknown) is false.
         if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
@@ -233,8 +239,8 @@ class Climatology:
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
             attributes["centres"] = self.centres
-        text = np.frombuffer(json.dumps(attributes).encode(), dtype=np.uint8)
-        return {"fields": self.fields, "day_minutes": self.day_minutes, "attributes": text}
+        attribute_bytes = np.frombuffer(json.dumps(attributes).encode(), dtype=np.uint8)
+        return {"fields": self.fields, "day_minutes": self.day_minutes, "attributes": attribute_bytes}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
@@ -256,6 +262,7 @@ def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
         count: number of functions; odd, because each wave has a cosine and a sine.
     """
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
+    # The constant, then a cosine and a sine for each wave.
     columns = [np.ones_like(angle)]
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]

@@ -100,7 +100,7 @@ def load_climatology(
         names=tuple(channel.name for channel in channels),
         calendar=calendar.name,
         kind="days",
-        fields=_lazy_fields(shape, variables, str(path)),
+        fields=_open_fields(shape, variables, str(path)),
         day_minutes=day_minutes,
         description=f"file {Path(str(path)).name}",
         years=float("nan"),
@@ -146,6 +146,7 @@ class _FileVariable:
             index[_HOUR] = hour
         if self.level_rows is not None:
             index[self.dims[0]] = self.level_rows
+        # A slice of days keeps the dimension of the days, which comes first; a single day drops it.
         day_dims = [_DAY] if isinstance(day, slice) else []
         values = self.variable.isel(index).transpose(*day_dims, *self.dims).values
         if self.level_rows is None:
@@ -232,7 +233,7 @@ class _ClimatologyFile:
         Raises:
             DataError: if the file lacks the variable, or has it without the dimensions, levels or units needed.
         """
-        name_in_file = self._name_in_file(name)
+        name_in_file = self._find_name_in_file(name)
         variable = self._dataset.variables[name_in_file]
         dims = self._find_dims(name_in_file)
         if _HOUR in variable.dims and self._read_coordinate(_HOUR) is None:
@@ -278,7 +279,8 @@ class _ClimatologyFile:
             DataError: if the variable has no day of the year, latitude or longitude, or if the role of one of its
                 dimensions is unknown.
         """
-        # Days and hours are known by their names, all other dimensions by their role.
+        # Days and hours are known by their names, all other dimensions by their role, which is the first entry of a
+        # value of `of_dim`.
         variable = self._dataset.variables[name_in_file]
         dims: dict[str, str] = {}
         unknown_dims = []
@@ -303,7 +305,7 @@ class _ClimatologyFile:
             return None
         return np.asarray(variable.values, dtype=np.float64)
 
-    def _name_in_file(self, name: str) -> str:
+    def _find_name_in_file(self, name: str) -> str:
         """Return the name that a variable of the run has in the file.
 
         It is the name in ``verification.climatology.rename`` if there is one. Otherwise the name in the run and then
@@ -349,7 +351,7 @@ class _ClimatologyFile:
         return find_conversion(file_units, data_units, name, self._path, f"the units of {name} in the data")
 
 
-def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_FileVariable], path: str) -> LazyFields:
+def _open_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_FileVariable], path: str) -> LazyFields:
     """Return the lazily read fields of the climatology.
 
     The first access to an hour of the day reads all its days if the whole climatology fits into the cache. Otherwise
@@ -362,7 +364,7 @@ def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
     """
     _, num_days, *shape_per_day = shape
 
-    def read(hour: int, day: int | slice) -> np.ndarray:
+    def read_fields(hour: int, day: int | slice) -> np.ndarray:
         leading_shape = (num_days,) if isinstance(day, slice) else ()
         fields = np.empty((*leading_shape, *shape_per_day), dtype=np.float32)
         try:
@@ -376,7 +378,7 @@ def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
         # One read of all days of an hour reads each chunk once, however many days it has.
         @cache
         def read_hour(hour: int) -> np.ndarray:
-            return read(hour, slice(None))
+            return read_fields(hour, slice(None))
 
         return LazyFields(shape, lambda hour, day: read_hour(hour)[day])
     # A day at a time reads each chunk again for each of its days, so long chunks are slow.
@@ -390,4 +392,4 @@ def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
             path,
             chunk_days,
         )
-    return LazyFields(shape, read)
+    return LazyFields(shape, read_fields)

@@ -228,21 +228,24 @@ def fit_fields(
     bar = ProgressBar(rows, "climatology", disable=None if progress else True)
     for row, weights_K in zip(bar, weights_NK, strict=True):
         reader.read_into(int(plan.positions[row]), targets)
-        _add_weighted(sums_TKCHW[plan.day_time_index[row] - day_times[0]], weights_K, values_CHW)
+        # The selected times of the day are adjacent, so their indices in the sums begin at 0.
+        day_time = plan.day_time_index[row] - day_times[0]
+        _add_weighted(sums_TKCHW[day_time], weights_K, values_CHW)
     # Sums become fields: means of a table, and solutions of the normal equations of harmonics.
     divisors = plan.divisors[day_times]
     fields_TKCHW = np.empty(sums_TKCHW.shape, dtype=np.float32)
-    for number, part in np.ndindex(*sums_TKCHW.shape[:2]):
+    for day_time, part in np.ndindex(*sums_TKCHW.shape[:2]):
         if plan.kind == "table":
-            fields_TKCHW[number, part] = sums_TKCHW[number, part] / divisors[number, parts][part]
+            # `part` counts from the first of the selected parts.
+            fields_TKCHW[day_time, part] = sums_TKCHW[day_time, part] / divisors[day_time, parts][part]
             continue
         for channel in range(len(channel_names)):
-            # Added one after the other, because the order of summation of a matrix product depends on the sizes of
-            # the matrices, and blocks of any size must give the same numbers.
+            # The products are added one after the other: the order of summation in a matrix product depends on the
+            # sizes of the matrices, and blocks of any size must give the same numbers.
             total_HW = 0
-            for factor, sum_HW in zip(divisors[number, part], sums_TKCHW[number, :, channel], strict=True):
+            for factor, sum_HW in zip(divisors[day_time, part], sums_TKCHW[day_time, :, channel], strict=True):
                 total_HW = total_HW + factor * sum_HW
-            fields_TKCHW[number, part, channel] = total_HW
+            fields_TKCHW[day_time, part, channel] = total_HW
     return fields_TKCHW
 
 
@@ -250,13 +253,17 @@ def _describe_method(conf: ClimatologyConfig) -> str:
     """Return the method of a fit in words, for reports."""
     if conf.method == "harmonic" and conf.harmonics == 0:
         text = "mean"
+    elif conf.method == "harmonic" and conf.harmonics == 1:
+        text = "1 annual harmonic"
     elif conf.method == "harmonic":
-        text = f"{conf.harmonics} annual harmonic{'s' if conf.harmonics > 1 else ''}"
+        text = f"{conf.harmonics} annual harmonics"
     elif conf.window_days > 1:
         text = f"moving mean of {conf.window_days} days"
     else:
         text = "mean of each day of the year"
-    return f"{text}, by time of the day" if conf.by_hour else text
+    if conf.by_hour:
+        text += ", by time of the day"
+    return text
 
 
 def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.ndarray) -> None:
@@ -290,7 +297,8 @@ def _count_years(times: np.ndarray, calendar: Calendar) -> float:
     ends = np.array([times[0], times[-1] + step])
     first_year = calendar.datetime(ends[0]).year
     last_year = calendar.datetime(ends[1]).year
-    return last_year - first_year + float(np.diff(calendar.year_fraction(ends))[0])
+    first_fraction, last_fraction = calendar.year_fraction(ends)
+    return last_year - first_year + float(last_fraction - first_fraction)
 
 
 def _require_years(window_days: int, years: float) -> None:
@@ -311,7 +319,7 @@ def _window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int,
         num_parts: number of parts in a year.
         width: width of the window as a multiple of a part. The window contains its beginning but not its end.
     """
-    # Rounded, because a time on the edge of two windows would otherwise be in both or in none of them.
+    # The distance is rounded: otherwise a time on the edge of two windows could be in both or in none of them.
     distance = np.round(since_centre * num_parts, 9)[:, None] - parts
     # The distance to the nearest occurrence of the part, in this year or a neighbouring one.
     distance = np.mod(distance + num_parts / 2, num_parts) - num_parts / 2
@@ -358,10 +366,12 @@ def _invert_normal_equations(fractions: np.ndarray, waves: int, period: str) -> 
     """
     weights_NK = evaluate_harmonics(fractions, 2 * waves + 1)
     gram_KK = weights_NK.T @ weights_NK
-    # Scaled to a diagonal of ones, so that the condition number depends on the times alone.
-    scale_K = np.sqrt(np.diag(gram_KK))
-    has_too_few_times = len(weights_NK) < weights_NK.shape[1]
-    if has_too_few_times or np.linalg.cond(gram_KK / np.outer(scale_K, scale_K)) > _MAX_CONDITION:
+    is_underdetermined = len(weights_NK) < weights_NK.shape[1]
+    if not is_underdetermined:
+        # The matrix is scaled to a diagonal of ones, so the condition number shows only how the times are distributed.
+        scale_K = np.sqrt(np.diag(gram_KK))
+        is_underdetermined = np.linalg.cond(gram_KK / np.outer(scale_K, scale_K)) > _MAX_CONDITION
+    if is_underdetermined:
         raise ConfigError(
             f"verification.climatology.harmonics: {waves} cannot be fitted to {len(weights_NK)} times from {period}, "
             "too small a part of the year; set it to 0 (the mean) or train on a longer period"

@@ -128,7 +128,7 @@ def preprocess_climatology(
         with file_lock(lock_folder / "create.lock"):
             if not _is_begun(task):
                 _create_group(task, plan, reader)
-        # A single process shows a bar of the times of each block instead.
+        # A single process shows a bar of the times of each block instead. None hides the bar outside of a terminal.
         is_bar_hidden = None if progress and not is_single_process else True
         with ProgressBar(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
             run_until_done(partial(fit_block, task), partial(_find_missing_blocks, path), settings, bar)
@@ -159,8 +159,8 @@ def load_or_fit_climatology(
         logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), stored.description)
         return stored
     # Fitting may take long and much memory, so a stored climatology that is not used deserves a warning.
-    is_stored_one_unused = path is not None and _read_description(path) is not None
-    level = logging.WARNING if is_stored_one_unused else logging.INFO
+    has_unused_climatology = path is not None and _read_description(path) is not None
+    level = logging.WARNING if has_unused_climatology else logging.INFO
     logger.log(level, "climatology of %d channels: fitted now to data.splits.train; %s", len(channel_names), reason)
     return fit_climatology(reader, channel_names, train.first, train.last, climatology)
 
@@ -361,7 +361,7 @@ def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: s
     """Return some channels of a store's climatology, with fields that are read when they are accessed."""
     description = _read_description(path)
     channel_index = [description["channels"].index(name) for name in channel_names]
-    fields: np.ndarray | LazyFields = _lazy_fields(path, channel_index)
+    fields: np.ndarray | LazyFields = _build_lazy_fields(path, channel_index)
     # A few harmonics for all times of the day are small, and every time needs all of them: read them now.
     if description["kind"] == "harmonic" and not description["day_minutes"]:
         fields = fields[0][None]
@@ -378,7 +378,7 @@ def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: s
     )
 
 
-def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
+def _build_lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
     """Return the lazily read fields of some channels; accessing them raises DataError if a chunk is damaged."""
     array = _open_fields(path)
     times_of_day, num_parts, _, *grid_shape = array.shape

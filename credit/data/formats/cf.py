@@ -74,6 +74,7 @@ class Coordinates:
         for key, variable in dataset.variables.items():
             name = str(key)
             role = None
+            # Fields have more dimensions. So do the coordinates of curvilinear grids, which cannot be read.
             if variable.ndim <= 1:
                 role = find_role(name, variable)
             if role is None:
@@ -84,11 +85,11 @@ class Coordinates:
                     self.scalar[role] = name
                 continue
             dim = str(variable.dims[0])
-            if self._is_better(name, dim):
+            if self._is_preferred(name, dim):
                 self.of_dim[dim] = (role, name)
 
-    def _is_better(self, name: str, dim: str) -> bool:
-        """Return True if coordinate `name` is to be preferred to the one registered for dimension `dim` so far.
+    def _is_preferred(self, name: str, dim: str) -> bool:
+        """Return True if coordinate `name` is preferred to the one registered for dimension `dim` so far.
 
         The valid time is preferred to the initial time. Apart from this, a coordinate with the name of its dimension
         is preferred to all others.
@@ -159,7 +160,9 @@ class Coordinates:
                 f"{origin}: dimensions {dims_with_sizes} of {name} are all {_ROLE_WORDS[role]} by their coordinates; "
                 f"correct the attributes of those that are not, or {self._describe_choice(longer_dims[-1])}"
             )
-        return (longer_dims or dims)[0]
+        if longer_dims:
+            return longer_dims[0]
+        return dims[0]
 
     def _describe_unknown(self, dim: str) -> str:
         """Return why a dimension has no role, and what to do, as a text that continues after the dimension's name."""
@@ -240,6 +243,7 @@ def find_role(name: str, variable: xr.Variable) -> str | None:
     is_numeric = variable.dtype.kind in "iuf"
     if standard_name in _OTHER_STANDARD_NAMES or not is_numeric:
         return None
+    # CF allows the units of latitude and longitude in the singular and in the plural.
     units = str(attributes.get("units", "")).lower()
     singular_units = units.replace("degrees", "degree")
     if singular_units in _DEGREES:
@@ -327,9 +331,9 @@ def match_levels(
     rows = []
     missing_levels = []
     for level in requested:
-        distance = np.abs(available - level)
-        if distance.min() <= _LEVEL_TOLERANCE * level:
-            rows.append(int(distance.argmin()))
+        distances = np.abs(available - level)
+        if distances.min() <= _LEVEL_TOLERANCE * level:
+            rows.append(int(distances.argmin()))
         else:
             missing_levels.append(level)
     if missing_levels:

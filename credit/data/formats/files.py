@@ -23,7 +23,7 @@ from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing
 from credit.errors import ConfigError, DataError, did_you_mean
 
-# Date code of a pattern (as of strftime) -> regular expression of its digits.
+# Mapping from a date code of a pattern (as in strftime) to the regular expression of its digits.
 _DATE_CODES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 # A date code or a wildcard in a pattern.
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
@@ -87,7 +87,7 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
         if path.is_dir() and not is_zarr(path):
             raise DataError(f"{key}: {pattern} is a folder, not a zarr store; write {path}/*.nc for the files in it")
         return [path]
-    # The glob finds candidates with any text for a date code, and the regular expression those with digits.
+    # The glob finds candidates with any text for a date code; the regular expression selects those with digits.
     regex = _build_regex(pattern, key)
     candidates = sorted(glob.glob(re.sub("%.", "*", pattern), recursive=True))
     matches = [Path(name) for name in candidates if re.fullmatch(regex, name)]
@@ -123,9 +123,13 @@ def _build_regex(pattern: str, key: str) -> str:
 
 def _escape(text: str) -> str:
     """Escape text for a regular expression, apart from character sets of a glob such as [0-9], which are kept."""
+    # A group in the expression of `re.split` keeps the separators, which are the character sets here.
     pieces = []
     for piece in re.split(r"(\[[^\]]+\])", text):
-        pieces.append(piece if piece.startswith("[") else re.escape(piece))
+        is_character_set = piece.startswith("[")
+        if not is_character_set:
+            piece = re.escape(piece)
+        pieces.append(piece)
     return "".join(pieces)
 
 
@@ -182,12 +186,15 @@ def detect_format(path: Path, configured: str) -> str:
         return "zarr"
     if path.suffix.lower() in _GRIB_ENDINGS:
         return "grib"
+    # A GRIB file without a usual ending is recognised by its first bytes.
     try:
         with open(path, "rb") as file:
-            return "grib" if file.read(4) == b"GRIB" else "netcdf"
+            if file.read(4) == b"GRIB":
+                return "grib"
     except OSError:
         # Opening it as netCDF reports why it cannot be read.
-        return "netcdf"
+        pass
+    return "netcdf"
 
 
 def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
@@ -205,9 +212,11 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     """
     if source.type is not None:
         return open_plugin_source(source, str(path))
+    # No dask arrays (`chunks`), and no copy of the values that were read (`cache`).
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
-        return select_positions(open_remote_store(path, source.storage_options, **options), source.select, path)
+        dataset = open_remote_store(path, source.storage_options, **options)
+        return select_positions(dataset, source.select, path)
     file_format = detect_format(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
@@ -340,7 +349,8 @@ class OpenFiles:
         dataset = open_file(path, source)
         # GRIB files and plugins hold no file open, and opening them again would be slow.
         is_plugin = source.type is not None
-        if is_plugin or (not is_remote(path) and detect_format(path, source.format) == "grib"):
+        is_grib = not is_plugin and not is_remote(path) and detect_format(path, source.format) == "grib"
+        if is_plugin or is_grib:
             self._permanent_datasets[key] = dataset
             return dataset
         self._datasets[key] = dataset

@@ -25,6 +25,7 @@ def count_missing_bytes(path: Path) -> int:
         OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
+        # A classic file begins with CDF and the number of its version.
         magic = file.read(4)
         if magic[:3] != b"CDF" or magic[3:] not in (b"\x01", b"\x02", b"\x05"):
             return 0
@@ -44,6 +45,7 @@ class _Header:
 
     def __init__(self, file: BinaryIO, version: int) -> None:
         self._file = file
+        # Version 2 has wider positions in the file, version 5 also wider counts and lengths.
         self._count_bytes = 8 if version == 5 else 4
         self._offset_bytes = 4 if version == 1 else 8
 
@@ -61,6 +63,7 @@ class _Header:
         record_variables = []
         for _ in range(self._read_list_length()):
             shape, value_bytes, begin = self._read_variable(dimensions)
+            # The record dimension, which is always the first, has the length 0 in the header.
             if shape and shape[0] == 0:
                 record_bytes = math.prod(shape[1:]) * value_bytes
                 record_variables.append((begin, record_bytes))
@@ -85,7 +88,9 @@ class _Header:
         data = self._file.read(num_bytes)
         if len(data) < num_bytes:
             raise EOFError("the header is truncated")
-        return struct.unpack(">Q" if num_bytes == 8 else ">I", data)[0]
+        # Big-endian unsigned integer of 8 or 4 bytes.
+        code = ">Q" if num_bytes == 8 else ">I"
+        return struct.unpack(code, data)[0]
 
     def _read_list_length(self) -> int:
         """Return the number of items in the list that follows; a tag of 4 bytes before this number is skipped."""
@@ -133,4 +138,5 @@ class _Header:
 
 def _pad(num_bytes: int) -> int:
     """Return a number of bytes rounded up to a multiple of four."""
+    # The two signs make the integer division round up.
     return -(-num_bytes // 4) * 4

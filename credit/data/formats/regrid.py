@@ -50,8 +50,10 @@ class _SparseMatrix:
         weights = matrix / matrix.sum(axis=1, keepdims=True)
         weights[weights < _NEGLIGIBLE] = 0.0
         max_entries = int((weights > 0).sum(axis=1).max())
-        # Rows with fewer entries are filled up with zeros. In increasing order columns are read fastest.
-        columns = np.sort(np.argsort(-weights, axis=1, kind="stable")[:, :max_entries], axis=1)
+        # The columns with the largest weights; rows with fewer entries are filled up with zeros.
+        largest_first = np.argsort(-weights, axis=1, kind="stable")[:, :max_entries]
+        # In increasing order columns are read fastest.
+        columns = np.sort(largest_first, axis=1)
         return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
 
     def multiply(self, fields: np.ndarray, axis: int) -> np.ndarray:
@@ -64,6 +66,7 @@ class _SparseMatrix:
         Returns:
             The product, float32.
         """
+        # N is the number of rows of the matrix.
         weights_KN = self.weights.T
         if axis == -2:
             weights_KN = np.ascontiguousarray(weights_KN)[..., None]
@@ -98,27 +101,33 @@ class Regridder:
         self._add_north = False
         self._add_south = False
         if method == "conservative":
-            # The area between two latitudes is proportional to the difference of their sines.
-            rows = _overlaps(-np.sin(np.deg2rad(target.lat_bounds)), -np.sin(np.deg2rad(source.lat_bounds)))
+            # The area between two latitudes is proportional to the difference of their sines. Latitudes descend, so
+            # the sign is changed for ascending edges.
+            target_row_edges = -np.sin(np.deg2rad(target.lat_bounds))
+            source_row_edges = -np.sin(np.deg2rad(source.lat_bounds))
+            rows = _compute_overlaps(target_row_edges, source_row_edges)
             # A target cell can overlap source cells one turn further west or east.
             columns = np.zeros((len(target.lon), len(source.lon)))
             for turn in (-360.0, 0.0, 360.0):
-                columns += _overlaps(_edges(target.lon), _edges(source.lon) + turn)
+                source_column_edges = _compute_column_edges(source.lon) + turn
+                columns += _compute_overlaps(_compute_column_edges(target.lon), source_column_edges)
         elif method == "bilinear":
             self._add_north = bool(90.0 - abs(source.lat[0]) > _AT_POLE_DEGREES)
             self._add_south = bool(90.0 - abs(source.lat[-1]) > _AT_POLE_DEGREES)
-            lat = np.concatenate([[90.0] * self._add_north, source.lat, [-90.0] * self._add_south])
+            north_pole = [90.0] if self._add_north else []
+            south_pole = [-90.0] if self._add_south else []
+            lat = np.concatenate([north_pole, source.lat, south_pole])
             # Latitudes descend, and the interpolation needs ascending coordinates.
-            rows = _linear_matrix(-target.lat, -lat)
-            columns = _periodic_matrix(target.lon, source.lon)
+            rows = _build_linear_matrix(-target.lat, -lat)
+            columns = _build_periodic_matrix(target.lon, source.lon)
         else:
             # Distances in longitude are measured along the shorter way round the globe.
             distance = np.abs(target.lon[:, None] - source.lon)
-            columns = _nearest_matrix(np.minimum(distance, 360.0 - distance))
-            rows = _nearest_matrix(np.abs(target.lat[:, None] - source.lat))
+            columns = _build_nearest_matrix(np.minimum(distance, 360.0 - distance))
+            rows = _build_nearest_matrix(np.abs(target.lat[:, None] - source.lat))
         self._rows = _SparseMatrix.from_dense(rows)
         self._columns = _SparseMatrix.from_dense(columns)
-        # Orthonormal functions of longitude onto which the last row is projected for a row on the pole.
+        # Orthonormal functions of longitude. The row on a pole is the projection of the row next to it onto them.
         angle = np.deg2rad(source.lon)
         wave = np.ones((1, len(angle)))
         if vector:
@@ -134,8 +143,8 @@ class Regridder:
             return self._average(fields, self._pole_waves)
         # The mean of the valid values is the mean with zeros instead of missing values over the valid weight.
         total = self._average(np.where(missing, np.float32(0.0), fields), self._pole_waves)
-        valid = self._average((~missing).astype(np.float32), self._pole_mean)
-        return np.divide(total, valid, out=np.full_like(total, np.nan), where=valid >= _LEAST_VALID)
+        valid_weight = self._average((~missing).astype(np.float32), self._pole_mean)
+        return np.divide(total, valid_weight, out=np.full_like(total, np.nan), where=valid_weight >= _LEAST_VALID)
 
     def _average(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
         """Interpolate fields without missing values to the target grid, (..., H, W) float32.
@@ -159,7 +168,7 @@ class Regridder:
             return self._columns.multiply(self._rows.multiply(fields, axis=-2), axis=-1)
 
 
-def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _compute_overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return the overlap of each target interval with each source interval, (num_targets, num_sources).
 
     Args:
@@ -171,7 +180,7 @@ def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     return np.maximum(upper - lower, 0.0)
 
 
-def _edges(lon: np.ndarray) -> np.ndarray:
+def _compute_column_edges(lon: np.ndarray) -> np.ndarray:
     """Return the (W + 1,) edges of the columns of a grid, in degrees and ascending; the last is the first plus 360.
 
     Args:
@@ -182,7 +191,7 @@ def _edges(lon: np.ndarray) -> np.ndarray:
     return np.concatenate([[west], inner, [west + 360.0]])
 
 
-def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _build_linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return the matrix of linear interpolation from source to target coordinates, (num_targets, num_sources).
 
     Targets beyond the ends of the source get the value at the end.
@@ -191,6 +200,7 @@ def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
         target: (num_targets,) coordinates.
         source: (num_sources,) ascending coordinates.
     """
+    # Each target lies between the sources `before` and `after`; beyond an end, they are the two at this end.
     after = np.clip(np.searchsorted(source, target, side="right"), 1, len(source) - 1)
     before = after - 1
     after_weight = np.clip((target - source[before]) / (source[after] - source[before]), 0.0, 1.0)
@@ -200,7 +210,7 @@ def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _build_periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return the matrix of linear interpolation along a circle of latitude, (num_targets, num_sources).
 
     Args:
@@ -208,7 +218,7 @@ def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
         source: (num_sources,) ascending longitudes in degrees.
     """
     extended = np.concatenate([[source[-1] - 360.0], source, [source[0] + 360.0]])
-    extended_matrix = _linear_matrix(target, extended)
+    extended_matrix = _build_linear_matrix(target, extended)
     # The two added columns are the last and the first of the source.
     matrix = extended_matrix[:, 1:-1]
     matrix[:, -1] += extended_matrix[:, 0]
@@ -216,13 +226,14 @@ def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _nearest_matrix(distance: np.ndarray) -> np.ndarray:
+def _build_nearest_matrix(distance: np.ndarray) -> np.ndarray:
     """Return a matrix with 1 at the nearest source row or column of each target and 0 elsewhere.
 
     Args:
         distance: (num_targets, num_sources) distances in degrees; the result has the same shape.
     """
     matrix = np.zeros_like(distance)
-    # Rounded distances make equally near ones equal, of which argmin takes the first.
-    matrix[np.arange(len(distance)), np.round(distance, 6).argmin(axis=1)] = 1.0
+    # Rounding makes distances equal that differ by rounding errors only; of equal ones argmin takes the first.
+    nearest = np.round(distance, 6).argmin(axis=1)
+    matrix[np.arange(len(distance)), nearest] = 1.0
     return matrix

@@ -36,12 +36,15 @@ def open_remote_store(url: str, storage_options: Mapping[str, object], **options
     Raises:
         DataError: if the library of the protocol is not installed, or the address has no readable zarr store.
     """
-    # xarray warns if it is told to use consolidated metadata and there are none.
     name, description = read_description(url, storage_options)
-    consolidated = name == ".zmetadata" or json.loads(description).get("consolidated_metadata") is not None
+    # xarray warns if it is told to use consolidated metadata and there are none. Format 2 has them in a file of their
+    # own, format 3 in zarr.json.
+    is_consolidated = True
+    if name != ".zmetadata":
+        is_consolidated = json.loads(description).get("consolidated_metadata") is not None
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=dict(storage_options), read_only=True)
-        return xr.open_dataset(store, engine="zarr", consolidated=consolidated, **options)
+        return xr.open_dataset(store, engine="zarr", consolidated=is_consolidated, **options)
     except Exception as error:
         raise _build_unreadable_error(url, error) from error
 

@@ -26,6 +26,7 @@ def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
     path = expand_path(conf.like, f"{key}.like")[0]
     with open_file(path, SourceConfig(path=str(path))) as dataset:
         coordinates = Coordinates(dataset)
+        # A file with several grids does not say which one is meant.
         lat_dims = [dim for dim, (role, _) in coordinates.of_dim.items() if role == "lat"]
         lon_dims = [dim for dim, (role, _) in coordinates.of_dim.items() if role == "lon"]
         if len(lat_dims) != 1 or len(lon_dims) != 1:

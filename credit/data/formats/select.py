@@ -40,7 +40,9 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
         values = np.atleast_1d(coordinate.values)
         positions = [position for position, value in enumerate(values) if is_same_value(value, selected)]
         if len(positions) != 1:
-            problem = f"there {len(positions)} times" if positions else "not there"
+            problem = "not there"
+            if positions:
+                problem = f"there {len(positions)} times"
             raise DataError(
                 f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {format_values(values)}"
             )

@@ -372,18 +372,17 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
 
 
 def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
-    """Return the pressure of a level in hPa.
+    """Return the pressure of a level in hPa; NaN for a model level, whose pressure is not known.
 
     Args:
-        level: the level; None for a variable without levels.
+        level: the level; None for a variable without levels, for which the result is None as well.
         level_units: units of `level`, see ``data.level_units``.
-
-    Returns:
-        The pressure, NaN for a model level, whose pressure is not known, or None if `level` is None.
     """
-    if level is None:
-        return None
-    return {"hPa": level, "Pa": level / 100.0}.get(level_units, np.nan)
+    if level is None or level_units == "hPa":
+        return level
+    if level_units == "Pa":
+        return level / 100.0
+    return np.nan
 
 
 def _find_extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,26 +38,30 @@ def normalise_units(units: str) -> str:
     text = " ".join(_POWER_SIGN.sub("", units).split())
     if text.lower() in _SPELLINGS:
         return _SPELLINGS[text.lower()]
-    # Factors of the numerator and, after each solidus, of what follows it.
-    parts = [_PRODUCT_SIGN.sub(" ", part).split() for part in text.split("/")]
     powers = []
-    for number, part in enumerate(parts):
+    # The first product is the numerator; each of the others follows a solidus.
+    for number, product in enumerate(text.split("/")):
+        factors = _PRODUCT_SIGN.sub(" ", product).split()
         # Text that is not a product of plain powers is returned as it is.
-        if not part:
+        if not factors:
             return text
-        for position, factor in enumerate(part):
+        for position, factor in enumerate(factors):
             match = _FACTOR.fullmatch(factor)
             if match is None:
                 return text
             name, power = match.groups()
             if name is None:
+                # The factor 1 changes nothing.
                 continue
             # Only the factor that follows a solidus directly is in the denominator.
             exponent = int(power or 1)
             is_divisor = number > 0 and position == 0
             if is_divisor:
                 exponent = -exponent
-            powers.append(name if exponent == 1 else f"{name}{exponent}")
+            if exponent == 1:
+                powers.append(name)
+            else:
+                powers.append(f"{name}{exponent}")
     text = " ".join(powers) or "1"
     return _SPELLINGS.get(text.lower(), text)
 
@@ -155,7 +159,8 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
             f'"{source_units}" {reason}; correct the units in the file, or {key}'
         )
     # Two values define a linear conversion; the third shows whether it is linear, unlike that from decibels.
-    at_0, at_1, at_2 = (float(source_unit.convert(value, target_unit)) for value in (0.0, 1.0, 2.0))
+    converted_values = [float(source_unit.convert(value, target_unit)) for value in (0.0, 1.0, 2.0)]
+    at_0, at_1, at_2 = converted_values
     if not np.isclose(at_2 - at_1, at_1 - at_0, rtol=1e-9, atol=0.0):
         raise DataError(
             f'{origin}: {name} is in "{source_units}", which is not proportional to "{target_units}" ({key}); leave '
@@ -182,9 +187,10 @@ def _parse_units(units: str, purpose: str) -> Any | None:
         raise ConfigError(
             f"{purpose}; converting units needs the package cf-units; install it with: {install_command('units')}"
         ) from error
+    spelling = " ".join(units.split()).lower()
     try:
         with cf_units.suppress_errors():
-            return cf_units.Unit(_SPELLINGS.get(" ".join(units.split()).lower(), units))
+            return cf_units.Unit(_SPELLINGS.get(spelling, units))
     except ValueError:
         return None
 

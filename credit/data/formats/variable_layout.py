@@ -73,7 +73,9 @@ class VariableLayout:
     @property
     def values_per_time(self) -> int:
         """Number of values that are read from the file for one time, L * h * w."""
-        return len(self.level_rows or (0,)) * math.prod(self.grid.shape)
+        # A 2-D variable counts as one level.
+        num_levels = len(self.level_rows or (0,))
+        return num_levels * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
         """Return the largest number of the given times that lie in one chunk of the file, at least 1.
@@ -88,8 +90,9 @@ class VariableLayout:
             return 1
         # Chunks may begin at any time of the file, so each time is taken as the first of a chunk.
         last_in_chunk = np.minimum(np.arange(num_times) + self.times_per_chunk, num_times) - 1
-        stop = np.searchsorted(times, self.times[last_in_chunk], "right")
+        # The given times in such a chunk are those from `start` to `stop` - 1.
         start = np.searchsorted(times, self.times)
+        stop = np.searchsorted(times, self.times[last_in_chunk], "right")
         return max(1, int((stop - start).max()))
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
@@ -115,14 +118,16 @@ class VariableLayout:
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
             return self._read_in_si(dataset, position)
+        # A slice of times adds a leading axis to the result.
         time_shape: tuple[int, ...] = ()
         if isinstance(position, slice):
             time_shape = (position.stop - position.start,)
         chunks = dataset.variables[self.name].encoding.get("preferred_chunks", {})
         chunk_levels = chunks.get(self.dims["level"], 1)
-        # Only a few fields are unpacked at once, so that their temporary memory is used again; unpacking all of them
-        # would need new memory. Whole chunks are taken, because the library reads a chunk as a whole.
-        chunks_at_once = math.ceil(_FIELDS_AT_ONCE / (chunk_levels * math.prod(time_shape)))
+        # A few fields are unpacked at a time, because the temporary memory of one group then serves for the next. A
+        # group consists of whole chunks, because the library reads a chunk as a whole.
+        fields_per_chunk = chunk_levels * math.prod(time_shape)
+        chunks_at_once = math.ceil(_FIELDS_AT_ONCE / fields_per_chunk)
         levels_at_once = chunks_at_once * chunk_levels
         fields = np.empty((*time_shape, len(rows), *self.grid.shape), dtype=np.float32)
         for start in range(0, len(rows), levels_at_once):
@@ -147,15 +152,17 @@ class VariableLayout:
         Raises:
             DataError: if a value is implausible.
         """
-        values, implausible = self.rules.apply(self._read_stored(dataset, position, levels), levels)
+        stored_values = self._read_stored(dataset, position, levels)
+        values, implausible = self.rules.apply(stored_values, levels)
         if implausible is not None:
-            raise DataError(self._describe(implausible, position))
+            raise DataError(self._describe_implausible(implausible, position))
         return values
 
-    def _describe(self, implausible: ImplausibleValues, position: int | slice) -> str:
+    def _describe_implausible(self, implausible: ImplausibleValues, position: int | slice) -> str:
         """Return an error message about implausible values, with their level, their time and the first location."""
         levels = self.rules.levels
         level_and_time = ""
+        # The only level of a variable without levels is None.
         if levels[0] is not None or len(levels) > 1:
             level_and_time = f", level {levels[implausible.row]:g}"
         if self.times is not None and self.calendar is not None:
@@ -165,7 +172,9 @@ class VariableLayout:
             elif "time" in self.dims:
                 time_index = position
             level_and_time += f" at {self.calendar.format(self.times[time_index])}"
-        row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
+        # The cells are in the order of the file, the coordinates in that of `grid`.
+        cells = self.orientation.apply(implausible.cells)
+        row, column = np.argwhere(cells)[0]
         location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
         return f"{self.origin}{level_and_time}: {self.rules.describe(implausible, location)}"
 
@@ -189,9 +198,14 @@ class VariableLayout:
             index[self.dims["level"]] = increasing_rows
         selected = variable.isel(index)
         ordered_dims = [self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims]
-        values = selected.transpose(*[dim for dim in ordered_dims if dim in selected.dims]).values
-        # A 2-D variable gets an axis of one level.
-        values = values[..., inverse, :, :] if has_levels else values[..., None, :, :]
+        # The index of a single time has removed that dimension.
+        remaining_dims = [dim for dim in ordered_dims if dim in selected.dims]
+        values = selected.transpose(*remaining_dims).values
+        if has_levels:
+            values = values[..., inverse, :, :]
+        else:
+            # A 2-D variable gets an axis of one level.
+            values = values[..., None, :, :]
         # A file without time dimension has one field, whatever the slice.
         if isinstance(position, slice) and "time" not in self.dims:
             return values[None]

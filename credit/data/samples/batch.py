@@ -30,9 +30,10 @@ class Batch:
     def __post_init__(self) -> None:
         batch_sizes = {tensor.shape[0] for tensor in self.tensors()}
         assert batch_sizes == {len(self.initial_minutes)}, "the tensors have different batch sizes"
-        num_frames = self.history_BCTHW.shape[2]
+        # The rollout needs forcing at its later inputs as well, so there may be more frames of forcing.
+        num_history_frames = self.history_BCTHW.shape[2]
         num_inputs = self.forcing_BCTHW.shape[2]
-        assert num_inputs >= num_frames, "a batch needs forcing for its whole history"
+        assert num_inputs >= num_history_frames, "a batch needs forcing for its whole history"
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`.
@@ -49,7 +50,13 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Return the batch in pinned memory, which a GPU can read directly; meta tensors are returned unchanged."""
-        return self._map(lambda tensor: tensor if tensor.is_meta else tensor.pin_memory())
+
+        def pin(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_meta:
+                return tensor
+            return tensor.pin_memory()
+
+        return self._map(pin)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that `stream` uses the tensors, so that their memory is not reused too early."""

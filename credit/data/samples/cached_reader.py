@@ -38,6 +38,8 @@ class CachedReader:
         missing_indices = [index for index in dict.fromkeys(indices) if index not in self._cache]
         # One call for all missing times, because a reader may read times that lie together at once.
         missing_fields = zip(missing_indices, self._reader.read_each(missing_indices), strict=True)
+        # Missing fields come in the order of first use. The inner loop passes over times that another caller has cached
+        # in the meantime.
         for index in indices:
             while index not in self._cache:
                 missing_index, fields_CHW = next(missing_fields)
@@ -48,7 +50,11 @@ class CachedReader:
         """Copy the fields of one time to target arrays; see `credit.data.reader.FieldReader.read_into`."""
         scatter_fields(self.read(index), targets)
 
+    # Python calls this only for attributes that are not defined here.
     def __getattr__(self, name: str) -> Any:
+        # Unpickling asks for attributes before `_reader` exists.
+        if name == "_reader":
+            raise AttributeError(name)
         return getattr(self._reader, name)
 
 

@@ -41,6 +41,7 @@ class ForecastDataset(Dataset):
         placeholder: bool = False,
     ) -> None:
         self._frames = frames
+        # The numbers of channels and the grid give the shapes of a batch.
         channels = frames.reader.channels
         self._num_prognostic = len(channels.group("prognostic"))
         self._num_forcing = len(channels.group("dynamic_forcing"))
@@ -75,7 +76,9 @@ class ForecastDataset(Dataset):
         initial_minutes = tuple(self.initial[list(indices)].tolist())
         # Each forecast step but the first adds an input frame to those of the history.
         num_inputs = self._history_len + self._forecast_len - 1
-        allocate = _meta_tensor if self._placeholder else self._buffers.take
+        allocate = self._buffers.take
+        if self._placeholder:
+            allocate = _meta_tensor
         batch = Batch(
             history_BCTHW=allocate(batch_size, self._num_prognostic, self._history_len, *self._grid_shape),
             forcing_BCTHW=allocate(batch_size, self._num_forcing, num_inputs, *self._grid_shape),
@@ -84,6 +87,7 @@ class ForecastDataset(Dataset):
         )
         if self._placeholder:
             return batch
+        # These arrays share the memory of the tensors, so the fields are read directly into the batch.
         history_BCTHW = batch.history_BCTHW.numpy()
         forcing_BCTHW = batch.forcing_BCTHW.numpy()
         target_BCTHW = batch.target_BCTHW.numpy()

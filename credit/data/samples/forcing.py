@@ -80,11 +80,14 @@ def toa_radiation(
     assert window in ("past", "next")
     assert mean in ("step", "daily")
     assert tsi in ("constant", "era5")
-    start = float(minutes - step_minutes if window == "past" else minutes)
+    start = float(minutes)
+    if window == "past":
+        start = float(minutes - step_minutes)
     lat = np.deg2rad(np.asarray(lat_deg, dtype=np.float64))[:, None]
     lon = np.deg2rad(np.asarray(lon_deg, dtype=np.float64))[None, :]
     if mean == "daily":
-        mean_cosine = _daily_mean(lat, start + step_minutes / 2.0, calendar)
+        # The daily mean does not depend on longitude.
+        mean_cosine = _compute_daily_mean(lat, start + step_minutes / 2.0, calendar)
         total = np.repeat(mean_cosine * step_minutes * 60.0, lon.shape[1], axis=1)
     else:
         # The Sun moves little within an interval, so its position in the middle holds for all of it.
@@ -106,23 +109,28 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
         minutes: the time in minutes since 1900, to which the yearly means are interpolated.
         calendar: calendar of `minutes`.
     """
-    # Yearly means are valid in the middle of the year.
-    year = calendar.datetime(int(minutes)).year + float(calendar.year_fraction(np.array(int(minutes)))) - 0.5
+    calendar_year = calendar.datetime(int(minutes)).year
+    year_fraction = float(calendar.year_fraction(np.array(int(minutes))))
+    # Yearly means are valid in the middle of the year, so integers stand for middles of years here.
+    year = calendar_year + year_fraction - 0.5
     earlier_year = int(np.floor(year))
-    share = year - earlier_year
-    earlier = _cmip5_irradiance(earlier_year)
-    later = _cmip5_irradiance(earlier_year + 1)
-    return _ERA5_SCALE * ((1.0 - share) * earlier + share * later)
+    later_weight = year - earlier_year
+    earlier = _find_cmip5_irradiance(earlier_year)
+    later = _find_cmip5_irradiance(earlier_year + 1)
+    return _ERA5_SCALE * ((1.0 - later_weight) * earlier + later_weight * later)
 
 
-def _cmip5_irradiance(year: int) -> float:
+def _find_cmip5_irradiance(year: int) -> float:
     """Return the mean total solar irradiance of a year in the CMIP5 series, in W m-2.
 
     After the end of the series its last solar cycle is repeated. Before its beginning the first value is used.
     """
     if year > _CMIP5_LAST_YEAR:
-        year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1 + (year - _CMIP5_LAST_YEAR - 1) % _CYCLE_YEARS
-    return _CMIP5_TSI[max(year, _CMIP5_FIRST_YEAR) - _CMIP5_FIRST_YEAR]
+        first_cycle_year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1
+        years_after_series = year - _CMIP5_LAST_YEAR - 1
+        year = first_cycle_year + years_after_series % _CYCLE_YEARS
+    year = max(year, _CMIP5_FIRST_YEAR)
+    return _CMIP5_TSI[year - _CMIP5_FIRST_YEAR]
 
 
 def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, float]:
@@ -140,38 +148,41 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
     else:
         whole_minutes = np.array(int(np.floor(minutes)))
         days = _JAN_2001_SINCE_J2000 + _TROPICAL_YEAR_DAYS * float(calendar.year_fraction(whole_minutes))
-    anomaly = np.deg2rad(357.529 + 0.98560028 * days)
+    mean_anomaly = np.deg2rad(357.529 + 0.98560028 * days)
     mean_longitude = np.deg2rad(280.459 + 0.98564736 * days)
-    longitude = mean_longitude + np.deg2rad(1.915 * np.sin(anomaly) + 0.020 * np.sin(2.0 * anomaly))
-    distance = 1.00014 - 0.01671 * np.cos(anomaly) - 0.00014 * np.cos(2.0 * anomaly)
+    equation_of_center = np.deg2rad(1.915 * np.sin(mean_anomaly) + 0.020 * np.sin(2.0 * mean_anomaly))
+    ecliptic_longitude = mean_longitude + equation_of_center
+    distance = 1.00014 - 0.01671 * np.cos(mean_anomaly) - 0.00014 * np.cos(2.0 * mean_anomaly)
     obliquity = np.deg2rad(23.439 - 0.00000036 * days)
-    declination = np.arcsin(np.sin(obliquity) * np.sin(longitude))
-    right_ascension = np.arctan2(np.cos(obliquity) * np.sin(longitude), np.cos(longitude))
+    declination = np.arcsin(np.sin(obliquity) * np.sin(ecliptic_longitude))
+    right_ascension = np.arctan2(np.cos(obliquity) * np.sin(ecliptic_longitude), np.cos(ecliptic_longitude))
     # The equation of time is a small angle, so whole turns in the difference are removed.
     equation_of_time = np.mod(mean_longitude - right_ascension + np.pi, 2.0 * np.pi) - np.pi
     return float(declination), float(equation_of_time), float(distance**-2)
 
 
-def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compute_daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the coefficients of the solar zenith angle and the hour angle of sunset.
 
-    The cosine of the zenith angle is a + b cos(hour angle).
+    The cosine of the zenith angle is sine_product + cosine_product * cos(hour angle).
 
     Args:
         lat: (H, 1) latitude in radians.
         declination: declination of the Sun in radians.
 
     Returns:
-        (H, 1) each: a, b, and the hour angle of sunset in radians (0 in polar night, pi in polar day).
+        (H, 1) each: sine_product, cosine_product, and the hour angle of sunset in radians (0 in polar night, pi in
+        polar day).
     """
-    a = np.sin(lat) * np.sin(declination)
-    b = np.cos(lat) * np.cos(declination)
-    # Clipping covers polar night and polar day. At the poles b is 0, so a division by 0 is avoided.
-    sunset = np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
-    return a, b, sunset
+    sine_product = np.sin(lat) * np.sin(declination)
+    cosine_product = np.cos(lat) * np.cos(declination)
+    # At sunset the cosine of the zenith angle is 0. Clipping covers polar night and polar day. The lower bound avoids a
+    # division by 0 at the poles.
+    cosine_of_sunset = np.clip(-sine_product / np.maximum(cosine_product, 1e-15), -1.0, 1.0)
+    return sine_product, cosine_product, np.arccos(cosine_of_sunset)
 
 
-def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
+def _compute_daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
     """Return the daily mean of max(cos(zenith angle), 0), divided by the squared distance of the Sun.
 
     Args:
@@ -183,8 +194,10 @@ def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarr
         (H, 1) in au-2.
     """
     declination, _, inverse_square = sun_position(minutes, calendar)
-    a, b, sunset = _daylight(lat, declination)
-    return inverse_square / np.pi * np.maximum(a * sunset + b * np.sin(sunset), 0.0)
+    sine_product, cosine_product, sunset = _compute_daylight(lat, declination)
+    # Integral of the cosine from noon to sunset.
+    half_day = sine_product * sunset + cosine_product * np.sin(sunset)
+    return inverse_square / np.pi * np.maximum(half_day, 0.0)
 
 
 def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: float, calendar: Calendar) -> np.ndarray:
@@ -201,8 +214,9 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
         (H, W) in s au-2.
     """
     declination, equation_of_time, inverse_square = sun_position(0.5 * (start + end), calendar)
-    a, b, sunset = _daylight(lat, declination)
-    half_day = a * sunset + b * np.sin(sunset)
+    sine_product, cosine_product, sunset = _compute_daylight(lat, declination)
+    # Integral of the cosine from noon to sunset.
+    half_day = sine_product * sunset + cosine_product * np.sin(sunset)
 
     def integrate_from_noon(minutes: float) -> tuple[np.ndarray, np.ndarray]:
         """Return, at a time, the number of whole days since an arbitrary noon and the integral since the last noon.
@@ -213,8 +227,9 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
         day = (minutes - 1440.0 * np.floor(start / 1440.0)) / 1440.0
         hour_angle = 2.0 * np.pi * (day - 0.5) + equation_of_time + lon
         turns = np.floor((hour_angle + np.pi) / (2.0 * np.pi))
+        # Nothing is added between sunset and sunrise, so the angle ends there.
         angle = np.clip(hour_angle - 2.0 * np.pi * turns, -sunset, sunset)
-        return turns, a * angle + b * np.sin(angle)
+        return turns, sine_product * angle + cosine_product * np.sin(angle)
 
     start_turns, start_integral = integrate_from_noon(start)
     end_turns, end_integral = integrate_from_noon(end)
@@ -240,20 +255,24 @@ def compute_dynamic_forcing(
     """
     if name == "toa_incident_solar_radiation":
         return toa_radiation(grid.lat, grid.lon, minutes, calendar, step_minutes, solar.window, solar.tsi, solar.mean)
+    # All other names begin with sin or cos.
     wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
     if name.endswith("_year"):
         value = wave(2.0 * np.pi * calendar.year_fraction(np.array(minutes)))
         return np.full(grid.shape, value, dtype=np.float32)
     assert name.endswith("_day"), name
     local_time = calendar.day_fraction(np.array(minutes)) + grid.lon / 360.0
-    return np.broadcast_to(wave(2.0 * np.pi * local_time).astype(np.float32), grid.shape).copy()
+    wave_W = wave(2.0 * np.pi * local_time).astype(np.float32)
+    return np.broadcast_to(wave_W, grid.shape).copy()
 
 
 def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
     """Compute the static input ``sin_latitude``, ``sin_longitude`` or ``cos_longitude``, (H, W) float32."""
-    wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
-    degrees = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[name[4:]]
-    return np.broadcast_to(wave(np.deg2rad(degrees)).astype(np.float32), grid.shape).copy()
+    function_name, coordinate = name.split("_")
+    wave = {"sin": np.sin, "cos": np.cos}[function_name]
+    degrees = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[coordinate]
+    encoding = wave(np.deg2rad(degrees)).astype(np.float32)
+    return np.broadcast_to(encoding, grid.shape).copy()
 
 
 def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:

@@ -27,6 +27,8 @@ from credit.errors import DataError
 _MIN_CACHED_TIMES = 4
 _MAX_CACHED_TIMES = 16
 _CACHE_BYTES = 2**30
+# Number of computed fields that a process caches; each is one forcing at one time.
+_CACHED_FORCINGS = 64
 
 
 class FrameReader:
@@ -55,26 +57,31 @@ class FrameReader:
         self._conf = conf
         self._climatology = climatology
         self._step = conf.step_minutes
-        stored = reader.channels.time_varying_stored
-        stored_names = [channel.name for channel in stored]
-        self._num_stored = len(stored)
+        stored_channels = reader.channels.time_varying_stored
+        stored_names = [channel.name for channel in stored_channels]
+        self._num_stored = len(stored_channels)
         self._grid_shape = reader.grid.shape
         # These are looked up once, because reading a sample needs them for every channel and time.
         self._forcing_channels = list(reader.channels.group("dynamic_forcing"))
         self._data_forcing = [channel for channel in self._forcing_channels if channel.source == "data"]
         self._stored_index = {channel.name: stored_names.index(channel.name) for channel in self._data_forcing}
-        self._label_offsets = {channel.name: self._label_offset(channel) for channel in self._forcing_channels}
+        self._label_offsets = {channel.name: self._compute_label_offset(channel) for channel in self._forcing_channels}
         self._hidden_cells: dict[int, np.ndarray] = {}
-        for index, channel in enumerate(stored):
+        for index, channel in enumerate(stored_channels):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
         # The cache of fields has a limited size. Computed forcing is cached too, because samples share times.
         bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
-        read = self._read_masked if self._hidden_cells else reader.read
-        self._read = lru_cache(maxsize=cached_times)(read)
-        cached_forcings = None if conf.cache == "memory" else 64
-        self._computed = lru_cache(maxsize=cached_forcings)(self._compute)
+        read = reader.read
+        if self._hidden_cells:
+            read = self._read_masked
+        self._cached_read = lru_cache(maxsize=cached_times)(read)
+        # With ``data.cache: memory`` all computed forcing is cached, like the fields that are read.
+        cached_forcings = _CACHED_FORCINGS
+        if conf.cache == "memory":
+            cached_forcings = None
+        self._cached_compute = lru_cache(maxsize=cached_forcings)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
         """Return the output channels (prognostic, then diagnostic) at one time, (C, H, W) float32 in physical units.
@@ -85,11 +92,11 @@ class FrameReader:
         Raises:
             DataError: if the data do not have this time, or it cannot be read.
         """
-        return self._stored(minutes)[: len(self.reader.channels.output)]
+        return self._read_stored(minutes)[: len(self.reader.channels.output)]
 
     def prognostic(self, minutes: int) -> np.ndarray:
         """Return the prognostic channels valid at `minutes`, (C, H, W) float32; for units and errors see `state`."""
-        return self._stored(minutes)[: len(self.reader.channels.group("prognostic"))]
+        return self._read_stored(minutes)[: len(self.reader.channels.group("prognostic"))]
 
     def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
         """Return the dynamic forcing for an input frame valid at `minutes`, (C, H, W) float32 in physical units.
@@ -105,11 +112,11 @@ class FrameReader:
         fields = []
         for channel in self._forcing_channels:
             if channel.source == "computed":
-                fields.append(self._computed(channel.name, minutes))
+                fields.append(self._cached_compute(channel.name, minutes))
                 continue
             label = minutes + self._label_offsets[channel.name]
             if self._is_available(channel, label, initial):
-                fields.append(self._stored(label)[self._stored_index[channel.name]])
+                fields.append(self._read_stored(label)[self._stored_index[channel.name]])
             else:
                 fields.append(self._extrapolate(channel, label, initial))
         if not fields:
@@ -141,34 +148,39 @@ class FrameReader:
         first_minutes = initial - (history_len - 1) * self._step
         forecast_initial = initial if as_forecast else None
 
-        # First all fields that are read are assigned, for each time, to the array that shall receive them.
+        # For each time, assign every field that is read to its target array, then read the time.
         for number in range(history_len + target_CTHW.shape[1]):
             minutes = first_minutes + number * self._step
             is_history = number < history_len
-            fields_CHW = history_CTHW[:, number] if is_history else target_CTHW[:, number - history_len]
+            if is_history:
+                fields_CHW = history_CTHW[:, number]
+            else:
+                fields_CHW = target_CTHW[:, number - history_len]
+            # The stored channels begin with the prognostic and the diagnostic ones, as history and target do.
             targets: list[np.ndarray | None] = [None] * self._num_stored
             targets[: len(fields_CHW)] = fields_CHW
             # The value with this time label is the forcing of this frame. For means over the following step
             # (window: next) it is the forcing of the frame before.
             for row, channel in enumerate(self._forcing_channels):
                 frame = number - self._label_offsets[channel.name] // self._step
-                if not 0 <= frame < num_inputs or channel.source != "data":
+                is_input = 0 <= frame < num_inputs
+                if not is_input or channel.source != "data":
                     continue
                 if self._is_available(channel, minutes, forecast_initial):
                     targets[self._stored_index[channel.name]] = forcing_CTHW[row, frame]
             if as_forecast and minutes == initial:
                 # These fields are needed again to persist forcing, so they go through the cache.
-                scatter_fields(self._stored(minutes), targets)
+                scatter_fields(self._read_stored(minutes), targets)
             else:
-                self.reader.read_into(self._index(minutes), targets)
+                self.reader.read_into(self._require_index(minutes), targets)
 
-        # Then the forcing that is computed, or that a forecast cannot know.
+        # Fill in the forcing that is computed, or that a forecast cannot know.
         for frame in range(num_inputs):
             minutes = first_minutes + frame * self._step
             for row, channel in enumerate(self._forcing_channels):
                 label = minutes + self._label_offsets[channel.name]
                 if channel.source == "computed":
-                    forcing_CTHW[row, frame] = self._computed(channel.name, minutes)
+                    forcing_CTHW[row, frame] = self._cached_compute(channel.name, minutes)
                 elif not self._is_available(channel, label, forecast_initial):
                     forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
 
@@ -182,6 +194,7 @@ class FrameReader:
             elif channel.source == "computed":
                 fields.append(compute_static(channel.name, self.reader.grid))
             else:
+                # The channel is the mask of a variable.
                 fields.append(self.reader.masks[channel.variable].astype(np.float32))
         if not fields:
             return np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
@@ -191,7 +204,7 @@ class FrameReader:
         """Return True if the data have the time `minutes` (minutes since 1900)."""
         return self.reader.index_of(minutes) is not None
 
-    def _index(self, minutes: int) -> int:
+    def _require_index(self, minutes: int) -> int:
         """Return the index of a time in the reader; raise DataError if the data do not have it."""
         index = self.reader.index_of(minutes)
         if index is None:
@@ -205,9 +218,9 @@ class FrameReader:
             fields_CHW[row, hidden_cells] = np.nan
         return fields_CHW
 
-    def _stored(self, minutes: int) -> np.ndarray:
+    def _read_stored(self, minutes: int) -> np.ndarray:
         """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``, from a cache."""
-        return self._read(self._index(minutes))
+        return self._cached_read(self._require_index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
         """Compute one dynamic forcing for the time step that starts at `minutes`, (H, W) float32."""
@@ -227,7 +240,7 @@ class FrameReader:
             return True
         return self._conf.options_of(channel.variable).in_forecast == "observed"
 
-    def _label_offset(self, channel: Channel) -> int:
+    def _compute_label_offset(self, channel: Channel) -> int:
         """Return the time difference between the time label of a forcing in the data and its input frame, in minutes.
 
         It is 0, or one time step for a mean or sum over the step that follows the frame (``window: next``): in the
@@ -258,12 +271,12 @@ class FrameReader:
                     "too short to fit one; use persist"
                 )
             return _clip(options, self._climatology.evaluate_lazily(label)[row])
-        initial_field = self._stored(initial)[self._stored_index[channel.name]]
+        initial_field = self._read_stored(initial)[self._stored_index[channel.name]]
         if self._climatology is None:
             return initial_field
+        # The anomaly of the initial time is persisted.
         expected = self._climatology.evaluate_lazily(label)[row]
         initial_expected = self._climatology.evaluate_lazily(initial)[row]
-        # The anomaly of the initial time is persisted.
         return _clip(options, initial_field + expected - initial_expected)
 
 

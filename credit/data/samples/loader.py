@@ -35,6 +35,7 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
     Step s uses the s-th block among those that are not in `skipped_blocks`; see `ResumableSampler`. Steps and blocks
     are counted from 0.
     """
+    # Each skipped block at or before the block of this step moves the step on by one block.
     block = step
     for skipped_block in sorted(skipped_blocks):
         if skipped_block <= block:
@@ -97,6 +98,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._data_rank = data_rank
         self._num_data_ranks = num_data_ranks
         self._skipped_blocks = skipped_blocks
+        # The epoch of the last step, and its order; one permutation serves all steps of an epoch.
         self._cached_order: tuple[int, np.ndarray] | None = None
 
     @property
@@ -108,6 +110,7 @@ class ResumableSampler(Sampler[list[int]]):
         return (self._last_step - self._first_step) * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
+        # M are the micro-steps, R the data ranks and B the samples of one rank in a micro-step.
         for step in range(self._first_step, self._last_step):
             samples_MRB = self.samples(step).reshape(self._accumulation, self._num_data_ranks, self._batch_size)
             for samples_RB in samples_MRB:
@@ -121,9 +124,10 @@ class ResumableSampler(Sampler[list[int]]):
         return self._order(epoch)[start : start + self.block_size]
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Return the order of the samples in an epoch, which is kept for the next steps of the same epoch."""
+        """Return the order of the samples in an epoch, which is cached for the next steps of the same epoch."""
         if self._cached_order is None or self._cached_order[0] != epoch:
-            self._cached_order = epoch, epoch_order(self._num_samples, self._seed, epoch)
+            order = epoch_order(self._num_samples, self._seed, epoch)
+            self._cached_order = (epoch, order)
         return self._cached_order[1]
 
 
@@ -168,6 +172,7 @@ class SampleSchedule:
             data_rank=data_rank,
             num_data_ranks=num_data_ranks,
         )
+        # A sampler without steps checks the sizes, and knows the numbers that do not depend on the steps.
         sampler = self._build_sampler(first_step=0, last_step=0)
         self.steps_per_epoch = sampler.steps_per_epoch
         self.samples_a_step = sampler.block_size
@@ -230,6 +235,7 @@ class Loader:
             )
         )
         next_batch_calls = (functools.partial(next, batches) for _ in self._order)
+        # torch has no public method that ends the workers before the last batch.
         return next_batch_calls, 1, batches._shutdown_workers
 
 

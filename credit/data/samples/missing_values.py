@@ -58,13 +58,14 @@ def check_values(
         DataError: if there are wrong values. The message names the first channel that has any, their number and the
             location of the first one.
     """
-    finite = np.isfinite(fields)
+    is_finite_CHW = np.isfinite(fields)
     # Nearly always all values are finite, and this single check suffices.
-    if not masks and finite.all():
+    if not masks and is_finite_CHW.all():
         return
-    for field, good, channel in zip(fields, finite, channels, strict=True):
-        # No mask and no filling helps a field without any value.
-        if np.isnan(field).all():
+    for field, is_finite, channel in zip(fields, is_finite_CHW, channels, strict=True):
+        # A field without any value is an error even if missing values are declared.
+        is_missing = np.isnan(field)
+        if is_missing.all():
             raise DataError(
                 f"{_describe_channel(channel)} at {when}: the whole field is missing (NaN); correct the file, leave "
                 "such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take the variable "
@@ -72,32 +73,38 @@ def check_values(
             )
         # The cells that are missing must be those of the mask, no more and no fewer.
         mask = masks.get(channel.variable)
-        if mask is not None and not np.array_equal(np.isnan(field), mask):
+        if mask is not None and not np.array_equal(is_missing, mask):
             raise DataError(
-                f"{_describe_channel(channel)} at {when}: {int((~good).sum())} cells are missing, {int(mask.sum())} in "
-                f"the first field, {int((np.isnan(field) != mask).sum())} differ; a mask that changes in time is not "
-                "supported: fill the values beforehand, or leave the variable out"
+                f"{_describe_channel(channel)} at {when}: {int((~is_finite).sum())} cells are missing, "
+                f"{int(mask.sum())} in the first field, {int((is_missing != mask).sum())} differ; a mask that changes "
+                "in time is not supported: fill the values beforehand, or leave the variable out"
             )
-        wrong = ~good if mask is None else np.isinf(field)
-        if wrong.any():
-            raise DataError(_describe(field, wrong, channel, grid, when, int(np.isnan(field).sum())))
+        # In a variable with a mask, only infinite values are wrong now.
+        is_wrong = ~is_finite
+        if mask is not None:
+            is_wrong = np.isinf(field)
+        if is_wrong.any():
+            num_missing = int(is_missing.sum())
+            raise DataError(_describe_wrong_values(field, is_wrong, channel, grid, when, num_missing))
 
 
-def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, nans: int) -> str:
+def _describe_wrong_values(
+    field: np.ndarray, is_wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, num_missing: int
+) -> str:
     """Return the error message about wrong values of a field.
 
     Args:
         field: (H, W) values.
-        wrong: (H, W) bool, True for the wrong values.
+        is_wrong: (H, W) bool, True for the wrong values.
         channel: channel of the field.
         grid: grid of the field.
         when: time and file as text.
-        nans: number of missing values in the field. If it is not 0, the message advises to declare them.
+        num_missing: number of missing values in the field. If it is not 0, the message advises to declare them.
     """
-    row, column = np.argwhere(wrong)[0]
+    row, column = np.argwhere(is_wrong)[0]
     kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
     advice = "correct the file"
-    if nans:
+    if num_missing:
         advice = (
             "if it is always missing in the same cells (over land), declare "
             f"data.variable_options.{channel.variable}.missing: "
@@ -105,8 +112,8 @@ def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatL
             "other data.splits)"
         )
     return (
-        f"{_describe_channel(channel)} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "
-        f"latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}; {advice}"
+        f"{_describe_channel(channel)} at {when}: {int(is_wrong.sum())} of {field.size} values are {kind}, the first "
+        f"at latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}; {advice}"
     )
 
 

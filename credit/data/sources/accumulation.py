@@ -141,7 +141,8 @@ def _build_sums(
         lengths = np.unique(np.diff(times))
     else:
         lengths = np.unique(times - interval_begins)
-    # A single value without bounds is taken to cover a step.
+    # Gaps make some distances longer, so the shortest one counts. A single value without bounds is taken to cover a
+    # step.
     interval_length = int(lengths[0]) if len(lengths) else step
     path = series.file_variables[0].path
     rule = f"data.variable_options.{name}.temporal is {temporal}, so its values must make up data.timestep"
@@ -244,9 +245,12 @@ def _build_differences(
     num_terms = max(len(terms) for terms in terms_of_time)
     for terms, time in zip(terms_of_time, times.tolist(), strict=True):
         terms += [(0.0, time)] * (num_terms - len(terms))
+    # The last axis has weight and time; float64 represents these minutes exactly.
     table_NK2 = np.array(terms_of_time)
-    columns = [(table_NK2[:, k, 0], table_NK2[:, k, 1].astype(np.int64)) for k in range(num_terms)]
-    return _select_complete_windows(name, series, columns)
+    weights_NK = table_NK2[..., 0]
+    times_NK = table_NK2[..., 1].astype(np.int64)
+    terms_by_number = [(weights_NK[:, k], times_NK[:, k]) for k in range(num_terms)]
+    return _select_complete_windows(name, series, terms_by_number)
 
 
 def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
@@ -260,6 +264,7 @@ def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
     """
     candidates = []
     for hour in hours:
+        # Minutes count from a midnight, so whole days are the midnights. The 1 excludes a restart at the time itself.
         offset = hour * 60
         candidates.append((times - 1 - offset) // _DAY_MINUTES * _DAY_MINUTES + offset)
     return np.max(candidates, axis=0)
@@ -286,6 +291,7 @@ def _select_complete_windows(
             f"{series.file_variables[0].path}: {name} has {len(times)} times, which make up no whole window of "
             "data.timestep; add the times that are missing, or lengthen the period"
         )
+    # Every time of these terms is in `times`, so the search returns its index.
     complete_terms = []
     for weights, term_times in terms:
         complete_terms.append((weights[is_complete], np.searchsorted(times, term_times[is_complete])))

@@ -107,7 +107,8 @@ def list_contributions(
         for (source_number, path), reason in source_index.unused_files.items():
             if source_number == number:
                 unused_files[path] = reason
-        num_readable_files = len(files) - len(unused_files)
+        # The other files have at least one required variable.
+        num_matching_files = len(files) - len(unused_files)
         descriptions = []
         # The empty array gives a source without time-varying variables no times.
         times = [np.empty(0, dtype=np.int64)]
@@ -116,9 +117,10 @@ def list_contributions(
             source_variables = [variable for variable in file_variables if variable.source_number == number]
             if not source_variables:
                 continue
-            descriptions.append(_describe_variable(label, source_variables, num_readable_files))
+            descriptions.append(_describe_variable(label, source_variables, num_matching_files))
             for file_variable in source_variables:
                 variables_of_path.setdefault(file_variable.path, []).append(file_variable)
+                # A file of a static variable may have times, which mean nothing.
                 if file_variable.times is not None and label.name not in static_variables:
                     times.append(file_variable.times)
         # Files whose variables are all read from other files count as unused as well.
@@ -169,7 +171,9 @@ def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable]
         notes.append(f"named {' or '.join(names_in_files)} there")
     if len(file_variables) < num_files:
         notes.append(f"in {len(file_variables)} of {num_files} files")
-    return f"{label.name} ({'; '.join(notes)})" if notes else label.name
+    if not notes:
+        return label.name
+    return f"{label.name} ({'; '.join(notes)})"
 
 
 def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:

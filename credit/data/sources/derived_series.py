@@ -75,7 +75,8 @@ class DerivedSeries(VariableSeries):
             fields_of_role[role] = series.read_on_file_grid(files, input_index[indices])
         for index, *fields in zip(indices, *fields_of_role.values(), strict=True):
             file_variable = self.file_variables[self.file_index[index]]
-            yield self._compute(file_variable, dict(zip(fields_of_role, fields, strict=True)))
+            fields_at_time = dict(zip(fields_of_role, fields, strict=True))
+            yield self._compute(file_variable, fields_at_time)
 
     def _compute(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Compute the fields of one time, (levels or 1, H, W) float32 on the grid and levels of the run.
@@ -86,6 +87,7 @@ class DerivedSeries(VariableSeries):
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
+            # The axis of levels has one entry. Pressures are computed in float64.
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
             fields[SURFACE_GEOPOTENTIAL] = self.ground
@@ -126,13 +128,13 @@ def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig
         SourceOverlapError: if two sources have the variable at the same time.
         DataError: see `build_series` and `build_derived_series`.
     """
-    parts: list[VariableSeries] = []
+    series_of_sources: list[VariableSeries] = []
     for file_variables in group_by_source(source_index.file_variables[name]):
         if is_derived(name, file_variables, conf):
-            parts.append(build_derived_series(name, file_variables, source_index, conf, files))
+            series_of_sources.append(build_derived_series(name, file_variables, source_index, conf, files))
         else:
-            parts.append(build_series(name, file_variables, files, source_index.calendar))
-    return join_series(name, parts, source_index.calendar)
+            series_of_sources.append(build_series(name, file_variables, files, source_index.calendar))
+    return join_series(name, series_of_sources, source_index.calendar)
 
 
 def build_derived_series(
@@ -174,13 +176,14 @@ def build_derived_series(
     # Every other input has its own series, which must have all times of the main input.
     inputs = {}
     for role, input_variables in variables_of_role.items():
-        parts = []
+        input_name = roles[role]
+        series_of_sources = []
         for source_variables in group_by_source(_prefer_source(input_variables, number)):
-            parts.append(build_series(roles[role], source_variables, files, calendar, on_file_grid=True))
-        series = join_series(roles[role], parts, calendar)
+            series_of_sources.append(build_series(input_name, source_variables, files, calendar, on_file_grid=True))
+        series = join_series(input_name, series_of_sources, calendar)
         _require_grid(name, main.file_variables, series.file_variables)
         _require_levels(name, main.file_variables, series.file_variables)
-        inputs[role] = series, _match_times(name, main, roles[role], series, calendar)
+        inputs[role] = series, _match_times(name, main, input_name, series, calendar)
     _log_interpolation(name, kind, first_layout)
     return DerivedSeries(
         main.file_variables, main.times, main.file_index, main.position, name, kind, inputs, ground, ground_file
@@ -252,6 +255,7 @@ def _match_times(
         DataError: if the other input does not have all times of the main input.
     """
     index = np.searchsorted(series.times, main.times)
+    # A time after the last one of the series has no index there, so it is compared with the last one.
     is_present = series.times[np.minimum(index, len(series.times) - 1)] == main.times
     if not is_present.all():
         missing = np.flatnonzero(~is_present)

@@ -158,6 +158,7 @@ def compute_derived(
     for start in range(0, height, rows_at_once):
         rows = slice(start, start + rows_at_once)
         block = {role: field[..., rows, :] for role, field in inputs.items()}
+        # Either way the result has the levels of the run.
         if kind is None:
             values = _interpolate_block(quantity, level_mapping, block)
         else:
@@ -206,9 +207,10 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
     if kind == "mean_sea_level_pressure":
         surface_pressure = block[SURFACE_PRESSURE]
         lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
-        return thermodynamics.sea_level_pressure(
+        sea_level_pressure = thermodynamics.sea_level_pressure(
             surface_pressure, block[FIELD][0], lowest_pressure, block[SURFACE_GEOPOTENTIAL]
-        )[None]
+        )
+        return sea_level_pressure[None]
     if kind == "geopotential":
         return _derive_geopotential(level_mapping, block)
     # All others are computed on the levels of the file and then brought to those of the run.
@@ -252,6 +254,7 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
     uppermost_pressure = levels.select([0]).lowest_pressure(surface_pressure)
     top_thickness = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / uppermost_pressure)
     values = np.concatenate([at_edges[:1] + top_thickness, at_edges])
+    # Temperature at the same points: that of the outermost layers at both ends, means of two layers at the other edges.
     temperature = np.concatenate([virtual[:1], 0.5 * (virtual[:-1] + virtual[1:]), virtual[-1:]])
     interpolator = build_interpolator(levels.lower_edges(), level_mapping.target_levels, surface_pressure)
     # The derivative of geopotential by ln p is -R T in hydrostatic balance.
@@ -322,5 +325,5 @@ def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
         mask_LN: (L, N...) bool.
     """
     rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
-    values = level_mapping.target_levels.values[rows]
-    return f"level {', '.join(f'{value:g}' for value in values)}"
+    level_names = [f"{value:g}" for value in level_mapping.target_levels.values[rows]]
+    return f"level {', '.join(level_names)}"

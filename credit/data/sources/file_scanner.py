@@ -34,7 +34,8 @@ from credit.physics.vertical import LevelMapping
 
 logger = logging.getLogger(__name__)
 
-_KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
+# Attributes of a variable in a file that its layout has as well.
+_LAYOUT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,11 @@ class FileScanner:
                 first_time = self._shared.calendar.format(layout.times[is_incomplete][0])
                 logger.warning(
                     "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
-                    *(self._origin, request.name, is_incomplete.sum(), len(is_incomplete), first_time),
+                    self._origin,
+                    request.name,
+                    is_incomplete.sum(),
+                    len(is_incomplete),
+                    first_time,
                 )
         return FileVariable(self._path, self._number, layout, np.flatnonzero(is_used))
 
@@ -157,7 +162,7 @@ class FileScanner:
         options = self._options_of(request)
         rows, level_mapping = self._find_rows(request, dims)
         # Attributes and units. A derived variable has attributes of its own, and values that are not packed.
-        file_attributes = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        file_attributes = {key: str(variable.attrs[key]) for key in _LAYOUT_ATTRIBUTES if key in variable.attrs}
         to_si = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
         attributes = file_attributes.copy()
         packing_step = _read_packing_step(variable)
@@ -200,6 +205,7 @@ class FileScanner:
 
     def _require_numbers(self, request: VariableRequest, name_in_file: str) -> None:
         """Raise DataError if the values of a variable are not numbers."""
+        # numpy's kinds of numbers: bool, signed and unsigned integers, floating-point numbers.
         dtype = self._dataset.variables[name_in_file].dtype
         if dtype.kind not in "biuf":
             raise DataError(
@@ -273,6 +279,7 @@ class FileScanner:
         declared = variable.encoding | variable.attrs
         has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
         file_range = read_file_range(declared, packing)
+        # Packed numbers are searched for undeclared fill values only if the file declares none.
         if has_fill_value:
             packing = None
         # Levels that are mapped are not those of the run, whose limits would not apply to them.

@@ -92,6 +92,7 @@ def find_source_requests(
     """
     ground_names = _find_ground_variables(source).values()
     for request in requests:
+        # A source reads its surface fields even if its list of variables does not name them.
         is_ground = not request.target_variable and request.name in ground_names
         is_listed = source.variables is None or request.name in source.variables
         if is_listed or is_ground:
@@ -174,6 +175,7 @@ def report_missing_variables(
         unusable: for each source, a mapping from the name of a variable that cannot be read to the reason.
         problems: collector to which a message for each missing variable is added.
     """
+    # Variables that a source lists but lacks come first, then those that no source has.
     reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
         for request, names in find_source_requests(source, requests):
@@ -220,6 +222,7 @@ def _describe_missing(
                 )
             if name in unusable[number]:
                 return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
+    # The message shows the names in the first source that renames the variable, or else the name in the run.
     names = [request.name]
     for source in conf.sources:
         if request.name in source.rename:

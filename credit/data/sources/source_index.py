@@ -142,7 +142,9 @@ class _SourceScanner:
         if not paths:
             self._num_unread += 1
         source_requests = list(find_source_requests(source, self._requests))
-        for path in ProgressBar(paths, "looking at files", unit="file", disable=len(paths) < _FILES_WITH_BAR or None):
+        # None shows the bar on a terminal only.
+        is_bar_hidden = len(paths) < _FILES_WITH_BAR or None
+        for path in ProgressBar(paths, "looking at files", unit="file", disable=is_bar_hidden):
             self._scan_file(path, number, source_requests)
 
     def _scan_file(
@@ -171,6 +173,7 @@ class _SourceScanner:
             # A problem in one file is mostly in all files, so it is reported once.
             if request in self._faulty_requests:
                 continue
+            # The request counts as faulty until its variable in this file is described without an error.
             self._faulty_requests.add(request)
             with self._problems.collect():
                 file_variable = scanner.build_file_variable(request, name_in_file)
@@ -178,7 +181,7 @@ class _SourceScanner:
                     self._file_variables[request.target_variable].append(file_variable)
                 else:
                     self._inputs[request.target_variable, request.name].append(file_variable)
-                # This line is reached only if no error was collected.
+                # An error leaves the block before this line.
                 self._faulty_requests.discard(request)
 
     def report_missing(self) -> None:

@@ -213,8 +213,7 @@ class SourceReader:
         Args:
             keys: keys of the files, see `fingerprint_files`.
         """
-        static_variables = {channel.variable for channel in self.channels.static_stored}
-        for name in static_variables:
+        for name in {channel.variable for channel in self.channels.static_stored}:
             for file_variable in self._source_index.file_variables[name]:
                 if file_key(file_variable.path) in keys:
                     return True
@@ -271,16 +270,17 @@ class SourceReader:
                 continue
             # Weights and indices in the series of the values that make up each time.
             terms_of_time = []
+            needed_indices: list[int] = []
             for index in indices:
                 window_index = int(self._aggregation_index[name][index])
-                terms_of_time.append(self._aggregations[name].terms_at(window_index))
-            # Windows may share values of the series, and each value is read once.
-            needed_indices: list[int] = []
-            for _, term_indices in terms_of_time:
+                weights, term_indices = self._aggregations[name].terms_at(window_index)
+                terms_of_time.append((weights, term_indices))
                 needed_indices += term_indices
+            # Windows may share values of the series, and each value is read once.
             series_indices = np.unique(needed_indices)
             series_fields = series.read(self._files, series_indices)
             fields_of_index = dict(zip(series_indices.tolist(), series_fields, strict=True))
+            # All fields have the same levels; without a time there is no field.
             num_levels = len(next(iter(fields_of_index.values()), ()))
             for (weights, term_indices), fields_CHW in zip(terms_of_time, fields, strict=True):
                 values = [fields_of_index[index] for index in term_indices]

@@ -56,6 +56,7 @@ def align_times(
         variable_times = aggregation.times
         if policies[name] == "exact":
             index = np.searchsorted(variable_times, times)
+            # A time after the last value has no index there, so it is compared with the last value.
             is_present = variable_times[np.minimum(index, len(variable_times) - 1)] == times
             index_of[name] = np.where(is_present, index, -1)
         elif policies[name] == "persist":
@@ -118,6 +119,7 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
     longest_interval = 0
     if len(source_times) > 1:
         longest_interval = int(np.diff(source_times).max())
+    # Index -1 gives the last value here, and the condition on `index` drops it.
     age = times - source_times[index]
     return np.where((index >= 0) & (age <= longest_interval), index, -1)
 
@@ -140,6 +142,7 @@ def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray,
             f"times run from {calendar.format(source_times[0])} to {calendar.format(source_times[-1])}; cut them to a "
             "year, or set times: exact"
         )
+    # Dates without the year are compared, and the last date at or before each time is found.
     source_dates = np.array([_encode_date(calendar, minutes) for minutes in source_times])
     dates = np.array([_encode_date(calendar, minutes) for minutes in times])
     order = np.argsort(source_dates, kind="stable")

@@ -65,16 +65,13 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
     )
     problems: list[str] = []
     times_at_once = reader.count_times_at_once(_BYTES_AT_ONCE)
-    bar = ProgressBar(
-        total=len(time_indices),
-        desc="looking at values",
-        unit="time",
-        disable=len(time_indices) < _TIMES_WITH_BAR or None,
-    )
-    with bar:
+    # None shows the bar on a terminal only.
+    is_bar_hidden = len(time_indices) < _TIMES_WITH_BAR or None
+    with ProgressBar(total=len(time_indices), desc="looking at values", unit="time", disable=is_bar_hidden) as bar:
         for start in range(0, len(time_indices), times_at_once):
             batch_indices = time_indices[start : start + times_at_once].tolist()
             try:
+                # Reading alone checks the values; the fields are dropped.
                 for _ in reader.read_each(batch_indices):
                     pass
             except DataError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# Fraction of the disk that is left free for others.
+# Fraction of the disk that is left free for other users.
 _MIN_FREE_FRACTION = 0.1
 
 
@@ -45,9 +45,10 @@ class ChunkCache:
 
         Raises:
             OSError: raised by `read_file`, if the original is lost.
-        ValueError, RuntimeError: raised by `read_file`, if the original is damaged.
+            ValueError, RuntimeError: raised by `read_file`, if the original is damaged.
         """
         copy = self.folder / name
+        # The copy is read without checking first that it exists, because the check would cost a second access.
         try:
             read_file(str(copy))
             return

@@ -1,4 +1,4 @@
-"""Reader of the chunks of a training store, directly into the arrays that shall have the fields.
+"""Reader of the chunks of a training store, directly into the target arrays of the fields.
 
 zarr reads a chunk into one buffer, decodes it into another, and then copies it to its place in a batch. This causes
 three to four times the memory traffic that is needed. A chunk of a store has one time, with the fields of its channels
@@ -22,7 +22,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.data.store.chunk_cache import ChunkCache
 
-# Bytes that are read before their checksum is computed: few enough to be in the processor's cache still.
+# Bytes that are read before their checksum is computed: few enough to stay in the processor's cache.
 _BYTES_PER_READ = 2**20
 # Linux accepts at most 1024 buffers in one call of preadv (IOV_MAX).
 _MAX_BUFFERS = 1000
@@ -47,7 +47,9 @@ class ChunkReader:
     """
 
     def __init__(self, array: zarr.Array, folder: Path) -> None:
+        # A chunk has the shape (1, C, H, W).
         _, self._num_channels, *self._grid_shape = array.chunks
+        # The first codec is always ``bytes``, which stores the values in the order of the array.
         codecs = [type(codec) for codec in array.metadata.codecs[1:]]
         assert codecs in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), codecs
         self._is_compressed = BloscCodec in codecs
@@ -67,7 +69,7 @@ class ChunkReader:
             ValueError, RuntimeError: if the chunk is damaged.
         """
         assert len(targets) == self._num_channels
-        path = f"{self.folder}/c/{number}/0/0/0"
+        path = self._chunk_path(number)
         if self.cache is None:
             self._read_file(path, targets)
         else:
@@ -84,7 +86,11 @@ class ChunkReader:
         plain_bytes = None
         if not self._is_compressed:
             plain_bytes = 4 * self._num_channels * math.prod(self._grid_shape)
-        return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.has_checksums)
+        return find_size_fault(self._chunk_path(number), plain_bytes, self.has_checksums)
+
+    def _chunk_path(self, number: int) -> str:
+        """Return the path of a chunk's file, which zarr names by the index of the chunk along each axis."""
+        return f"{self.folder}/c/{number}/0/0/0"
 
     def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
         """Read the file of a chunk into C target arrays (H, W); for errors see `read`."""
@@ -105,6 +111,7 @@ class ChunkReader:
             if target is None:
                 target = np.empty(self._grid_shape, dtype=np.float32)
             arrays.append(target)
+        # Small fields are read several at a time, about `_BYTES_PER_READ` bytes together.
         arrays_per_read = min(_MAX_BUFFERS, max(1, _BYTES_PER_READ // arrays[0].nbytes))
         checksum = 0
         offset = 0
@@ -157,7 +164,7 @@ def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> s
             the size is taken from Blosc's header in the file.
         has_checksum: True if a CRC32C checksum follows the values.
     """
-    # The size that the file should have is known from the shape or stands in the header of Blosc.
+    # The size that the file should have follows from the shape, or is in the header of Blosc.
     try:
         if plain_bytes is not None:
             size = os.stat(path).st_size
@@ -203,7 +210,8 @@ def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> i
         if count == 0:
             raise ValueError(f"it ends after {position} bytes")
         position += count
-        # A call may read less than was asked for; drop the buffers that are full and cut the one that is not.
+        # A call may read less than was requested; drop the buffers that are full, and cut the next one, which may be
+        # partly filled.
         while buffers and count >= len(buffers[0]):
             count -= len(buffers.pop(0))
         if count:

@@ -86,7 +86,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
     processes = []
     failure: Exception | None = None
     # Each worker gets the next number when it has finished a part.
-    remaining = iter(numbers)
+    remaining_numbers = iter(numbers)
     try:
         for _ in range(num_workers):
             pipe, worker_pipe = context.Pipe()
@@ -96,21 +96,21 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
             start_without_interrupts(process)
             worker_pipe.close()
         # Give each worker the function and its first number.
-        for pipe, number in zip(pipes, remaining, strict=False):
+        for pipe, number in zip(pipes, remaining_numbers, strict=False):
             # `write_part` is not an argument of the process, because passing it to a process that has died would hang.
             pipe.send(write_part)
             pipe.send(number)
-        busy = set(pipes)
-        while busy and failure is None:
-            for pipe in wait(busy):
+        busy_pipes = set(pipes)
+        while busy_pipes and failure is None:
+            for pipe in wait(busy_pipes):
                 result = pipe.recv()
                 if isinstance(result, Exception):
                     failure = result
                     break
                 yield result
-                number = next(remaining, None)
+                number = next(remaining_numbers, None)
                 if number is None:
-                    busy.remove(pipe)
+                    busy_pipes.remove(pipe)
                 else:
                     pipe.send(number)
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -163,8 +163,9 @@ def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: Preprocess
     # The options in the config override this default of one worker process in a job.
     class_name = _CLUSTER_CLASSES[conf.cluster]
     options: dict[str, Any] = {"processes": 1, **conf.cluster_options}
+    cluster_class = getattr(jobqueue, class_name)
     try:
-        cluster = getattr(jobqueue, class_name)(**options)
+        cluster = cluster_class(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"preprocess.cluster_options: {conf.cluster_options}: {error}; they are the arguments of dask_jobqueue's "

@@ -105,8 +105,8 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     """
     group = zarr.open_group(path, mode="r")
     meta = read_description(path)
-    # The marks tell which times have fields.
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
+    # The marks tell which times have fields. In a complete store all times are marked, so a 0 is a lost mark.
     marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
         lost_marks += np.flatnonzero(marks == NOT_WRITTEN).tolist()
@@ -116,6 +116,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     unchecked: list[str] = []
     digests = None
     if "digest" in group:
+        # zarr reads a lost chunk of checksums as zeros.
         digests, lost_digests = read_by_part(open_array(path, group, "digest"))
         lost_digests += np.flatnonzero(digests == 0).tolist()
         for index in lost_digests:
@@ -164,13 +165,13 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
 def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
     """Require that nothing in a store is lost or damaged.
 
-    Returns:
-        The result of `find_damage`, which has no damage, but may have contents that cannot be checked.
-
     Args:
         path: folder of the store.
         deep: as in `find_damage`.
         progress: as in `find_damage`.
+
+    Returns:
+        The result of `find_damage`, which has no damage, but may have contents that cannot be checked.
 
     Raises:
         DataError: if there is damage; the message names it, and the command that writes the contents again.
@@ -299,11 +300,13 @@ def _check_chunks(
     starts = range(0, len(indices), _CHUNKS_PER_TASK)
     tasks = [indices[start : start + _CHUNKS_PER_TASK] for start in starts]
     faults: dict[int, str] = {}
+    # None shows the bar on a terminal only.
+    is_hidden = None if progress else True
     bar = ProgressBar(
         desc="checking the store",
         unit="time",
         total=len(indices),
-        disable=None if progress else True,
+        disable=is_hidden,
         delay=_SECONDS_UNTIL_BAR,
     )
     with ThreadPoolExecutor(num_threads) as pool, bar:
@@ -338,7 +341,7 @@ def _find_damaged_arrays(
     """
     values = dict(values)
     damaged: dict[str, str] = {}
-    absent: list[str] = []
+    absent_arrays: list[str] = []
     for name in WHOLE_ARRAYS:
         array = arrays[name]
         try:
@@ -346,24 +349,26 @@ def _find_damaged_arrays(
         except READ_ERRORS as error:
             damaged[name] = f"its chunk is damaged ({error})"
             continue
-        if array.size and not os.path.exists(path / name / "c" / "/".join("0" * array.ndim)):
-            absent.append(name)
+        # Each of these arrays is a single chunk, which has the index 0 along every axis.
+        chunk_file = path / name / "c" / "/".join("0" * array.ndim)
+        if array.size and not os.path.exists(chunk_file):
+            absent_arrays.append(name)
     if "content" not in meta or not meta["complete"]:
         if meta["complete"]:
             unchecked.append("its times, masks and static fields have no checksum (an earlier version)")
         # Static fields may all be the fill value, times never are.
-        if "time" in absent:
+        if "time" in absent_arrays:
             damaged["time"] = "its chunk is lost"
         return damaged
     # The checksum also covers the marks, so if marks are lost it cannot tell whether the other arrays are right.
     if not damaged and not has_lost_times and hash_content(values, meta) != meta["content"]:
-        if absent:
-            damaged |= dict.fromkeys(absent, "its chunk is lost")
+        if absent_arrays:
+            damaged |= dict.fromkeys(absent_arrays, "its chunk is lost")
         else:
             reason = "the checksum of these and of the marks does not match"
             damaged |= dict.fromkeys(WHOLE_ARRAYS, reason)
     elif has_lost_times:
-        damaged |= dict.fromkeys(absent, "its chunk is lost")
+        damaged |= dict.fromkeys(absent_arrays, "its chunk is lost")
     return damaged
 
 

@@ -17,7 +17,7 @@ _MAX_DEVIATIONS = 1000.0
 # Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
 # times that may be skipped.
 _EXCLUDED_FRACTION = 0.05
-# With fewer times there is no telling which of them are usual.
+# With fewer times it cannot be decided which of them are usual.
 _MIN_TIMES = 10
 
 

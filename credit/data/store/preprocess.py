@@ -183,8 +183,10 @@ def _write_fields(
     def list_pending() -> list[int]:
         return store_writer.list_pending_parts(group["done"][:], group["done"].chunks[0])
 
-    # None shows the bar on a terminal only, True hides it.
-    is_hidden = None if progress and num_done < len(marks) else True
+    # True hides the bar, None shows it on a terminal only.
+    is_hidden: bool | None = True
+    if progress and num_done < len(marks):
+        is_hidden = None
     with ProgressBar(
         desc=f"writing {path.name}", unit="time", initial=num_done, total=len(marks), disable=is_hidden
     ) as bar:
@@ -204,7 +206,7 @@ def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Spli
         if meta["complete"] and not describe_statistics_changes(meta, statistics_settings):
             logger.info("%s is complete", path)
         else:
-            # A complete store is here only for statistics of another period or other transforms.
+            # A store that is complete already needs only new statistics, of another period or with other transforms.
             if not meta["complete"]:
                 previous_content = meta.get("content")
                 # Only the process that completes the store reads the moments of all times, which are large.
@@ -212,6 +214,7 @@ def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Spli
                 meta.pop("parts_to_judge", None)
                 require_few_bad_times(path, group["done"][:])
                 meta |= _summarize_fields(path, group, meta)
+                # The climatology was fitted to the previous fields.
                 if previous_content not in (None, meta["content"]):
                     discard_climatology(path)
             reader = store_reader.StoreReader(path, meta)
@@ -252,8 +255,8 @@ def _fit_statistics(
         # Outliers were searched when the fields were written, so every variable is accepted here.
         variables = {channel.variable for channel in reader.channels.time_varying_stored}
         return fit_statistics(reader, *period, step, packing, progress, conf.transforms, accepted=variables)
-    moments = store_writer.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
-    return statistics_from_moments(reader, *moments, period, step, packing, conf.transforms)
+    state, tendency = store_writer.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
+    return statistics_from_moments(reader, state, tendency, period, step, packing, conf.transforms)
 
 
 def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,6 +286,7 @@ def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) ->
         intervals = np.diff(written_times)
         for index in np.flatnonzero(intervals > intervals.min()):
             gaps.append([calendar.format(written_times[index]), calendar.format(written_times[index + 1])])
+    # The array ``digest`` stands for the fields, so this reads small arrays only.
     hashed_arrays = {name: group[name][...] for name in store_reader.HASHED_ARRAYS}
     versions = {"credit": __version__}
     for name in _RECORDED_LIBRARIES:

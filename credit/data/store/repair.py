@@ -32,6 +32,7 @@ from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+# A message names at most so many files.
 _MAX_NAMED_FILES = 3
 # Fraction of all times that may be skipped as bad.
 MAX_BAD_FRACTION = 0.05
@@ -71,6 +72,7 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
             written.
         now: fingerprints of the files of today by key.
     """
+    # Name, size and time of change together identify a file that was moved.
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
     changes = SourceChanges(changed=[], new=[], gone=[])
@@ -146,10 +148,11 @@ def find_times_to_redo(
         group.attrs["credit"] = {**meta, "sources": sources.fingerprint_files()}
         logger.info("%s: none of its fields come from %s, which are new or changed", path, _count_files(sorted(keys)))
         return None
-    is_in_parts = meta["format"] == FORMAT
-    if not (redo_changed and is_in_parts):
+    # Stores of format 1 have no parts.
+    has_parts = meta["format"] == FORMAT
+    if not (redo_changed and has_parts):
         advice = REDO_CHANGED_ADVICE
-        if not is_in_parts:
+        if not has_parts:
             advice = _advice_without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
@@ -240,9 +243,10 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     is_judged = np.ones(len(times), dtype=bool)
     # A store with a checksum was complete before: it is written when a store is complete for the first time.
     if "content" in meta:
-        was_bad = set(meta.get("bad_times", {}))
+        previous_bad_times = set(meta.get("bad_times", {}))
         is_judged = np.isin(np.arange(len(times)) // part_length, meta.get("parts_to_judge", []))
-        is_judged |= np.array([calendar.format(minutes) in was_bad for minutes in times])
+        is_judged |= np.array([calendar.format(minutes) in previous_bad_times for minutes in times])
+    # Bad times have no fields to judge.
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return

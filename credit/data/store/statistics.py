@@ -129,14 +129,17 @@ class Moments:
             values = field.astype(np.float64)
             if before_CHW is not None:
                 values -= before_CHW[channel]
+            # Selecting by a mask copies the values, so a field without masked cells is only flattened.
             values = values.ravel() if valid.all() else values[valid]
+            # A channel without any valid cell has the mean 0.
             mean = values.sum() / max(1, values.size)
             lowest = values.min(initial=np.inf)
             highest = values.max(initial=-np.inf)
-            # In place: the squared deviations from the mean.
+            # The squared deviations from the mean replace the values, to save memory.
             values -= mean
             values *= values
-            rows[:, channel] = values.size, mean, values.sum(), lowest, highest
+            squares = values.sum()
+            rows[:, channel] = values.size, mean, squares, lowest, highest
         return cls.from_rows(rows)
 
     def to_rows(self) -> np.ndarray:
@@ -154,17 +157,20 @@ class Moments:
         # Fraction of the values that are those of `other`; 0 where neither has any.
         other_fraction = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
         mean_difference = other.mean - self.mean
+        # The means of the two sets differ from the mean of all values, which adds to the squared deviations.
+        squares_between = mean_difference**2 * self.count * other_fraction
         return Moments(
-            total,
-            self.mean + mean_difference * other_fraction,
-            self.squares + other.squares + mean_difference**2 * self.count * other_fraction,
-            np.minimum(self.minimum, other.minimum),
-            np.maximum(self.maximum, other.maximum),
+            count=total,
+            mean=self.mean + mean_difference * other_fraction,
+            squares=self.squares + other.squares + squares_between,
+            minimum=np.minimum(self.minimum, other.minimum),
+            maximum=np.maximum(self.maximum, other.maximum),
         )
 
     def std(self) -> np.ndarray:
         """Return the standard deviation (divisor N), (C,) float64; 0 if there are no values."""
-        return np.sqrt(np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0))
+        variance = np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0)
+        return np.sqrt(variance)
 
 
 def fit_statistics(
@@ -202,9 +208,9 @@ def fit_statistics(
     # Minutes and transformed fields of the times that a change may still begin at.
     recent: deque[tuple[int, np.ndarray]] = deque()
     rows_of_times: list[np.ndarray] = []
-    bar = ProgressBar(
-        reader.times[time_indices].tolist(), desc="statistics", unit="time", disable=None if progress else True
-    )
+    # None shows the bar on a terminal only.
+    is_hidden = None if progress else True
+    bar = ProgressBar(reader.times[time_indices].tolist(), desc="statistics", unit="time", disable=is_hidden)
     for minutes, fields_CHW in zip(bar, reader.read_each(time_indices), strict=True):
         transformed_CHW = transform_channels(fields_CHW, channels, transforms)
         moments = Moments.of_fields(transformed_CHW, valid_CHW)
@@ -233,6 +239,7 @@ def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calenda
         times: (N,) minutes since 1900.
         calendar: calendar of the times.
     """
+    # The first outlier ends the loop.
     for row, outlier in outliers.items():
         raise DataError(
             f"{calendar.format(times[row])}: {outlier}; correct the file, or set "
@@ -307,7 +314,7 @@ def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
 
 
 def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
-    """Combine moments to statistics: first the channels that vary in time, then the static channels.
+    """Combine moments into statistics: first the channels that vary in time, then the static channels.
 
     Args:
         reader: reader of the fields, of which the channels are used.
@@ -319,21 +326,22 @@ def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static
     static_names = [channel.name for channel in reader.channels.static_stored]
     std = state.std()
     tendency_std = tendency.std()
+    # A channel that hardly changes gets a larger standard deviation of the change, see `TENDENCY_FLOOR`.
     floor = TENDENCY_FLOOR * std
     for row in np.flatnonzero(tendency_std < floor):
         logger.info(
             "%s: tendency_std %.3g raised to %g of std, %.3g", names[row], tendency_std[row], TENDENCY_FLOOR, floor[row]
         )
     # Static channels do not change.
-    zero = np.zeros(len(static.count))
+    zeros = np.zeros(len(static.count))
     return Statistics(
         names=(*names, *static_names),
         mean=np.concatenate([state.mean, static.mean]),
         std=np.concatenate([std, static.std()]),
         minimum=np.concatenate([state.minimum, static.minimum]),
         maximum=np.concatenate([state.maximum, static.maximum]),
-        tendency_mean=np.concatenate([tendency.mean, zero]),
-        tendency_std=np.concatenate([np.maximum(tendency_std, floor), zero]),
+        tendency_mean=np.concatenate([tendency.mean, zeros]),
+        tendency_std=np.concatenate([np.maximum(tendency_std, floor), zeros]),
         count=np.concatenate([state.count, static.count]),
     )
 
@@ -353,15 +361,16 @@ def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, s
         steps: distance s of adjacent packed values of each packed variable, by name, in units of the variable.
     """
     warnings = []
-    for channel, change in zip(channels, tendency_std, strict=True):
+    for channel, change_std in zip(channels, tendency_std, strict=True):
         if channel.group != "prognostic":
             continue
+        # A variable that is not packed has no rounding errors.
         step = steps.get(channel.variable, 0.0)
-        noise = step / np.sqrt(6.0)
-        if noise > _MAX_ROUNDING_FRACTION * change:
+        rounding_std = step / np.sqrt(6.0)
+        if rounding_std > _MAX_ROUNDING_FRACTION * change_std:
             warnings.append(
-                f"{channel.name}: rounding to {step:g} in the files adds {noise:.3g} to a change over a time step of "
-                f"{change:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic forcing, or "
-                "from files with more digits"
+                f"{channel.name}: rounding to {step:g} in the files adds {rounding_std:.3g} to a change over a time "
+                f"step of {change_std:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic "
+                "forcing, or from files with more digits"
             )
     return warnings

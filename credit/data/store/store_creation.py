@@ -65,10 +65,12 @@ def create_store(
             "identity": config_identity(conf),
             "sources": sources.fingerprint_files(),
             "period": list(store_reader.splits_span(splits)),
+            # Statistics are computed when all fields are written.
             "statistics": None,
             "statistics_period": None,
             "moments_transforms": describe_transforms(conf),
         }
+    # `group` refers to the temporary folder, which has been renamed.
     return zarr.open_group(path, mode="r+")
 
 
@@ -128,6 +130,7 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(f"data.store: {path} cannot be written ({error}); name another data.store") from error
+        # The disk is full, or the quota of the user is used up.
         folder = path.parent
         if not folder.exists():
             folder = Path.cwd()
@@ -159,7 +162,8 @@ def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarra
     _add_array(group, "masks", masks_VHW, ("masked_variable", *cell_dims))
     _add_array(group, "static_fields", sources.static(), ("static_channel", *cell_dims))
     # Names of channels as coordinates, by which xarray and other tools select.
-    for dim, dim_channels in (("channel", channels.time_varying_stored), ("static_channel", channels.static_stored)):
+    channels_by_dim = {"channel": channels.time_varying_stored, "static_channel": channels.static_stored}
+    for dim, dim_channels in channels_by_dim.items():
         names = np.array([channel.name for channel in dim_channels], dtype=np.dtypes.StringDType())
         _add_array(group, dim, names, (dim,))
 
@@ -180,9 +184,8 @@ def _create_arrays_along_time(
     channels = sources.channels.time_varying_stored
     num_channels = len(channels)
     bytes_per_time = 4 * num_channels * grid_shape[0] * grid_shape[1]
-    part_length = store_writer.choose_part_length(
-        bytes_per_time, sources.count_chunk_times_in_memory(settings.held_bytes)
-    )
+    times_per_chunk = sources.count_chunk_times_in_memory(settings.held_bytes)
+    part_length = store_writer.choose_part_length(bytes_per_time, times_per_chunk)
     # Name, shape of one time, type, and dimensions after the time.
     small_arrays = (
         ("done", (), np.uint8, ()),
@@ -193,7 +196,8 @@ def _create_arrays_along_time(
         attributes = None
         if name == "moments":
             attributes = {"step_minutes": step_minutes}
-        # A chunk is one part, so no two processes write the same chunk.
+        # A chunk is one part, so no two processes write the same chunk. By default zarr omits a chunk that has only
+        # fill values. Here it is written, so a missing file of a written part means a lost chunk.
         group.create_array(
             name,
             shape=(num_times, *shape_per_time),
@@ -209,6 +213,7 @@ def _create_arrays_along_time(
         shape=(num_times, num_channels, *grid_shape),
         chunks=(1, num_channels, *grid_shape),
         dtype=np.float32,
+        # A chunk that is not written yet is read as missing values.
         fill_value=np.nan,
         # zarr and `ChunkReader` verify the checksum at every read.
         compressors=[*_COMPRESSORS[settings.compression], Crc32cCodec()],

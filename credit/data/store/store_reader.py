@@ -106,6 +106,7 @@ class StoreReader:
         if meta["complete"]:
             self.statistics = Statistics.from_dict(meta["statistics"])
         group = zarr.open_group(path, mode="r")
+        # Marks of the times, as in `credit.data.store.store_writer`: 0 not written, 1 written, 2 bad.
         marks = _read_small_array(path, group, "done")
         num_lost_marks = int((marks == 0).sum())
         if meta["complete"] and num_lost_marks:
@@ -113,7 +114,7 @@ class StoreReader:
         # A chunk has the number of its time in the store. Bad times have no fields, so they are left out of `times`.
         self._chunk_numbers = np.flatnonzero(marks == 1)
         self.times: np.ndarray = _read_small_array(path, group, "time")[self._chunk_numbers]
-        # A lost chunk of the array is read as zeros.
+        # zarr reads a lost chunk as zeros, so the times do not ascend any more.
         if (np.diff(self.times) <= 0).any():
             raise DataError(f"data.store: {path}: its array time is lost; {REPAIR_ADVICE}")
         masks = _read_small_array(path, group, "masks")
@@ -146,7 +147,8 @@ class StoreReader:
             )
         # Copies of another store of the same name, or of this one before it was repaired, have another folder.
         name = f"credit_{self.path.name}_{self._content_key[:16]}"
-        self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
+        parent_folder = conf.cache_folder or tempfile.gettempdir()
+        self._fields.cache = ChunkCache(Path(parent_folder) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields at an index of `times` in physical units, with NaN in masked cells.
@@ -263,7 +265,9 @@ def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> s
     digest = hashlib.blake2b(digest_size=16)
     for name in HASHED_ARRAYS:
         digest.update(np.ascontiguousarray(arrays[name]))
-    digest.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
+    # Channels and grid say what the values are. Sorted keys make the text independent of the order of the entries.
+    channels_and_grid = json.dumps([meta["channels"], meta["grid"]], sort_keys=True)
+    digest.update(channels_and_grid.encode())
     return digest.hexdigest()
 
 
@@ -320,7 +324,8 @@ def is_store_from_sources(conf: DataConfig) -> bool:
     if not Path(conf.store).exists():
         return False
     key = "data.sources"
-    stored_identity = expand_homes(read_description(Path(conf.store))["identity"])
+    meta = read_description(Path(conf.store))
+    stored_identity = expand_homes(meta["identity"])
     return stored_identity.get(key) == config_identity(conf)[key]
 
 

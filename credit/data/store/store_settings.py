@@ -45,6 +45,7 @@ def config_identity(conf: DataConfig) -> dict[str, Any]:
         # Unless a source is interpolated to model levels, the fields do not depend on the coefficients.
         identity["data.coefficients"] = conf.coefficients
     if conf.grid:
+        # Without data.grid nothing is regridded, so the options of regridding have no effect.
         identity["data.grid"] = conf.grid.model_dump(mode="json", exclude_none=True)
         identity["data.regrid"] = conf.regrid
         for name, options in options_by_name.items():
@@ -69,8 +70,9 @@ def _variable_identity(name: str, options: VariableOptions) -> dict[str, Any]:
 
 def _source_identity(source: SourceConfig) -> dict[str, Any]:
     """Return the settings of a source on which its fields depend, ready for JSON."""
-    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
+    # The options of a remote file system do not change the fields, and may contain credentials.
     excluded_keys = {"storage_options"}
+    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
     for key in ("select", "times", "vertical", "type", "options", "period"):
         if getattr(source, key) == SourceConfig.model_fields[key].default:
             excluded_keys.add(key)
@@ -105,6 +107,7 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         differences.append(f"channels: {stored_channels.describe_mismatch(channels)}")
         # A key of a variable that only one of the two has would repeat the difference in channels.
         keys = set(stored_identity) & set(required_identity)
+    # A setting that only one of the two has is compared with None.
     for key in sorted(keys):
         stored_value = stored_identity.get(key)
         required_value = required_identity.get(key)
@@ -185,11 +188,12 @@ def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
         period: first and last time in minutes since 1900.
     """
     calendar = Calendar(meta["calendar"])
-    return f"{calendar.format(period[0])}..{calendar.format(period[1])}"
+    first, last = period
+    return f"{calendar.format(first)}..{calendar.format(last)}"
 
 
 def _format_value(value: object) -> str:
-    """Return a value of the identity as text; for sources, only settings that are not the default are shown."""
+    """Return a value of the identity as text; for sources, empty and automatic settings are left out."""
     is_list_of_sources = isinstance(value, list) and all(isinstance(source, dict) for source in value)
     if not is_list_of_sources:
         return str(value)

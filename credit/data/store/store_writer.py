@@ -31,6 +31,7 @@ WRITTEN = 1
 BAD = 2
 # Each time has ten moments: five of its fields, and five of the change over the time step that ends at this time.
 NUM_MOMENTS = 10
+# Upper bounds of the number of times and the size of a part, see `choose_part_length`.
 _MAX_PART_TIMES = 32
 _MAX_PART_BYTES = 2**30
 
@@ -108,7 +109,10 @@ def write_part(task: WriteTask, number: int) -> int:
     part_length = group["done"].chunks[0]
     span = slice(number * part_length, min((number + 1) * part_length, group["time"].shape[0]))
     with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
-        if not is_held or (group["done"][span] != NOT_WRITTEN).all():
+        if not is_held:
+            # Another process is writing this part.
+            return 0
+        if (group["done"][span] != NOT_WRITTEN).all():
             return 0
         # Each time gets a mark, a checksum and moments; bad times have no fields.
         times = group["time"][:]
@@ -117,18 +121,19 @@ def write_part(task: WriteTask, number: int) -> int:
         digests = []
         moments = []
         bad_times: dict[int, str] = {}
-        for index, result in zip(range(span.start, span.stop), part_reader.read_each(times[span]), strict=True):
+        indices = range(span.start, span.stop)
+        for index, result in zip(indices, part_reader.read_each(times[span]), strict=True):
             minutes = int(times[index])
             if isinstance(result, DataError):
                 bad_times[minutes] = str(result)
                 marks.append(BAD)
                 digests.append(0)
-                moments.append(part_reader.moments(minutes, None))
+                moments.append(part_reader.compute_moments(minutes, None))
             else:
                 group["fields"][index] = result
                 marks.append(WRITTEN)
                 digests.append(hash_fields(result))
-                moments.append(part_reader.moments(minutes, result))
+                moments.append(part_reader.compute_moments(minutes, result))
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
         _write_notes(_notes_file(task.path, number), bad_times)
@@ -160,7 +165,8 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
 
 def hash_fields(values: np.ndarray) -> int:
     """Return the checksum of fields of any shape: 8 bytes of BLAKE2b, as a little-endian integer."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
@@ -201,6 +207,7 @@ def merge_moments(
             continue
         chunk = moments[span]
         for row in used_rows:
+            # The first five moments are those of the fields, the other five those of the change.
             state = state.merge(Moments.from_rows(chunk[row, :5]))
             # A change belongs to the period if both its ends do. One that begins at a bad time does not exist.
             begin_of_change = times[start + row] - step
@@ -246,6 +253,7 @@ class _PartReader:
         for start in range(0, len(times), times_at_once):
             indices = [sources.index_of(minutes) for minutes in times[start : start + times_at_once]]
             try:
+                # All times are read before the first is yielded: after an error, every one is read again below.
                 yield from list(sources.read_each(indices, held_bytes))
             except DataError:
                 if not self._task.skip_bad:
@@ -261,7 +269,7 @@ class _PartReader:
         except DataError as error:
             return error
 
-    def moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
+    def compute_moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
         """Compute five moments of the fields of a time, and five of the change that ends there, (10, C) float64.
 
         Args:
@@ -274,7 +282,7 @@ class _PartReader:
             transformed_CHW = transform_channels(fields_CHW, self._channels, self._task.transforms)
             state = Moments.of_fields(transformed_CHW, self._valid_CHW)
             begin_of_change = minutes - self._task.step_minutes
-            previous_CHW = self._transformed_fields(begin_of_change)
+            previous_CHW = self._read_transformed(begin_of_change)
             if previous_CHW is not None:
                 change = Moments.of_fields(transformed_CHW, self._valid_CHW, previous_CHW)
             # Changes that end at later times begin after `begin_of_change`.
@@ -282,7 +290,7 @@ class _PartReader:
             self._recent[minutes] = transformed_CHW
         return np.concatenate([state.to_rows(), change.to_rows()])
 
-    def _transformed_fields(self, minutes: int) -> np.ndarray | None:
+    def _read_transformed(self, minutes: int) -> np.ndarray | None:
         """Return the transformed fields of a time in minutes since 1900.
 
         The result is None if the store does not have the time, or if its fields are bad.
@@ -290,7 +298,8 @@ class _PartReader:
         if minutes in self._recent:
             return self._recent[minutes]
         index = int(np.searchsorted(self._times, minutes))
-        if index == len(self._times) or self._times[index] != minutes:
+        has_time = index < len(self._times) and self._times[index] == minutes
+        if not has_time:
             return None
         if int(self._group["done"][index]) == WRITTEN:
             fields_CHW = self._group["fields"][index]

@@ -114,7 +114,7 @@ def register_perturbation(
         ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
             base class.
     """
-
+    # Both kinds of perturbations share one registry; the class of the section tells which kind this is.
     if issubclass(section, InitialPerturbationSection):
         return PERTURBATIONS.register(name, section, InitialPerturbation)
     return PERTURBATIONS.register(name, section, TendencyPerturbation, TendencyPerturbationSection)

@@ -96,6 +96,7 @@ class FeatureNoise:
         Raises:
             ConfigError: if the output is not one tensor with the forecasts of the batch in its first dimension.
         """
+        # Between steps there are no generators; in a batch of controls alone all of them are None.
         if self._generators is None or not any(self._generators):
             return None
         if not isinstance(output, Tensor) or len(output) != len(self._generators):
@@ -112,7 +113,9 @@ class FeatureNoise:
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
                 generator.standard_normal(out=forecast_noise, dtype=np.float32)
-        output_std = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
+        # One standard deviation for each forecast: over all dimensions but the first.
+        feature_dims = tuple(range(1, output.ndim))
+        output_std = output.float().std(dim=feature_dims, keepdim=True)
         scaled_noise = self._std * output_std * to_device(noise, output.device)
         return output + scaled_noise.to(output.dtype)
 

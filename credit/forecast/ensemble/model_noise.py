@@ -28,6 +28,9 @@ class ModelNoise:
     The noise of a member depends only on the seed, the initial time and the member. The noise of the control is 0, for
     which the network gives the same output as without noise.
 
+    With pairs (``model_noise.pairs``), the two members of a pair have opposite noise. To first order, their deviations
+    from the ensemble mean cancel, so the mean has less sampling error than that of independent members.
+
     Args:
         conf: config section ``inference.ensemble``.
         noise: generator of the noise of all entries of ``model.noise``.
@@ -36,6 +39,8 @@ class ModelNoise:
     def __init__(self, conf: EnsembleConfig, noise: NoiseGenerator) -> None:
         self._seed = conf.seed
         self._noise = noise
+        self._amplitude = conf.model_noise.amplitude
+        self._has_pairs = conf.model_noise.pairs
         self._first_noisy_member = 1 if conf.control else 0
 
     def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Condition | None]:
@@ -45,16 +50,43 @@ class ModelNoise:
             starts: starts of the B forecasts of the batch.
             device: device of the result.
         """
-        keys = [MemberKey(self._seed, start.initial_minutes, start.member) for start in starts]
-        is_noisy = [start.member >= self._first_noisy_member for start in starts]
+        # Noise that can be scaled is drawn once for a pair and multiplied by the factor of the member. Other noise is
+        # drawn for each member and multiplied by True, or by False for the control.
+        member_keys = []
+        draw_keys = []
+        is_noisy = []
+        factors = []
+        for start in starts:
+            # Noisy members are numbered from 0; the control has the number -1.
+            number = start.member - self._first_noisy_member
+            draw_number = max(0, number)
+            if self._has_pairs:
+                draw_number //= 2
+            sign = -1.0 if self._has_pairs and number % 2 == 1 else 1.0
+            member_keys.append(MemberKey(self._seed, start.initial_minutes, start.member))
+            draw_keys.append(MemberKey(self._seed, start.initial_minutes, draw_number))
+            is_noisy.append(number >= 0)
+            factors.append(sign * self._amplitude if number >= 0 else 0.0)
         is_noisy_B = to_device(torch.tensor(is_noisy), device)
-        for condition in self._noise.sequence(keys, device):
-            yield {kind: _select_samples(noise, is_noisy_B) for kind, noise in condition.items()}
+        factor_B = to_device(torch.tensor(factors), device)
+
+        sequences = {}
+        factors_by_kind = {}
+        for kind, noise in self._noise.kinds.items():
+            sequences[kind] = noise.sequence(draw_keys if noise.can_be_scaled else member_keys, device)
+            factors_by_kind[kind] = factor_B if noise.can_be_scaled else is_noisy_B
+        # All kinds advance together, by one step of the forecast at a time.
+        while True:
+            condition = {}
+            for kind, sequence in sequences.items():
+                condition[kind] = _multiply_samples(next(sequence), factors_by_kind[kind])
+            yield condition
 
 
-def _select_samples(noise: Tensor, is_noisy_B: Tensor) -> Tensor:
-    """Return noise (B, ...) with zeros in the samples where `is_noisy_B` is False."""
-    return noise * is_noisy_B.view(-1, *[1] * (noise.dim() - 1))
+def _multiply_samples(noise: Tensor, factor_B: Tensor) -> Tensor:
+    """Return noise (B, ...) multiplied by the factor of each sample."""
+    other_dims = [1] * (noise.dim() - 1)
+    return noise * factor_B.view(-1, *other_dims)
 
 
 def build_model_noise(conf: EnsembleConfig | None, spec: ModelSpec, section: ModelSection) -> ModelNoise | None:

@@ -64,6 +64,7 @@ def build_perturbation(
     section = conf.perturbation
     if section is None and not conf.dropout:
         return None
+    # None if the members differ by dropout alone.
     perturbation = None
     if section is not None:
         context = PerturbationContext(grid, inputs.step_minutes, conf.seed, conf.control, stepper, inputs)
@@ -91,6 +92,7 @@ def build_perturbation(
             pair_starts.append(ForecastStart(start.initial_minutes, pair_number, start.analysis_minutes))
         sign_B1111 = torch.tensor(signs, device=state_BCTHW.device)[:, None, None, None, None]
         change_BCHW = section.amplitude * perturbation.draw(pair_starts, state_BCTHW)
+        # All input frames get the same perturbation.
         return stepper.perturb_state(state_BCTHW, sign_B1111 * change_BCHW[:, :, None])
 
     return perturb_states
@@ -115,6 +117,7 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
     perturbation_lags = [0]
     if conf.perturbation is not None:
         perturbation_lags = conf.perturbation.analysis_lags_minutes()
+    # Each lagged member needs the analyses of the perturbation before its own analysis. Members share some of them.
     offsets = set()
     for member in range(conf.members):
         for perturbation_lag in perturbation_lags:
@@ -137,7 +140,9 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
     if conf.stochastic is not None:
         parts.append(conf.stochastic.describe())
     if conf.feature_noise is not None:
-        blocks = "all blocks" if conf.feature_noise.blocks is None else ", ".join(conf.feature_noise.blocks)
+        blocks = "all blocks"
+        if conf.feature_noise.blocks is not None:
+            blocks = ", ".join(conf.feature_noise.blocks)
         parts.append(f"noise of {conf.feature_noise.std:g} deviations after {blocks}")
     perturbations = (conf.perturbation, conf.stochastic, conf.feature_noise)
     if conf.control and any(perturbation is not None for perturbation in perturbations):
@@ -156,6 +161,7 @@ def enable_dropout(model: nn.Module) -> None:
     has_dropout = False
     for module in model.modules():
         if drop_rate(module) > 0:
+            # The attribute, because the method `train` would also change the modules inside.
             module.training = True
             has_dropout = True
     if not has_dropout:
@@ -167,7 +173,8 @@ def enable_dropout(model: nn.Module) -> None:
 
 def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
     """Seed torch's global generator, from which dropout draws, with the seed and the first start of a batch."""
-    torch.manual_seed(member_rng(seed, starts[0], _DROPOUT_RNG_STREAM).integers(2**62))
+    generator = member_rng(seed, starts[0], _DROPOUT_RNG_STREAM)
+    torch.manual_seed(generator.integers(2**62))
 
 
 class RandomFields:
@@ -195,7 +202,10 @@ class RandomFields:
 
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
         """Return the random fields of each start, (B, C, H, W) float32, dimensionless."""
-        fields = [self._draw_member(member_rng(self._seed, start, _RNG_STREAM)) for start in starts]
+        fields = []
+        for start in starts:
+            generator = member_rng(self._seed, start, _RNG_STREAM)
+            fields.append(self._draw_member(generator))
         return to_device(np.stack(fields), device)
 
     def _draw_member(self, generator: np.random.Generator) -> np.ndarray:
@@ -265,13 +275,15 @@ class BredPerturbation(InitialPerturbation):
         bred_BCHW = self._fields.draw(starts, device)
         # From the earliest cycle to the last one, which ends at the analyses.
         for cycles_before in range(self._num_cycles, 0, -1):
-            cycle_starts = [start.analysis_minutes - cycles_before * self._cycle_minutes for start in starts]
+            minutes_before = cycles_before * self._cycle_minutes
+            cycle_starts = [start.analysis_minutes - minutes_before for start in starts]
             fields = read_initial_states(inputs, cycle_starts)
             state = stepper.normalizer.encode(to_device(fields, device), "prognostic")
             perturbed = stepper.perturb_state(state, self._amplitude * bred_BCHW[:, :, None])
             # The unperturbed and the perturbed forecasts run side by side in one batch.
             both_states = torch.cat([state, perturbed])
             forcing = build_forcing_function(stepper.normalizer, inputs, [*cycle_starts, *cycle_starts])
+            # Only the output of the last step is used.
             for output in stepper.rollout(both_states, forcing, steps_per_cycle):
                 last_output = output
             control_BCHW, perturbed_BCHW = last_output[:, :num_prognostic].chunk(2)
@@ -282,4 +294,6 @@ class BredPerturbation(InitialPerturbation):
         """Return the changes of each forecast divided by their root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / area_HW.sum()
-        return change_BCHW / square_B.sqrt().clamp(min=1e-12)[:, None, None, None]
+        # The floor avoids 0 / 0 if the perturbation has died out.
+        norm_B = square_B.sqrt().clamp(min=1e-12)
+        return change_BCHW / norm_B[:, None, None, None]

@@ -35,9 +35,8 @@ class GaussianOrBredSection(InitialPerturbationSection):
 
     def analysis_lags_minutes(self) -> list[int]:
         """Return the ages of the analyses that are read, in minutes; each breeding cycle reads the one at its start."""
-        num_cycles = 0
-        if self.kind == "bred":
-            num_cycles = self.cycles
+        num_cycles = self.cycles if self.kind == "bred" else 0
+        # The first age, 0, is that of the analysis which is perturbed.
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
     def step_multiples(self) -> dict[str, str]:

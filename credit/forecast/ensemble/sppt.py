@@ -55,8 +55,9 @@ class SPPT(TendencyPerturbation):
         """Yield the factors 1 + r of each step, (B, 1, H, W); see `TendencyPerturbation.factors`."""
         generators = [member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
         pattern_B1HW = self._draw_patterns(generators)
-        is_perturbed = np.array([start.member >= self._first_perturbed for start in starts], dtype=np.float32)
-        is_perturbed_B111 = is_perturbed[:, None, None, None]
+        # 1 for a perturbed member, 0 for a control.
+        is_perturbed = [start.member >= self._first_perturbed for start in starts]
+        is_perturbed_B111 = np.array(is_perturbed, dtype=np.float32)[:, None, None, None]
         # The weight of the new noise keeps the variance of the pattern at 1.
         noise_weight = math.sqrt(1.0 - self._autocorrelation**2)
         while True:

@@ -93,16 +93,34 @@ class BackgroundWriter:
                 not finite.
         """
         self._raise_error()
+        items = self._select_items(starts, step)
+        if items:
+            self._queue.put((items, AsyncHostCopy(output)))
+
+    def needs_step(self, starts: Sequence[ForecastStart], step: int) -> bool:
+        """Return True if `put` would queue the output of a step; arguments as for `put`."""
+        return bool(self._select_items(starts, step))
+
+    def flush(self) -> None:
+        """Wait until all queued steps are written.
+
+        Raises:
+            CreditError: as in `put`.
+        """
+        self._queue.join()
+        self._raise_error()
+
+    def _select_items(self, starts: Sequence[ForecastStart], step: int) -> list[_BatchItem]:
+        """Return the forecasts of a batch of which a step is written or added to running sums."""
         needs_every_step = self._diagnostics is not None and self._diagnostics.needs_every_step
         items = []
         for index, start in enumerate(starts):
-            lead = start.analysis_minutes + step * self._step_minutes - start.initial_minutes
+            lead = start.lead_minutes(step, self._step_minutes)
             if start.initial_minutes not in self._initial_times or not 0 < lead <= self._last_lead:
                 continue
             if lead in self._lead_indices or needs_every_step:
                 items.append(_BatchItem(index, lead, start))
-        if items:
-            self._queue.put((items, AsyncHostCopy(output)))
+        return items
 
     def __enter__(self) -> BackgroundWriter:
         self._thread.start()
@@ -127,13 +145,14 @@ class BackgroundWriter:
         After an error, the queue is emptied without writing, so that `put` does not block.
         """
         while (queued := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
-            items, output = queued
-            try:
-                self._write_step(items, output)
-            except BaseException as error:
-                self._error = error
+            if self._error is None:
+                items, output = queued
+                try:
+                    self._write_step(items, output)
+                except BaseException as error:
+                    self._error = error
+            # `flush` waits for this.
+            self._queue.task_done()
 
     def _write_step(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
         """Compute the diagnostics of one step of a batch, and write the forecasts whose lead time is to be written."""

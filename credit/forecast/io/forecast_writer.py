@@ -97,6 +97,20 @@ class ForecastWriter:
         assert fields_CHW.shape == self._shape, (fields_CHW.shape, self._shape)
         self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
 
+    def mark_complete(self, initial_minutes: int) -> None:
+        """Mark a forecast in a zarr store as complete, of which several processes have written the members.
+
+        A process that writes all fields of a forecast need not call it.
+
+        Args:
+            initial_minutes: initial time in minutes. Every process must have written its last field of this forecast.
+
+        Raises:
+            CreditError: if the store cannot be written, or another run has changed its initial times meanwhile.
+        """
+        assert isinstance(self._backend, ZarrStore), "one process writes the whole of a netCDF file"
+        self._backend.mark_complete(int(initial_minutes))
+
     def write(self, initial_minutes: int, fields_NCHW: np.ndarray) -> Path:
         """Write all lead times of a single forecast, and return the path of its first file or of the store.
 

@@ -162,6 +162,35 @@ def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dic
     return attributes
 
 
+def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variable: OutputVariable) -> list[str]:
+    """Return the properties in which a stored field differs from the one to be written, as text for messages.
+
+    Args:
+        group: the store.
+        schema: content of each forecast to be written.
+        variable: variable of the schema, of which the store has an array.
+    """
+    array = group[variable.name]
+    dim = variable.level_dim
+    has_same_levels = dim is None or (dim in group and np.array_equal(group[dim][:], schema.levels[dim]))
+    # The first two dimensions are the initial and the lead time.
+    stored_dims = array.metadata.dimension_names[2:]
+    has_same_dims = stored_dims == schema.dims(variable) and array.shape[2:] == schema.shape(variable)
+    stored_compressors = [codec.to_dict() for codec in array.compressors]
+    compressors = [codec.to_dict() for codec in build_compressors(schema)]
+    # The number of bits has a check of its own.
+    stored_attributes = {**array.attrs, QUANTIZED: None}
+    attributes = {**variable_attributes(schema, variable), QUANTIZED: None}
+    has_same_property = {
+        f"levels of {variable.name}": has_same_levels,
+        f"dimensions of {variable.name}": has_same_dims,
+        "inference.keep_bits": array.attrs.get(QUANTIZED) == schema.keep_bits,
+        "inference.compression": stored_compressors == compressors,
+        f"attributes of {variable.name}": stored_attributes == attributes,
+    }
+    return [name for name, is_same in has_same_property.items() if not is_same]
+
+
 def _write_coordinate(
     group: zarr.Group,
     name: str,

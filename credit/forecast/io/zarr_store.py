@@ -22,19 +22,16 @@ from zarr.errors import ZarrUserWarning
 from credit.errors import ConfigError, CreditError
 from credit.forecast.io.schema import (
     INITIAL_FIELDS,
-    QUANTIZED,
     WRITE_HINT,
     ForecastSchema,
-    OutputVariable,
     run_attributes,
     with_stored_level_dims,
 )
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
     WRITTEN,
-    build_compressors,
     create_arrays,
-    variable_attributes,
+    find_variable_differences,
 )
 from credit.utils.file_lock import file_lock
 from credit.utils.page_cache import start_writeback
@@ -154,13 +151,29 @@ class ZarrStore:
                 # Values of the shape of a chunk are written by zarr without a copy.
                 self._arrays[variable.name][selection] = values[(None,) * len(leading)]
             self._start_writeback(leading)
-            self._num_missing[index] -= 1
-            if self._num_missing[index] == 0:
-                self._require_initial_time(index)
-                self._group[WRITTEN][index] = 1
-                del self._num_missing[index]
         except OSError as error:
             self.discard(initial_minutes)
+            raise self._build_write_error(error) from error
+        # If other processes write other members of this forecast, this counter never reaches 0.
+        self._num_missing[index] -= 1
+        if self._num_missing[index] == 0:
+            self.mark_complete(initial_minutes)
+
+    def mark_complete(self, initial_minutes: int) -> None:
+        """Mark a forecast as complete, all fields of which are written, by this process or by several.
+
+        Args:
+            initial_minutes: initial time in minutes.
+
+        Raises:
+            CreditError: if the store cannot be written, or another run has changed its initial times meanwhile.
+        """
+        index = self._find_index(initial_minutes)
+        self._num_missing.pop(index, None)
+        try:
+            self._require_initial_time(index)
+            self._group[WRITTEN][index] = 1
+        except OSError as error:
             raise self._build_write_error(error) from error
 
     def _start_writeback(self, leading: tuple[int, ...]) -> None:
@@ -239,34 +252,12 @@ class ZarrStore:
             differences.add(f"variable {name}")
         for variable in schema.variables:
             if variable.name in stored_fields:
-                differences.update(self._variable_differences(variable))
+                differences.update(find_variable_differences(group, schema, variable))
         if differences:
             raise ConfigError(
                 f"{self._path}: differs from what is to be written in {', '.join(sorted(differences))}; choose another "
                 "inference.folder, or remove the store"
             )
-
-    def _variable_differences(self, variable: OutputVariable) -> list[str]:
-        """Return the properties in which a stored variable differs from the one to be written, as text for messages."""
-        group = self._group
-        schema = self._schema
-        dim = variable.level_dim
-        array = group[variable.name]
-        has_same_levels = dim is None or (dim in group and np.array_equal(group[dim][:], schema.levels[dim]))
-        stored_dims = array.metadata.dimension_names[2:]
-        has_same_dims = stored_dims == schema.dims(variable) and array.shape[2:] == schema.shape(variable)
-        stored_compressors = [codec.to_dict() for codec in array.compressors]
-        # The number of bits has a check of its own.
-        stored_attributes = {**array.attrs, QUANTIZED: None}
-        attributes = {**variable_attributes(schema, variable), QUANTIZED: None}
-        has_same_property = {
-            f"levels of {variable.name}": has_same_levels,
-            f"dimensions of {variable.name}": has_same_dims,
-            "inference.keep_bits": array.attrs.get(QUANTIZED) == schema.keep_bits,
-            "inference.compression": stored_compressors == [codec.to_dict() for codec in build_compressors(schema)],
-            f"attributes of {variable.name}": stored_attributes == attributes,
-        }
-        return [name for name, is_same in has_same_property.items() if not is_same]
 
     def _extend(self) -> None:
         """Append the initial times of this run that the store lacks, after the existing ones.

@@ -28,14 +28,17 @@ class DeterministicRollout(Objective):
         # reduced, only when it has come to the first step.
         set_gradient_sync(model, reduce_gradients and num_steps == 1)
         losses = []
-        rollout = self.stepper.rollout(
-            encoded.history_BCTHW, encoded.forcing, num_steps, recompute=self.recompute and num_steps > 1
-        )
+        # The last step of a rollout is never computed again, so a single step needs no recomputation.
+        recompute = self.recompute and num_steps > 1
+        rollout = self.stepper.rollout(encoded.history_BCTHW, encoded.forcing, num_steps, recompute=recompute)
         for number, output_BCHW in enumerate(rollout, start=1):
             if reduce_gradients and number == 1 and num_steps > 1:
+                # The hook runs when the backward pass has come to the output of the first step.
                 output_BCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
             if number in counted_steps:
-                losses.append(self.loss(output_BCHW[:, None], encoded.target_BCTHW[:, :, number - 1]))
+                truth_BCHW = encoded.target_BCTHW[:, :, number - 1]
+                # The loss takes ensembles; this one has a single member.
+                losses.append(self.loss(output_BCHW[:, None], truth_BCHW))
         return torch.stack(losses).mean()
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:

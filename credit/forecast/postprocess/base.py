@@ -190,20 +190,23 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     """
     entries = with_data_bounds(entries, context.data, context.channels)
     context = replace(context, entries=tuple(entries.values()))
-    built: list[Postprocess] = []
+    postprocesses: list[Postprocess] = []
     for key, section in entries.items():
         try:
-            built.append(POSTPROCESSES.find_class(section.kind)(replace(context, key=key), section))
+            postprocess_class = POSTPROCESSES.find_class(section.kind)
+            postprocesses.append(postprocess_class(replace(context, key=key), section))
         except Exception as error:
             # The error of a plugin does not say which entry of the list it comes from.
             error.add_note(f"{key}: {section.kind}")
             raise
-    # From the last to the first: a bound does not hold for what a later entry corrects.
+    # From the last to the first, because an entry must know which channels later entries correct: its bounds do not
+    # hold for them.
     chain: list[Postprocess] = []
     corrected_later: frozenset[int] = frozenset()
-    for entry in reversed(built):
+    for entry in reversed(postprocesses):
         entry.set_corrected_later(corrected_later)
         corrected_later |= frozenset(entry.corrected_channels)
+        # The first entry of the chain so far is the one that follows this entry.
         merged = None
         if chain:
             merged = entry.merge(chain[0])
@@ -228,16 +231,17 @@ def with_data_bounds(
         channels: channels of the model.
     """
     clamp_section = POSTPROCESSES.find_section("clamp")
-    bounds: dict[str, PostprocessSection] = {}
-    for variable in dict.fromkeys(channel.variable for channel in channels.output):
+    data_clamps: dict[str, PostprocessSection] = {}
+    # Each variable once, in the order of the channels.
+    output_variables = dict.fromkeys(channel.variable for channel in channels.output)
+    for variable in output_variables:
         options = data.options_of(variable)
         if options.minimum is not None or options.maximum is not None:
-            bounds[f"data.variable_options.{variable}"] = clamp_section.model_validate(
-                {"kind": "clamp", "variable": variable, "minimum": options.minimum, "maximum": options.maximum}
-            )
+            values = {"kind": "clamp", "variable": variable, "minimum": options.minimum, "maximum": options.maximum}
+            data_clamps[f"data.variable_options.{variable}"] = clamp_section.model_validate(values)
     kinds = [section.kind for section in entries.values()]
     position = 0
     if "hyperdiffusion" in kinds:
         position = kinds.index("hyperdiffusion") + 1
     items = list(entries.items())
-    return dict([*items[:position], *bounds.items(), *items[position:]])
+    return dict([*items[:position], *data_clamps.items(), *items[position:]])

@@ -73,7 +73,8 @@ class ColumnIntegrator:
             integrals_B2HW = torch.matmul(self._thickness_2K, x_BKHW.flatten(2)).unflatten(2, grid_shape)
             constant_BHW, slope_BHW = integrals_B2HW.unbind(1)
             return torch.addcmul(constant_BHW, slope_BHW, pressure_BHW) / GRAVITY
-        # Only the part of a layer above the ground counts.
+        # Only the part of a layer above the ground counts. The lower limit is a tensor as well, because `clamp` takes
+        # either two tensors or two numbers.
         thickness_BKHW = (pressure_BHW[:, None] - self._upper_edge_K11).clamp(
             min=torch.zeros_like(self._max_thickness_K11), max=self._max_thickness_K11
         )
@@ -91,8 +92,9 @@ class ColumnIntegrator:
         """
         x_BKHW = x_BKHW.double()
         if self.is_linear:
-            slope_BX = torch.matmul(self._thickness_2K[1], x_BKHW.flatten(2))
-            return slope_BX.unflatten(1, x_BKHW.shape[2:]) / GRAVITY
+            # The second row of the thickness is its derivative with respect to surface pressure.
+            slope_BHW = torch.matmul(self._thickness_2K[1], x_BKHW.flatten(2)).unflatten(1, x_BKHW.shape[2:])
+            return slope_BHW / GRAVITY
         depth_BKHW = pressure_BHW.double()[:, None] - self._upper_edge_K11
         # Only a layer that the ground cuts grows with surface pressure.
         is_cut_BKHW = (depth_BKHW > 0) & (depth_BKHW < self._max_thickness_K11)
@@ -130,6 +132,7 @@ def integrate_heat(
     """
     humidity_BKHW = humidity_BKHW.double()
     temperature_BKHW = temperature_BKHW.double()
+    # cp T, written as cp_dry T + (cp_vapour - cp_dry) q T.
     heat_BKHW = torch.addcmul(CP_DRY * temperature_BKHW, humidity_BKHW, temperature_BKHW, value=CP_VAPOUR - CP_DRY)
     return columns.global_mean(columns.integrate(heat_BKHW, pressure_BHW))
 
@@ -186,6 +189,7 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
         missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
+        # Derivative of the mass with respect to the factor, where the factor is 1.
         derivative_BHW = columns.differentiate_integral(1.0 - water_BKHW.double(), pressure_BHW)
         derivative_B = columns.global_mean(pressure_BHW * derivative_BHW)
         pressure_BHW = pressure_BHW * (1.0 + missing_B / derivative_B)[:, None, None]
@@ -203,6 +207,7 @@ def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: 
     Returns:
         (B, H, W) float64 precipitation, kg m-2.
     """
+    # The floor avoids a division by 0 for a sample without precipitation, which stays without.
     mean_B = columns.global_mean(precipitation_BHW).clamp(min=_MIN_PRECIPITATION)
     factor_B = (target_B / mean_B).clamp(min=0.0)
     return precipitation_BHW.double() * factor_B[:, None, None]

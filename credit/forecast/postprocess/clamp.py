@@ -32,19 +32,25 @@ class ChannelBounds:
                 slices[-1] = slice(slices[-1].start, index + 1)
             else:
                 slices.append(slice(index, index + 1))
-        self._bounded_slices = [(channels, minimum_C[channels], maximum_C[channels]) for channels in slices]
+        # Range of channels, and the lower and upper bound of each channel in it.
+        self._bounded_slices: list[tuple[slice, Tensor, Tensor]] = []
+        for channels in slices:
+            self._bounded_slices.append((channels, minimum_C[channels], maximum_C[channels]))
 
     def apply(self, fields: Tensor) -> Tensor:
         """Return fields (B, C, ...) limited to the bounds; NaN is kept.
 
         The fields are changed in place unless they require a gradient.
         """
+        # A bound of a channel is that of all its cells: its dimensions after the channels have length 1.
         shape = (-1,) + (1,) * (fields.dim() - 2)
         result = fields
         if self._bounded_slices and fields.requires_grad:
             result = fields.clone()
         for channels, minimum_C, maximum_C in self._bounded_slices:
-            result[:, channels] = fields[:, channels].clamp(minimum_C.reshape(shape), maximum_C.reshape(shape))
+            minimum = minimum_C.reshape(shape)
+            maximum = maximum_C.reshape(shape)
+            result[:, channels] = fields[:, channels].clamp(minimum, maximum)
         return result
 
 
@@ -61,7 +67,7 @@ class Clamp(Postprocess):
 
     def __init__(self, context: PostprocessContext, section: ClampSection) -> None:
         super().__init__(context, section)
-        minimum, maximum = _bounds_of(section)
+        minimum, maximum = _read_bounds(section)
         self._context = context
         self._corrected_later: frozenset[int] = frozenset()
         # Index of an output channel -> (least value, largest value) in physical units.
@@ -90,7 +96,8 @@ class Clamp(Postprocess):
         num_prognostic = context.channels.output_slice("prognostic").stop
         bounded_prognostic = [index for index in bounded_channels if index < num_prognostic]
         self._state_bounds = ChannelBounds(bounded_prognostic, normalized_minimum_C, normalized_maximum_C)
-        # The correction of a later entry may exceed the bounds, but its factor cannot take a value below 0.
+        # The correction of a later entry may move values past their bounds. But it multiplies them by a factor that is
+        # not negative, so values that are not negative keep a minimum of 0.
         corrected = sorted(self._corrected_later)
         minimum_C[corrected] = minimum_C[corrected].clamp(max=0)
         maximum_C[corrected] = torch.inf
@@ -135,7 +142,7 @@ class Clamp(Postprocess):
         return self
 
 
-def _bounds_of(section: ClampSection) -> tuple[float, float]:
+def _read_bounds(section: ClampSection) -> tuple[float, float]:
     """Return minimum and maximum of a config section, -inf and inf if they are not set."""
     minimum = -math.inf
     if section.minimum is not None:
@@ -160,7 +167,7 @@ def find_output_bounds(context: PostprocessContext, variable: str) -> tuple[floa
     maximum = math.inf
     for section in context.entries:
         if section.kind == "clamp" and section.variable == variable:
-            section_minimum, section_maximum = _bounds_of(section)
+            section_minimum, section_maximum = _read_bounds(section)
             minimum = max(minimum, section_minimum)
             maximum = min(maximum, section_maximum)
     return minimum, maximum

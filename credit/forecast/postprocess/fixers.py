@@ -63,11 +63,12 @@ class BudgetFixer(Postprocess):
         self._columns = ColumnIntegrator(context.layers, context.grid, context.device)
         self._normalizer = context.normalizer
         self._resolver = VariableResolver(context)
-        resolve = self._resolver.resolve_field
-        self._air = AirMass(
-            resolve("surface_pressure", section.surface_pressure, "pressure"),
-            tuple(resolve("specific_humidity", name, "mass fraction of water") for name in section.water),
-        )
+        pressure = self._resolver.resolve_field("surface_pressure", section.surface_pressure, "pressure")
+        water = []
+        for name in section.water:
+            water.append(self._resolver.resolve_field("specific_humidity", name, "mass fraction of water"))
+        self._air = AirMass(pressure, tuple(water))
+        # This fixer and those merged into it, in the order of their application.
         self._sequence: list[BudgetFixer] = [self]
 
     def fix(self, fields: StepFields) -> None:
@@ -134,7 +135,7 @@ class WaterFixer(BudgetFixer):
                 f"{context.key}.precipitation: {section.precipitation} may be negative, and a factor cannot mend that; "
                 f"set data.variable_options.{section.precipitation}.minimum: 0"
             )
-        # Water that enters the air, kg m-2 per step.
+        # Water that enters the air, kg m-2 per step: evaporation counts as positive upwards.
         sign = -1.0
         if section.evaporation_positive == "up":
             sign = 1.0
@@ -170,7 +171,7 @@ class EnergyFixer(BudgetFixer):
             resolver.resolve_field("eastward_wind", section.eastward_wind, "wind"),
             resolver.resolve_field("northward_wind", section.northward_wind, "wind"),
         )
-        # Energy that enters the air, J m-2 per step.
+        # Energy that enters the air, J m-2 per step: downwards through the top, upwards through the surface.
         signs = {"top_down": 1.0, "top_up": -1.0, "surface_down": -1.0, "surface_up": 1.0}
         self._fluxes: list[ChannelSlice] = []
         for key, sign in signs.items():
@@ -188,8 +189,8 @@ class EnergyFixer(BudgetFixer):
         gained_B = self._columns.global_mean(net_flux_BHW)
         # Only the heat depends on temperature, so it has to balance the fluxes and the rest of the energy.
         target_B = heat_before_B + gained_B - (rest_after_B - rest_before_B)
-        temperature_BKHW = fields.after(self._corrected)
-        fields.correct(self._corrected, budgets.close_energy(target_B, temperature_BKHW, heat_after_B))
+        closed_BKHW = budgets.close_energy(target_B, fields.after(self._corrected), heat_after_B)
+        fields.correct(self._corrected, closed_BKHW)
 
     def _integrate_energy(
         self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]

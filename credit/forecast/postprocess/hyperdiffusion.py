@@ -44,8 +44,10 @@ class Hyperdiffusion(Postprocess):
         is_vector = []
         is_unmasked = []
         for channel in prognostic:
+            vector_option = context.data.options_of(channel.variable).vector
             standard_name = context.attributes.get(channel.variable, {}).get("standard_name", "")
-            is_vector.append(is_vector_component(context.data.options_of(channel.variable).vector, standard_name))
+            is_vector.append(is_vector_component(vector_option, standard_name))
+            # A filter would spread the values that stand for missing cells.
             mask = context.masks.get(channel.variable)
             is_unmasked.append(mask is None or not mask.any())
         self._num_prognostic = len(prognostic)
@@ -60,6 +62,8 @@ class Hyperdiffusion(Postprocess):
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
         """Return the output with damped prognostic channels; see `Postprocess.forward`."""
+        # Prognostic channels come first in the output. Diagnostic channels are not an input of the next step, so their
+        # errors do not grow.
         damped = self._filter(output_BCHW[:, : self._num_prognostic])
         return torch.cat([damped, output_BCHW[:, self._num_prognostic :]], dim=1)
 
@@ -91,22 +95,26 @@ class WaveFilter:
         self._circle_length = 2 * num_rows
         if self._has_pole_points:
             self._circle_length = 2 * (num_rows - 1)
-        rate = step_minutes / time_minutes
+        # Number of times by which a step damps the shortest wave by the factor e.
+        efoldings = step_minutes / time_minutes
         device = vector_C.device
 
         # Meridional pass: wave numbers along the great circle, relative to the largest.
         largest_meridional = self._circle_length / 2
         relative_wave_K = torch.arange(self._circle_length // 2 + 1, dtype=torch.float64) / largest_meridional
-        self._meridional_factor_K1 = torch.exp(-rate * relative_wave_K**order).float()[:, None].to(device)
+        meridional_factor_K = torch.exp(-efoldings * relative_wave_K**order).float()
+        self._meridional_factor_K1 = meridional_factor_K[:, None].to(device)
 
         # Zonal pass: the largest wave number of a row decreases towards the poles with the length of its circle.
         zonal_wave = torch.arange(self._num_columns // 2 + 1, dtype=torch.float64)
+        # At a pole, where the circle has no length, the floor avoids a division by 0.
         cos_lat_H = torch.cos(torch.deg2rad(torch.from_numpy(grid.lat))).clamp(min=1e-9)
         largest_zonal_H = self._num_columns / 2 * cos_lat_H
         relative_zonal_wave = zonal_wave / largest_zonal_H[:, None]
+        # The zonal mean and zonal wave number 1 are not damped.
         relative_zonal_wave[:, :2] = 0
         # One row of factors for each latitude, one column for each zonal wave number.
-        self._zonal_factor = torch.exp(-rate * relative_zonal_wave**order).float().to(device)
+        self._zonal_factor = torch.exp(-efoldings * relative_zonal_wave**order).float().to(device)
         self._sign_C11 = torch.where(vector_C, -1.0, 1.0)[:, None, None]
         self._unmasked_C11 = unmasked_C[:, None, None]
 
@@ -124,6 +132,7 @@ class WaveFilter:
         # The column on the other side of the pole is half of the columns away, and its rows are in reverse order.
         opposite_BCHW = (self._sign_C11 * x_BCHW).roll(self._num_columns // 2, dims=3).flip(2)
         if self._has_pole_points:
+            # The rows at the poles belong to both meridians and must not be repeated in the circle.
             opposite_BCHW = opposite_BCHW[:, :, 1:-1]
         # Meridional pass: each meridian and the opposite one are a periodic circle, so a Fourier transform applies.
         circle = torch.cat([x_BCHW, opposite_BCHW], dim=2)

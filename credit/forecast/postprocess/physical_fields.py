@@ -17,8 +17,8 @@ from credit.errors import ConfigError
 from credit.forecast.postprocess.base import PostprocessContext
 from credit.physics.thermodynamics import GRAVITY
 
-# Quantity -> unit -> factor to SI units.
-_UNITS = {
+# Quantity -> unit -> factor that converts values in this unit to SI units.
+_SI_FACTORS = {
     "pressure": {"Pa": 1.0, "hPa": 100.0},
     "mass fraction of water": {"kg kg-1": 1.0, "1": 1.0, "g kg-1": 1e-3},
     "temperature": {"K": 1.0},
@@ -27,7 +27,7 @@ _UNITS = {
 }
 # Kind of flux -> temporal meaning -> unit -> factor that converts a sum to kg m-2 or J m-2, or a mean to kg m-2 s-1 or
 # J m-2 s-1. A mean is then multiplied by the length of the step in seconds.
-_FLUX_UNITS = {
+_FLUX_FACTORS = {
     "water": {
         "accumulate": {"kg m-2": 1.0, "mm": 1.0, "m": 1000.0},
         "mean": {
@@ -107,11 +107,21 @@ class StepFields:
             values_BKHW: new values in SI units.
         """
         encoded = self._normalizer.encode_channels(values_BKHW / variable.factor, "output", variable.rows)
-        self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, variable.rows[0], variable.rows[-1] + 1)
+        # A new tensor, not a change in place, so that the step can be differentiated.
+        start = variable.rows[0]
+        stop = variable.rows[-1] + 1
+        self.output_BCHW = self.output_BCHW.slice_scatter(encoded, dim=1, start=start, end=stop)
         # Later reads decode the corrected output, with the rounding of float32.
         self._decoded.pop(("output", variable), None)
 
     def _decode(self, group: str, variable: ChannelSlice, fields_BCHW: Tensor) -> Tensor:
+        """Return a variable in SI units, (B, K, H, W) float64; it is decoded once.
+
+        Args:
+            group: group of the channels of `fields_BCHW`.
+            variable: the variable.
+            fields_BCHW: normalised fields of the group.
+        """
         key = (group, variable)
         if key not in self._decoded:
             physical_BKHW = self._normalizer.decode_channels(fields_BCHW, group, variable.rows)
@@ -146,13 +156,15 @@ class VariableResolver:
         output = context.channels.output
         rows = tuple(index for index, channel in enumerate(output) if channel.variable == name)
         levels = tuple(output[index].level for index in rows)
+        # A variable without levels has a single channel, whose level is None.
         if levels != (None,) and levels != context.layers.levels:
             raise ConfigError(
                 f"{context.key}.{key}: {name} has levels of its own (data.variable_options.{name}.levels), and a "
                 "budget needs it on all of data.levels; leave them out"
             )
         self._require_unmasked(key, name)
-        return ChannelSlice("output", rows, self._find_factor(key, name, _UNITS[quantity], quantity))
+        factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)
+        return ChannelSlice("output", rows, factor)
 
     def resolve_flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
         """Return the channel of a flux, with the factor that gives the amount per step in kg m-2 or J m-2.
@@ -173,7 +185,8 @@ class VariableResolver:
         if name not in {channel.variable for channel in channels}:
             group = "dynamic_forcing"
             channels = context.channels.group(group)
-        (row,) = (index for index, channel in enumerate(channels) if channel.variable == name)
+        # A flux has no levels, so it has exactly one channel.
+        (row,) = [index for index, channel in enumerate(channels) if channel.variable == name]
         self._require_unmasked(key, name)
         # Solar radiation is computed as the sum over the window, in J m-2, so it needs no factor.
         if channels[row].source == "computed":
@@ -193,7 +206,8 @@ class VariableResolver:
                 f"{context.key}.{key}: data.variable_options.{name}.temporal: {name} is instantaneous, and a budget "
                 "needs what passes during the step; set accumulate or mean, if that is what the data are"
             )
-        factor = self._find_factor(key, name, _FLUX_UNITS[kind][temporal], f"flux of {kind}, {temporal}")
+        factor = self._find_factor(key, name, _FLUX_FACTORS[kind][temporal], f"flux of {kind}, {temporal}")
+        # A mean over the step becomes a sum: the mean times the length of the step.
         seconds = 1.0
         if temporal == "mean":
             seconds = context.data.step_minutes * 60.0
@@ -211,9 +225,9 @@ class VariableResolver:
         """
         context = self._context
         static = context.channels.group("static")
-        (row,) = (index for index, channel in enumerate(static) if channel.name == name)
+        (row,) = [index for index, channel in enumerate(static) if channel.name == name]
         quantity = "geopotential or height of the surface"
-        factor = self._find_factor(key, name, _UNITS[quantity], quantity)
+        factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)
         self._require_unmasked(key, name)
         ground_HW = np.asarray(context.static_CHW[row], dtype=np.float64) * factor
         return torch.from_numpy(ground_HW).to(context.device)
@@ -230,9 +244,14 @@ class VariableResolver:
         Raises:
             ConfigError: if the variable has no units or units that are not allowed.
         """
-        units = self._context.data.options_of(name).units or self._context.attributes.get(name, {}).get("units", "")
+        # The units in the config go before those in the files.
+        units = self._context.data.options_of(name).units
+        if not units:
+            units = self._context.attributes.get(name, {}).get("units", "")
         if normalise_units(units) not in factors:
-            units_text = f'in "{units}"' if units else "without units"
+            units_text = "without units"
+            if units:
+                units_text = f'in "{units}"'
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} is {units_text}; a budget takes {quantity} in "
                 f"{', '.join(factors)}; correct the variable, its units in the files, or convert them: "

@@ -38,10 +38,12 @@ class ClampSection(PostprocessSection):
     )
 
     @model_validator(mode="after")
-    def _has_bounds(self) -> ClampSection:
-        if self.minimum is None and self.maximum is None:
+    def _require_bounds(self) -> ClampSection:
+        has_minimum = self.minimum is not None
+        has_maximum = self.maximum is not None
+        if not has_minimum and not has_maximum:
             raise ValueError("clamp needs minimum, maximum or both")
-        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
+        if has_minimum and has_maximum and self.minimum >= self.maximum:
             raise ValueError(f"minimum {self.minimum:g} must be below maximum {self.maximum:g}")
         return self
 
@@ -60,7 +62,9 @@ class ClampSection(PostprocessSection):
             *groups.diagnostic.vars_2D,
         }
         for bound in ("minimum", "maximum"):
-            if getattr(self, bound) is not None and getattr(data.options_of(self.variable), bound) is not None:
+            value = getattr(self, bound)
+            data_value = getattr(data.options_of(self.variable), bound)
+            if value is not None and data_value is not None:
                 raise ValueError(
                     f"{key}.{bound}: data.variable_options.{self.variable}.{bound} sets it already; leave one out"
                 )
@@ -149,8 +153,10 @@ class EnergySection(BudgetSection):
     surface_up: list[str] = Field([], description="Fluxes at the surface that are positive upwards.")
 
     @model_validator(mode="after")
-    def _has_fluxes(self) -> EnergySection:
-        if not (self.top_down or self.top_up) or not (self.surface_down or self.surface_up):
+    def _require_fluxes(self) -> EnergySection:
+        has_top_fluxes = self.top_down or self.top_up
+        has_surface_fluxes = self.surface_down or self.surface_up
+        if not has_top_fluxes or not has_surface_fluxes:
             raise ValueError("energy needs fluxes at the top (top_down, top_up) and at the surface (surface_down, ...)")
         fluxes = [*self.top_down, *self.top_up, *self.surface_down, *self.surface_up]
         repeated = sorted({name for name in fluxes if fluxes.count(name) > 1})
@@ -168,8 +174,9 @@ class EnergySection(BudgetSection):
         require_variable_in(
             f"{key}.surface_geopotential", self.surface_geopotential, set(groups.static.vars_2D), "in static.vars_2D"
         )
+        # A flux may also be a forcing, such as the solar radiation at the top of the atmosphere.
         fluxes = {*groups.prognostic.vars_2D, *groups.diagnostic.vars_2D, *groups.dynamic_forcing.vars_2D}
+        rule = "in vars_2D of prognostic, diagnostic or dynamic_forcing"
         for direction in ("top_down", "top_up", "surface_down", "surface_up"):
             for name in getattr(self, direction):
-                rule = "in vars_2D of prognostic, diagnostic or dynamic_forcing"
                 require_variable_in(f"{key}.{direction}", name, fluxes, rule)

@@ -79,6 +79,8 @@ class Gpu:
         return max(compute_seconds, memory_seconds, KERNEL_SECONDS)
 
 
+# The numbers are in the order of the attributes of `Gpu`: memory (GiB), peak rates (TFLOP/s) of bfloat16, TF32 and
+# float32, bandwidths (GB/s) of memory, node and network, GPUs per node, power (W).
 _GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -90,9 +92,9 @@ _GPUS = {
     )
 }
 
-# As `torch.cuda.get_device_name` reports them. Variants with other peaks (PCIe and NVL cards of Hopper) and slices of a
-# GPU are left out; the A100 cards have the peaks of the modules.
-_REPORTED = {
+# Name that `torch.cuda.get_device_name` reports -> name in `_GPUS`. Variants with other peaks (PCIe and NVL cards of
+# Hopper) and slices of a GPU are left out; the A100 cards have the peaks of the modules.
+_NAMES_BY_DEVICE = {
     "NVIDIA A100-SXM4-40GB": "a100-40",
     "NVIDIA A100-PCIE-40GB": "a100-40",
     "NVIDIA A100-SXM4-80GB": "a100-80",
@@ -112,9 +114,10 @@ def find_peak_rates(device_name: str) -> dict[str, float]:
     Returns:
         Name of the rate -> TFLOP/s; empty for a GPU whose peak rates are not known here.
     """
-    gpu = _GPUS.get(_REPORTED.get(device_name, ""))
-    if gpu is None:
+    name = _NAMES_BY_DEVICE.get(device_name)
+    if name is None:
         return {}
+    gpu = _GPUS[name]
     return {"bfloat16": gpu.bfloat16, "tf32": gpu.tf32, "float32": gpu.float32}
 
 

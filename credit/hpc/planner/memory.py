@@ -139,10 +139,11 @@ class Schedule:
     def forwards_without_gradient(self) -> int:
         """Number of further forward passes, which have no backward pass.
 
-        The loss needs the outputs of all members. If these take several batches, all outputs are first computed without
-        a gradient, and each batch is then computed again with one (see `credit.forecast.objectives.ensemble`).
+        The loss needs the outputs of all members. If these take several batches, all outputs are computed first. The
+        last batch keeps its graph; the others are computed without a gradient, and then again with one (see
+        `credit.forecast.objectives.ensemble`).
         """
-        return self.passes if self.member_batches > 1 else 0
+        return self.micro_steps * self.rollout * (self.member_batches - 1)
 
     @property
     def recomputes(self) -> bool:
@@ -207,10 +208,16 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
     assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
         parameters = [parameter for parameter in module.parameters() if id(parameter) not in assigned_ids]
-        assigned_ids.update(map(id, parameters))
-        stays_gathered = not reshard_after_forward or number == 0 or module is model
-        is_split = any(_split_dim(parameter) is not None for parameter in parameters)
-        units.append(ShardUnit(tuple(map(_read_weight, parameters)), is_split, stays_gathered))
+        assigned_ids.update(id(parameter) for parameter in parameters)
+        # In the reversed order, the backward pass begins with the first unit.
+        begins_backward = number == 0
+        is_outside_blocks = module is model
+        unit = ShardUnit(
+            weights=tuple(_read_weight(parameter) for parameter in parameters),
+            split=any(_split_dim(parameter) is not None for parameter in parameters),
+            stays_gathered=not reshard_after_forward or begins_backward or is_outside_blocks,
+        )
+        units.append(unit)
     return tuple(units)
 
 
@@ -233,16 +240,18 @@ def compute_state_memory(
     num_trained = 0
     for unit in units:
         for weight in unit.weights:
-            part_bytes = weight.element_bytes * weight.elements_per_rank(unit.num_ranks(degrees))
-            all_bytes += part_bytes
+            shard_bytes = weight.element_bytes * weight.elements_per_rank(unit.num_ranks(degrees))
+            all_bytes += shard_bytes
             if weight.trains:
-                trained_bytes += part_bytes
+                trained_bytes += shard_bytes
                 num_trained += 1
+    # Gradients, moments and average of a weight have its dtype; frozen weights have none of them.
+    average_bytes = trained_bytes if average else 0
     return Memory(
         parameters=all_bytes,
         gradients=trained_bytes,
         optimizer=_NUM_MOMENTS * trained_bytes + _STEP_COUNT_BYTES * num_trained,
-        average=trained_bytes if average else 0,
+        average=average_bytes,
         buffers=buffers,
         host=host,
     )
@@ -268,7 +277,8 @@ def bound_in_flight_memory(
         precision: bytes of an element in the collectives.
         schedule: number of passes through the model.
     """
-    stays_gathered = 0
+    # All sizes are in elements until the end.
+    num_staying = 0
     max_freed = 0
     max_buffer = 0
     for unit in units:
@@ -277,11 +287,11 @@ def bound_in_flight_memory(
         buffer_elements = unit_elements if unit.num_ranks(degrees) > 1 else 0
         max_buffer = max(max_buffer, buffer_elements)
         if unit.stays_gathered or schedule.recomputes:
-            stays_gathered += unit_elements
+            num_staying += unit_elements
         else:
             # The unit in use, and the next one, which is assumed to be as large.
             max_freed = max(max_freed, unit_elements + buffer_elements)
-    gathered = stays_gathered + max_freed + max_buffer
+    gathered = num_staying + max_freed + max_buffer
     # Gradients as the backward pass computes them, in the buffer of their reduction, and summed over passes.
     computed = max(unit.total_elements(training=True) for unit in units)
     reduced = max(unit.gathered_elements(degrees, training=True) for unit in units)
@@ -327,6 +337,7 @@ def _read_weight(parameter: nn.Parameter) -> Weight:
     if split_dim is not None:
         mesh = parameter.device_mesh
         shape[split_dim] //= mesh.size(mesh.mesh_dim_names.index("tp"))
+    # A scalar counts as a single row of one element.
     rows = shape[0] if shape else 1
     row_elements = math.prod(shape[1:])
     return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad)

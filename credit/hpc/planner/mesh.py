@@ -28,7 +28,7 @@ from credit.hpc.planner.memory import (
     read_units,
 )
 from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
-from credit.hpc.planner.trace import Collective, Trace, extrapolate_trace, trace_step
+from credit.hpc.planner.trace import Collective, Kernel, Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
     count_member_collectives,
@@ -99,7 +99,7 @@ class MeshPlan:
 
 
 @dataclass(frozen=True)
-class _Network:
+class _NetworkProperties:
     """Properties of the network that depend on the degree of tensor parallelism, but not on replicas and shards.
 
     Attributes:
@@ -138,7 +138,7 @@ class Planner:
         self._world = world
         self._gpu = gpu
         self._on_gpu = kernels == "gpu"
-        self._networks: dict[tuple[bool, int], _Network] = {}
+        self._properties: dict[tuple[bool, int], _NetworkProperties] = {}
         self._traces: dict[tuple[bool, int, Checkpointing, MemberBatches], Trace] = {}
         self.parameters = 0
 
@@ -157,7 +157,8 @@ class Planner:
         for tensor in divisors(self._world):
             if tensor > self._gpu.per_node:
                 return
-            if self._world // tensor % self._run.trainer.parallelism.ensemble:
+            num_data_ranks = self._world // tensor
+            if num_data_ranks % self._run.trainer.parallelism.ensemble:
                 # The data-parallel ranks do not form whole ensemble groups.
                 continue
             if not self._run.count_steps(self._build_degrees(1, tensor)):
@@ -171,7 +172,8 @@ class Planner:
                 # No layer of this network can be split over so many ranks.
                 return
             yield from meshes
-            speed = max((mesh.samples_per_second for mesh in meshes if mesh.works), default=0.0)
+            working_speeds = [mesh.samples_per_second for mesh in meshes if mesh.works]
+            speed = max(working_speeds, default=0.0)
             if speed < best_speed:
                 return
             best_speed = speed
@@ -211,10 +213,10 @@ class Planner:
         gpu = self._gpu
         trainer = run.trainer
         sharded = data != "none"
-        network = self._describe_network(sharded, degrees.tensor)
+        network = self._read_network(sharded, degrees.tensor)
         trace = self._trace_step(sharded, degrees.tensor, checkpointing, members)
 
-        # Memory: states of the optimizer and weights, then what the step needs for a while.
+        # Memory: the weights and the state of the optimizer, then what a step needs in passing.
         on_host = sharded and trainer.parallelism.cpu_offload
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         output_bytes = run.output_bytes * members.members
@@ -229,8 +231,7 @@ class Planner:
             collectives += count_sharding_collectives(network.units, degrees, network.precision, schedule)
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
-        kernel_seconds = sum(gpu.estimate_kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
-        update_seconds = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
+        kernel_seconds = self._estimate_kernel_seconds(trace.kernels, memory.parameters)
         blocking_seconds, overlapped_seconds = self._estimate_collective_seconds(collectives)
         plan = MeshPlan(
             data=data,
@@ -238,7 +239,7 @@ class Planner:
             memory=memory,
             collectives=collectives,
             flops=trace.flops,
-            kernel_seconds=kernel_seconds + update_seconds,
+            kernel_seconds=kernel_seconds,
             launch_seconds=sum(trace.kernels.values()) * gpu.launch_seconds,
             blocking_seconds=blocking_seconds,
             overlapped_seconds=overlapped_seconds,
@@ -252,6 +253,22 @@ class Planner:
         hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
 
+    def _estimate_kernel_seconds(self, kernels: Mapping[Kernel, int], parameter_bytes: int) -> float:
+        """Return the seconds of all kernels of an optimizer step, including the update, which is not traced.
+
+        Args:
+            kernels: kernel -> number of its runs in the traced step.
+            parameter_bytes: bytes of this rank's shard of the weights.
+        """
+        gpu = self._gpu
+        traced_seconds = []
+        for kernel, count in kernels.items():
+            seconds_per_run = gpu.estimate_kernel_seconds(kernel.rate, kernel.flops, kernel.bytes)
+            traced_seconds.append(seconds_per_run * count)
+        # The update does little arithmetic, so its time is that of its memory traffic.
+        update_seconds = parameter_bytes * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
+        return sum(traced_seconds) + update_seconds
+
     def _estimate_collective_seconds(self, collectives: Mapping[Collective, int]) -> tuple[float, float]:
         """Return the seconds of the collectives that kernels wait for, and of those that run together with kernels."""
         blocking_seconds = 0.0
@@ -263,20 +280,20 @@ class Planner:
                 overlapped_seconds += estimate_seconds(collective, self._gpu) * count
         return blocking_seconds, overlapped_seconds
 
-    def _describe_network(self, sharded: bool, tensor: int) -> _Network:
+    def _read_network(self, sharded: bool, tensor: int) -> _NetworkProperties:
         """Return the properties of the network at a degree of tensor parallelism; they are computed once.
 
         Args:
             sharded: True if FSDP2 shards the network.
             tensor: number of tensor-parallel ranks.
         """
-        if (sharded, tensor) not in self._networks:
+        if (sharded, tensor) not in self._properties:
             trainer = self._run.trainer
-            model, autocast = self._run.step_builder.build_network(
-                self._smallest_mesh(tensor), sharded, trainer.activation_checkpoint
-            )
-            self.parameters = sum(p.numel() for p in model.parameters())
-            # Without FSDP2's mixed precision, its collectives have float32.
+            mesh = self._build_smallest_mesh(tensor)
+            model, autocast = self._run.step_builder.build_network(mesh, sharded, trainer.activation_checkpoint)
+            self.parameters = sum(parameter.numel() for parameter in model.parameters())
+            # The precision is either that of autocast or that of FSDP2. With autocast, or without either, FSDP2's
+            # collectives have float32.
             precision = Precision()
             dtypes: tuple[torch.dtype, ...] = ()
             if trainer.amp and not autocast:
@@ -286,10 +303,15 @@ class Planner:
                 precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
             units = read_units(model, trainer.parallelism.reshard_after_forward)
-            self._networks[sharded, tensor] = _Network(
-                units, count_buffer_bytes(model), read_iterated_bytes(model), autocast, precision, dtypes
+            self._properties[sharded, tensor] = _NetworkProperties(
+                units=units,
+                buffers=count_buffer_bytes(model),
+                iterated=read_iterated_bytes(model),
+                autocast=autocast,
+                precision=precision,
+                dtypes=dtypes,
             )
-        return self._networks[sharded, tensor]
+        return self._properties[sharded, tensor]
 
     def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing, members: MemberBatches) -> Trace:
         """Return the trace of an optimizer step without FSDP2; the cost of FSDP2 is computed from the sharding units.
@@ -300,14 +322,15 @@ class Planner:
             checkpointing: value of ``trainer.activation_checkpoint``.
             members: ensemble members that the rank computes for each sample.
         """
-        network = self._describe_network(sharded, tensor)
+        network = self._read_network(sharded, tensor)
         step_builder = self._run.step_builder
         schedule = self._run.schedule(members)
 
         def trace_rollout(rollout: int) -> Trace:
-            model, _ = step_builder.build_network(self._smallest_mesh(tensor), False, checkpointing)
+            model, _ = step_builder.build_network(self._build_smallest_mesh(tensor), False, checkpointing)
             return trace_step(
                 model,
+                # Only the number of micro-steps is left for `trace_step` to choose.
                 functools.partial(step_builder.build_step, model, network.autocast, rollout, members),
                 micro_steps=schedule.micro_steps,
                 gpu=self._on_gpu,
@@ -322,16 +345,18 @@ class Planner:
             if rollout <= 3:
                 self._traces[key] = trace_rollout(rollout)
             else:
-                # A rollout of one step is no basis: it is not recomputed.
+                # The cost of a further step is that of the third. Rollouts of one and two steps would not give it,
+                # because the step of a one-step rollout is never recomputed.
                 self._traces[key] = extrapolate_trace(trace_rollout(2), trace_rollout(3), rollout - 3)
         return self._traces[key]
 
-    def _smallest_mesh(self, tensor: int) -> DeviceGrid:
+    def _build_smallest_mesh(self, tensor: int) -> DeviceGrid:
         """Return the smallest mesh with `tensor` tensor-parallel ranks that shards the network as the run does."""
         # Two shards stand for any number of them, because the units are the same.
-        return build_mesh(ParallelDims(1, min(2, self._world // tensor), tensor), 0, "cpu")
+        num_shards = min(2, self._world // tensor)
+        return build_mesh(ParallelDims(replicate=1, shard=num_shards, tensor=tensor), rank=0, device_type="cpu")
 
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of a positive number in increasing order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

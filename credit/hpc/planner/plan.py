@@ -13,7 +13,7 @@ from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 
 # Estimated speeds that differ by less than this share count as equal.
-_TIE = 0.02
+_SPEED_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def best(self) -> MeshPlan:
-        """Plan of the recommended mesh: the fastest one, or one that is as fast within `_TIE`."""
+        """Plan of the recommended mesh: the fastest one, or one that is as fast within `_SPEED_TOLERANCE`."""
         return self.meshes[0]
 
 
@@ -68,15 +68,16 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     if world < 1:
         raise ConfigError(f"--world-size: {world} must be 1 or more")
     if world > gpu.per_node and world % gpu.per_node:
-        below = world // gpu.per_node * gpu.per_node
+        smaller_world = world // gpu.per_node * gpu.per_node
+        larger_world = smaller_world + gpu.per_node
         raise ConfigError(
-            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {below} and {below + gpu.per_node} do, "
+            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
             "and --per-node says how many a node has"
         )
     configured_degrees = plan_degrees(run.trainer.parallelism, world)
+    # The fake process group stands for all ranks; nothing is communicated.
     with fake_process_group(world):
         planner = Planner(run, world, gpu)
-        # The fake process group stands for all ranks; nothing is communicated.
         meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search_meshes()}
         if not any(mesh.steps for mesh in meshes.values()):
             raise ConfigError(
@@ -88,7 +89,7 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         configured_key = (configured_data, configured_degrees)
         if configured_key not in meshes:
             meshes[configured_key] = planner.plan_mesh(*configured_key, run.trainer.activation_checkpoint)
-        ordered_meshes = _order_meshes([*meshes.values()])
+        ordered_meshes = _order_meshes(list(meshes.values()))
         best = ordered_meshes[0]
         if not best.works:
             # If no mesh fits, the message suggests changes for the one that needs the least memory.
@@ -115,13 +116,16 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
     """Return the meshes in the order of `Plan.meshes`.
 
-    Among the meshes that are as fast as the fastest within `_TIE`, the one whose collectives take the least time comes
-    first: its speed depends least on the assumption that collectives and kernels run at the same time.
+    Among the meshes that are as fast as the fastest within `_SPEED_TOLERANCE`, the one whose collectives take the least
+    time comes first: its speed depends least on the assumption that collectives and kernels run at the same time.
     """
+    # Meshes that work come first, because False sorts before True; among them, the fastest comes first.
     ordered = sorted(meshes, key=lambda mesh: (not mesh.works, -mesh.samples_per_second))
-    least_speed = (1 - _TIE) * ordered[0].samples_per_second
+    least_speed = (1 - _SPEED_TOLERANCE) * ordered[0].samples_per_second
     ties = [mesh for mesh in ordered if mesh.works and mesh.samples_per_second > least_speed]
-    leader = min(ties or ordered[:1], key=lambda mesh: mesh.blocking_seconds + mesh.overlapped_seconds)
+    # If no mesh works, there are no ties, and the first mesh of the order stays first.
+    candidates = ties or ordered[:1]
+    leader = min(candidates, key=lambda mesh: mesh.blocking_seconds + mesh.overlapped_seconds)
     return [leader, *(mesh for mesh in ordered if mesh is not leader)]
 
 

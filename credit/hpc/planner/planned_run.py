@@ -85,10 +85,11 @@ class PlannedRun:
 
     def schedule(self, members: MemberBatches) -> Schedule:
         """Return the number of passes through the model in an optimizer step with the run's longest rollout."""
-        longest_rollout = max(self.rollout.values())
-        trainer = self.trainer
         return Schedule(
-            trainer.grad_accum_every, longest_rollout, trainer.recompute_steps, member_batches=members.num_batches
+            micro_steps=self.trainer.grad_accum_every,
+            rollout=max(self.rollout.values()),
+            recompute=self.trainer.recompute_steps,
+            member_batches=members.num_batches,
         )
 
     def member_batches(self, degrees: ParallelDims, at_once: int | None = None) -> MemberBatches:
@@ -98,8 +99,10 @@ class PlannedRun:
             degrees: number of ranks along each axis of the mesh.
             at_once: number of members in a batch; None for ``trainer.members_at_once``.
         """
+        # The ranks of an ensemble group divide the members of a sample equally.
         members = self.trainer.members // degrees.ensemble
-        return MemberBatches(members, min(at_once or self.trainer.members_at_once, members))
+        batch_size = at_once or self.trainer.members_at_once
+        return MemberBatches(members=members, at_once=min(batch_size, members))
 
     @property
     def num_counted_steps(self) -> int:
@@ -111,6 +114,7 @@ class PlannedRun:
     @property
     def mean_rollout_fraction(self) -> float:
         """Mean length of the rollout over the run divided by its longest length, in (0, 1]."""
+        # Each length of the rollout holds until the next one starts, the last one until the end of the run.
         starts = sorted(self.rollout)
         ends = [*starts[1:], 1.0]
         mean_steps = 0.0
@@ -128,4 +132,5 @@ class PlannedRun:
         steps_per_epoch = self.samples // self.samples_per_step(degrees)
         if not steps_per_epoch:
             return 0
+        # The config sets exactly one of the two keys.
         return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch

@@ -24,6 +24,8 @@ from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind, sum_ring_bytes_by_kind
 
 _MAX_MESHES_SHOWN = 10
+# A run of several epochs with fewer optimizer steps than this is seldom meant.
+_MIN_USUAL_STEPS = 1000
 # Field of `Memory` -> its meaning, and how well it is known.
 _MEMORY_KINDS = {
     "parameters": "weights, this rank's part (exact)",
@@ -72,22 +74,28 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         "assumed:",
     ]
     lines += [f"- {assumption}" for assumption in list_assumptions(run, gpu)]
-    if best.steps and run.trainer.num_epoch and best.steps < 1000:
+    # With ``max_steps`` instead of ``num_epoch``, the user has chosen the number of steps.
+    has_few_steps = 0 < best.steps < _MIN_USUAL_STEPS
+    if has_few_steps and run.trainer.num_epoch:
         lines += ["", f"note: {best.steps} optimizer steps are few for {run.trainer.num_epoch} epochs"]
     return "\n".join(lines)
 
 
 def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
     """Return the plan for JSON, in bytes, seconds and hours; estimated values are under the key ``estimate``."""
+    # The keys are written as in YAML: false, selective, true.
+    checkpointing = {}
+    for kind, mesh in plan.checkpointing.items():
+        checkpointing[str(kind).lower()] = _mesh_to_dict(mesh)
     return {
         "parameters": plan.parameters,
         "gpu": asdict(plan.gpu),
         "usable_bytes": plan.gpu.usable_bytes,
-        "recommended": _mesh_dict(plan.best),
-        "configured": _mesh_dict(plan.configured),
-        "meshes": [_mesh_dict(mesh) for mesh in plan.meshes],
-        "checkpointing": {str(kind).lower(): _mesh_dict(mesh) for kind, mesh in plan.checkpointing.items()},
-        "members_at_once": {number: _mesh_dict(mesh) for number, mesh in plan.members_at_once.items()},
+        "recommended": _mesh_to_dict(plan.best),
+        "configured": _mesh_to_dict(plan.configured),
+        "meshes": [_mesh_to_dict(mesh) for mesh in plan.meshes],
+        "checkpointing": checkpointing,
+        "members_at_once": {number: _mesh_to_dict(mesh) for number, mesh in plan.members_at_once.items()},
         "recommended_members_at_once": plan.best_members_at_once,
         "estimated_how": _HOW_ESTIMATED,
         "assumed": list_assumptions(run, plan.gpu),
@@ -105,6 +113,7 @@ def format_settings(mesh: MeshPlan) -> str:
     if mesh.data == "fsdp2":
         return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{ensemble}}}"
     if mesh.data == "none":
+        # Tensor parallelism alone: all ranks share each sample, so there are no ensemble groups.
         return f"{{data: none, tensor: {degrees.tensor}}}"
     return f"{{data: ddp{ensemble}}}"
 
@@ -134,6 +143,7 @@ def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
 
 def _describe_nodes(gpu: Gpu, world: int) -> str:
     """Return the number and size of the nodes of `world` GPUs as text, such as "2 nodes of 8"."""
+    # A single node need not be full.
     nodes = math.ceil(world / gpu.per_node)
     plural = "s" if nodes > 1 else ""
     return f"{nodes} node{plural} of {gpu.per_node}"
@@ -146,6 +156,7 @@ def _format_meshes(plan: Plan) -> list[str]:
         "| estimate: MWh | |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    # The best meshes come first in the plan. The config's mesh is shown even if it is not among them.
     shown_meshes = list(plan.meshes[:_MAX_MESHES_SHOWN])
     if plan.configured not in shown_meshes:
         shown_meshes.append(plan.configured)
@@ -173,6 +184,7 @@ def _format_meshes(plan: Plan) -> list[str]:
 def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
     """Return the lines of the Markdown table of the fullest rank's memory."""
     sizes = asdict(mesh.memory)
+    # With ``trainer.parallelism.cpu_offload``, these fields of `Memory` do not take memory of the GPU.
     fields_on_host: tuple[str, ...] = ()
     if mesh.memory.host:
         fields_on_host = ("parameters", "gradients", "optimizer", "average")
@@ -199,7 +211,7 @@ def _format_collectives(mesh: MeshPlan) -> list[str]:
 
 def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
     """Return the lines of the Markdown table of the recommended mesh with each kind of activation checkpointing."""
-    rows = _start_alternatives("trainer.activation_checkpoint")
+    rows = _format_alternatives_header("trainer.activation_checkpoint")
     for kind, mesh in plan.checkpointing.items():
         notes = []
         if kind == run.trainer.activation_checkpoint:
@@ -215,7 +227,7 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
     """
     if len(plan.members_at_once) == 1:
         return []
-    rows = _start_alternatives("trainer.members_at_once")
+    rows = _format_alternatives_header("trainer.members_at_once")
     for number, mesh in plan.members_at_once.items():
         notes = []
         if number == plan.best_members_at_once:
@@ -223,10 +235,11 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
         if number == run.trainer.members_at_once:
             notes.append("the config's")
         rows.append(_format_alternative(str(number), mesh, notes))
+    # An empty line ends the table before the next paragraph.
     return [*rows, ""]
 
 
-def _start_alternatives(key: str) -> list[str]:
+def _format_alternatives_header(key: str) -> list[str]:
     """Return the first two lines of a Markdown table that compares the values of a config key."""
     return [f"| {key} | activations, GiB | all, GiB | estimate: s a step | |", "|---|---|---|---|---|"]
 
@@ -247,7 +260,7 @@ def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
     )
 
 
-def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:
+def _mesh_to_dict(mesh: MeshPlan) -> dict[str, Any]:
     """Return the plan of one mesh for JSON, in bytes, seconds and hours."""
     return {
         "data": mesh.data,

@@ -26,7 +26,7 @@ from credit.models.kernels.dispatch import force_gpu_path
 from credit.parallel.dtensor import to_local
 from credit.parallel.state.materialise import allocate_
 
-# Names of collectives differ between releases of torch.
+# Beginning of an operator's name -> kind of collective. The names differ between releases of torch.
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
                 "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast",
                 "alltoall": "all-to-all", "all_to_all": "all-to-all"}  # fmt: skip
@@ -166,9 +166,8 @@ def trace_step(
         optimizer, take_step = build_step(min(micro_steps, 2))
         recorder = _CostRecorder([*model.parameters(), *model.buffers()], tf32)
         for parameter in model.parameters():
-            if not parameter.requires_grad:
-                continue
-            parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
         # The update works on the shards; its cost follows from their sizes.
         optimizer.register_step_pre_hook(lambda *_: recorder.stop())
         stack.enter_context(recorder)
@@ -189,11 +188,11 @@ def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[s
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     operator_name = func._schema.name.split("::")[1].strip("_")
-    for start, kind in _COLLECTIVES.items():
-        if operator_name.startswith(start):
+    for beginning, kind in _COLLECTIVES.items():
+        if operator_name.startswith(beginning):
             # An all-to-all returns nothing and writes into its first argument.
-            written = arguments[0] if kind == "all-to-all" else result
-            tensors = [leaf for leaf in tree_leaves(written) if isinstance(leaf, Tensor)]
+            outputs = arguments[0] if kind == "all-to-all" else result
+            tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
             return kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return None
 
@@ -233,21 +232,21 @@ class _CostRecorder(TorchDispatchMode):
 
     def build_trace(self, micro_steps: int) -> Trace:
         """Return the trace of a step of `micro_steps` micro-steps, of which the first two at most were run."""
-        kernels = self.kernels
         # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
         num_before = self._micro_step_starts[0][1] if self._micro_step_starts else 0
         collectives = self.collectives[num_before:]
         # The norm of the gradients is the last collective of a step.
         norm_collective = collectives[-1] if collectives else None
-        pass_collectives = Counter(collectives[:-1])
+        calls = collectives[:-1]
+        pass_collectives = Counter(calls)
         if micro_steps > 1:
             # The counts after the first micro-step are added once for each micro-step that was not traced.
-            first_kernels, num_first_collectives = self._micro_step_starts[-1]
-            first_collectives = Counter(collectives[:-1][: num_first_collectives - num_before])
-            for counts, first_counts in ((kernels, first_kernels), (pass_collectives, first_collectives)):
+            first_kernels, num_at_second = self._micro_step_starts[-1]
+            first_collectives = Counter(calls[: num_at_second - num_before])
+            for counts, first_counts in ((self.kernels, first_kernels), (pass_collectives, first_collectives)):
                 for key in counts:
                     counts[key] += (counts[key] - first_counts[key]) * (micro_steps - 2)
-        return Trace(self.peak_bytes, self.constants, kernels, pass_collectives, norm_collective)
+        return Trace(self.peak_bytes, self.constants, self.kernels, pass_collectives, norm_collective)
 
     def release_gradient(self, gradient: Tensor) -> None:
         """Stop counting a gradient as an activation: it belongs to its parameter now."""
@@ -260,6 +259,7 @@ class _CostRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            # The device that the tensor claims to be on; its storage is on the meta device.
             return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
             # Python asks for a value, such as a seed; shapes do not depend on it.
@@ -277,8 +277,8 @@ class _CostRecorder(TorchDispatchMode):
             kind, num_bytes = collective
             self.collectives.append(Collective(kind, dist.ProcessGroup.unbox(group).size(), num_bytes))
         # Tensors that share a storage count once.
-        inputs = {t.untyped_storage()._cdata: t for t in _tensors((args, kwargs))}
-        outputs = {t.untyped_storage()._cdata: t for t in _tensors(result)}
+        inputs = _tensors_by_storage((args, kwargs))
+        outputs = _tensors_by_storage(result)
         # An input that no traced operator has made is a constant, such as a static field.
         for key, tensor in inputs.items():
             if key not in self._live_storages and key not in self._counted_keys:
@@ -296,10 +296,10 @@ class _CostRecorder(TorchDispatchMode):
             formula = flop_registry.get(func.overloadpacket)
             if formula:
                 flops = formula(*args, **kwargs, out_val=result)
-            moved_bytes = sum(_moved_bytes(tensor) for tensor in (*inputs.values(), *outputs.values()))
-            self.kernels[Kernel(self._peak_rate(inputs.values()), flops, moved_bytes)] += 1
+            moved_bytes = sum(_count_bytes(tensor) for tensor in (*inputs.values(), *outputs.values()))
+            self.kernels[Kernel(self._find_rate(inputs.values()), flops, moved_bytes)] += 1
 
-    def _peak_rate(self, inputs: Iterable[Tensor]) -> str:
+    def _find_rate(self, inputs: Iterable[Tensor]) -> str:
         """Return the field of `Gpu` with a kernel's peak rate, by the dtype of its first floating-point input."""
         for tensor in inputs:
             if tensor.is_floating_point():
@@ -339,6 +339,7 @@ def _gpu_kernels(autocast: bool) -> Iterator[None]:
     if autocast:
         for name in norm_names:
             norm = originals[name]
+            # The default `norm=norm` keeps the norm of this pass through the loop.
             setattr(F, name, lambda x, *args, norm=norm, **options: norm(x.float(), *args, **options))
     try:
         with force_gpu_path():
@@ -388,11 +389,12 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
     model.register_forward_hook(lambda _, args, output: cast(output, output_dtype))
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested containers, where each DTensor is replaced by its local part."""
-    return [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def _tensors_by_storage(tree: Any) -> dict[int, Tensor]:
+    """Return key of a storage -> tensor, for the tensors in nested containers; a DTensor counts as its local part."""
+    tensors = [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 
 
-def _moved_bytes(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     """Return the bytes that a kernel moves for a tensor; an expanded tensor counts as at most its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

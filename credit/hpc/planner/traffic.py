@@ -52,18 +52,21 @@ def count_sharding_collectives(
         # Tensor-parallel peers have consecutive numbers, so ranks with the same part of a split unit are farther apart.
         stride = degrees.tensor if unit.split else 1
         gradient_bytes = unit.elements_per_rank(degrees, training=True) * precision.reduced
+        # FSDP2 runs its collectives beside the kernels, so none of them blocks.
         if ranks > 1:
             gathered_bytes = unit.gathered_elements(degrees) * precision.gathered
-            gather = Collective("all-gather", ranks, gathered_bytes, stride, blocks=False)
+            all_gather = Collective("all-gather", ranks, gathered_bytes, stride, blocks=False)
             gathers_per_pass = 1 if unit.stays_gathered else 2
-            collectives[gather] += schedule.passes * gathers_per_pass + schedule.forwards_without_gradient
+            collectives[all_gather] += schedule.passes * gathers_per_pass + schedule.forwards_without_gradient
+            # A unit of frozen weights has no gradient.
             if gradient_bytes:
-                reduce = Collective("reduce-scatter", ranks, gradient_bytes, stride, blocks=False)
-                collectives[reduce] += 1
+                reduce_scatter = Collective("reduce-scatter", ranks, gradient_bytes, stride, blocks=False)
+                collectives[reduce_scatter] += 1
         if degrees.replicate > 1 and gradient_bytes:
+            # The outermost axis of the mesh is that of the replicas, each of which has consecutive ranks.
             replica_stride = degrees.shard * degrees.tensor
-            reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, blocks=False)
-            collectives[reduce] += 1
+            all_reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, blocks=False)
+            collectives[all_reduce] += 1
     return collectives
 
 
@@ -86,12 +89,14 @@ def count_member_collectives(
     if degrees.ensemble == 1:
         return collectives
     if whole_fields:
+        # No gradient is sent back, because every rank computes the whole loss.
         gathered_bytes = output_bytes * degrees.ensemble
-        collectives[Collective("all-gather", degrees.ensemble, gathered_bytes, degrees.tensor)] += num_exchanges
+        all_gather = Collective("all-gather", degrees.ensemble, gathered_bytes, degrees.tensor)
+        collectives[all_gather] += num_exchanges
     else:
         # Outputs change hands before the loss, and their gradients after it.
-        exchange = Collective("all-to-all", degrees.ensemble, output_bytes, degrees.tensor)
-        collectives[exchange] += 2 * num_exchanges
+        all_to_all = Collective("all-to-all", degrees.ensemble, output_bytes, degrees.tensor)
+        collectives[all_to_all] += 2 * num_exchanges
     return collectives
 
 
@@ -128,12 +133,15 @@ def count_iteration_collectives(iterated: Mapping[str, tuple[int, int]], degrees
         degrees: number of ranks along each axis of the mesh.
     """
     # A weight that only the axis `dp` cuts is whole on the tensor-parallel peers.
-    num_shards = {"tp": degrees.shard * degrees.tensor, "shard": degrees.shard * degrees.tensor, "dp": degrees.shard}
-    cut_bytes = [sums for axis, sums in iterated.items() if num_shards[axis] > 1]
+    num_parts = degrees.shard * degrees.tensor
+    num_parts_by_axis = {"tp": num_parts, "shard": num_parts, "dp": degrees.shard}
+    cut_bytes = [sums for axis, sums in iterated.items() if num_parts_by_axis[axis] > 1]
     collectives: Counter[Collective] = Counter()
-    # Weights of all axes are summed together, first for v and then for u.
+    # Weights of all axes are summed together, first for v and then for u. Here `zip` turns the pairs of each axis into
+    # the bytes for v of all axes, then the bytes for u of all axes.
     for bytes_by_axis in zip(*cut_bytes, strict=True):
-        collectives[Collective("all-reduce", degrees.world, sum(bytes_by_axis))] += 1
+        all_reduce = Collective("all-reduce", degrees.world, sum(bytes_by_axis))
+        collectives[all_reduce] += 1
     return collectives
 
 
@@ -183,6 +191,7 @@ def estimate_seconds(collective: Collective, gpu: Gpu) -> float:
     ranks = collective.ranks
     if ranks == 1:
         return 0.0
+    # Every stride-th GPU of a node takes part, or one GPU if the stride exceeds the node.
     ranks_per_node = min(ranks, max(1, gpu.per_node // collective.stride))
     nodes = math.ceil(ranks / ranks_per_node)
     link_gbs = gpu.node_gbs

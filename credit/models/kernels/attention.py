@@ -71,6 +71,8 @@ def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
 
 
 class _CpuAttention(torch.autograd.Function):
+    """Attention that saves only its input and the attention weights for the backward pass."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
         _, N, h, L, d = qkv_3NhLd.shape
@@ -78,6 +80,7 @@ class _CpuAttention(torch.autograd.Function):
             # A view for one head, else a copy.
             qkv_3MLd = qkv_3NhLd.reshape(3, N * h, L, d)
             q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_at_least_float32(qkv_3MLd)).unbind(0)
+            # One operator computes the product, its scale and the sum with the bias.
             scores_MLL = torch.baddbmm(bias_LL.to(q_MLd.dtype), q_MLd, k_MLd.mT, alpha=d**-0.5)
             weights_MLL = softmax_(scores_MLL)
             y_MLd = torch.bmm(weights_MLL, v_MLd)
@@ -97,9 +100,12 @@ class _CpuAttention(torch.autograd.Function):
         grad_qkv_3MLd = torch.empty(qkv_3MLd.shape, dtype=dtype, device=qkv_3MLd.device)
         grad_q_MLd, grad_k_MLd, grad_v_MLd = grad_qkv_3MLd.unbind(0)
 
+        # From y = weights v, then from weights = softmax(scores).
         torch.bmm(weights_MLL.mT, grad_y_MLd, out=grad_v_MLd)
         # The gradient of the weights has no name, so that its memory is free again after this line.
         grad_scores_MLL = torch.ops.aten._softmax_backward_data(torch.bmm(grad_y_MLd, v_MLd.mT), weights_MLL, -1, dtype)
+        # From scores = scale q k^T + bias. With beta=0 the first argument of `baddbmm` is ignored; the operator is used
+        # because it applies the scale without a further pass over the result.
         scale = q_MLd.shape[-1] ** -0.5
         torch.baddbmm(grad_q_MLd, grad_scores_MLL, k_MLd, beta=0, alpha=scale, out=grad_q_MLd)
         torch.baddbmm(grad_k_MLd, grad_scores_MLL.mT, q_MLd, beta=0, alpha=scale, out=grad_k_MLd)
@@ -115,9 +121,11 @@ def softmax_(scores_MLL: Tensor) -> Tensor:
     """
     if scores_MLL.shape[-1] >= VECTOR_LENGTH:
         return scores_MLL.softmax(-1)
+    # The largest score is subtracted so that no exponential overflows.
     weights_MLL = scores_MLL.sub_(scores_MLL.amax(-1, keepdim=True)).exp_()
     return weights_MLL.div_(weights_MLL.sum(-1, keepdim=True))
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:
+    """Return the dtype of `x`, or float32 if that is more precise."""
     return torch.promote_types(x.dtype, torch.float32)

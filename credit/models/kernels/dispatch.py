@@ -46,18 +46,21 @@ LARGE_KERNEL_CONV = Kernel("large_kernel_conv", compiled=True)
 MERGED_HEAD = Kernel("merged_head", compiled=True)
 KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD)
 
+# True inside `force_gpu_path`.
 _emulates_gpu = False
-_replaced: frozenset[str] = frozenset()
+# Names of the kernels that `plain_formulations` replaces.
+_replaced_names: frozenset[str] = frozenset()
 
 
 def uses(kernel: Kernel, x: Tensor) -> bool:
     """Return True if `kernel`, not its plain formulation, is to compute on `x`, given the device and dtype of `x`."""
-    if kernel.name in _replaced:
+    if kernel.name in _replaced_names:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
         return False
     if kernel.cpu_only and not use_cpu_kernels(x):
         return False
+    # Autocast computes in lower precision, even if `x` itself is float32.
     computes_in_float32 = x.dtype == torch.float32 and autocast_dtype(x) is None
     return computes_in_float32 or not kernel.float32_only
 
@@ -71,21 +74,21 @@ def use_cpu_kernels(x: Tensor) -> bool:
 def force_gpu_path() -> Iterator[None]:
     """Context in which networks on a CPU take the code path of a GPU, to predict their memory and work on a GPU."""
     global _emulates_gpu
-    before = _emulates_gpu
+    previous = _emulates_gpu
     _emulates_gpu = True
     try:
         yield
     finally:
-        _emulates_gpu = before
+        _emulates_gpu = previous
 
 
 @contextmanager
 def plain_formulations(*kernels: Kernel) -> Iterator[None]:
     """Context in which plain formulations replace `kernels`, for tests and benchmarks."""
-    global _replaced
-    before = _replaced
-    _replaced = before | {kernel.name for kernel in kernels}
+    global _replaced_names
+    previous = _replaced_names
+    _replaced_names = previous | {kernel.name for kernel in kernels}
     try:
         yield
     finally:
-        _replaced = before
+        _replaced_names = previous

@@ -92,6 +92,7 @@ class _LargeKernelConvs(torch.autograd.Function):
         x_BHWC, *weights = ctx.saved_tensors
         grid = ctx.grid
         num_kernels = len(weights)
+        # The first four arguments of forward are the field, the grid, the index and the number of kernels.
         needs_grad_field = ctx.needs_input_grad[0]
         needs_grad_weights = ctx.needs_input_grad[4 : 4 + num_kernels]
         patches_BHWK = grid.unfold(x_BHWC, ctx.gather_index)
@@ -115,6 +116,7 @@ class _LargeKernelConvs(torch.autograd.Function):
                 grad_weights[i] = from_row_weight(grad_row_weight, grid.stride, weight.shape)
             if needs_grad_field:
                 grad_rows = _input_gradient(grad_y_BHWC, rows_BHWK, row_weight)
+                # The gradient of the largest kernel covers all rows of patches, those of the others are added to it.
                 if grad_patches is None:
                     grad_patches = grad_rows
                 else:
@@ -128,18 +130,22 @@ class _LargeKernelConvs(torch.autograd.Function):
 def _convolve(
     x_BHWC: Tensor, grid: PatchGrid, gather_index: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
+    """Return the results of `large_kernel_convs`, given the result of `PatchGrid.gather_index`."""
     patches_BHWK = grid.unfold(x_BHWC, gather_index)
     outputs = []
     for weight, bias in zip(weights, biases, strict=True):
         kernel = weight.shape[-1]
         rows_BHWK = _rows_of_kernel(patches_BHWK, grid, kernel)
+        # The convolution over rows computes all column taps as separate output channels.
         y_BCHW = F.conv2d(rows_BHWK.permute(0, 3, 1, 2), to_row_weight(weight, grid.stride))
         y_BHWC = y_BCHW.permute(0, 2, 3, 1).contiguous()
         # The sum is float32 even where the taps are bfloat16: 16 roundings in a row would show.
         taps_BHWTC = column_taps(y_BHWC.float(), kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
         sums = taps_BHWTC.sum(-2) + bias.float()
         # The compiler of torch 2.11 loses the gradients of a function's result that `to` leaves as it is.
-        outputs.append(sums if sums.dtype == x_BHWC.dtype else sums.to(x_BHWC.dtype))
+        if sums.dtype != x_BHWC.dtype:
+            sums = sums.to(x_BHWC.dtype)
+        outputs.append(sums)
     return tuple(outputs)
 
 
@@ -192,15 +198,18 @@ def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) 
     B, H, _, C = y_BHWC.shape
     out_channels = C // taps
     batch_stride, row_stride, column_stride, _ = y_BHWC.stride()
+    # One tap further means one column further and, in that column, the next group of `out_channels` channels.
+    tap_stride = column_stride + out_channels
     return y_BHWC.as_strided(
         (B, H, num_columns, taps, out_channels),
-        (batch_stride, row_stride, column_stride, column_stride + out_channels, 1),
+        (batch_stride, row_stride, column_stride, tap_stride, 1),
         first_column * column_stride,
     )
 
 
 def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
     """Return the gradient of `rows_BHWK`, the rows of patches that were convolved, given that of the result."""
+    # `output_mask` selects the gradient of the input; those of weight and bias are not computed.
     grad_rows_BKHW, _, _ = torch.ops.aten.convolution_backward(
         grad_y_BHWC.permute(0, 3, 1, 2),
         rows_BHWK.permute(0, 3, 1, 2),
@@ -236,6 +245,7 @@ def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tenso
     grad_y_BCN = grad_y_BHWC.flatten(1, 2).transpose(1, 2).contiguous()
     tap_gradients = []
     for tap in range(taps):
+        # Tap t of output row i reads row i + t of the patches.
         tap_rows_BNK = rows_BHWK[:, tap : tap + num_rows].flatten(1, 2)
         tap_gradients.append((grad_y_BCN @ tap_rows_BNK).float().sum(0))
     return torch.stack(tap_gradients, dim=-1).unsqueeze(-1)

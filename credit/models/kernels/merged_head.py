@@ -47,6 +47,7 @@ def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
         start = max(before // 2 - HALO, 0)
         end = min(size - after // 2 + HALO, size)
         input_slices.append(slice(start, end))
+        # Output rows of the cropped input are counted from row 2 * start of the whole output.
         output_slices.append(slice(before - 2 * start, 2 * (size - start) - after))
     rows, columns = input_slices
     return x_BCHW[..., rows, columns], *output_slices
@@ -57,7 +58,7 @@ class OutputWindow:
     """Range of output rows (or columns) that are needed, and where the merged convolution computes them.
 
     A position is a row of the result of the merged convolution. Output row 2i + phase, with phase 0 or 1, is computed
-    at position p = i + phase, which reads the input rows p - 2 to p + 1.
+    at position p = i + phase, which reads the input rows p - 2 to p + 1. So output row r has position (r + 1) // 2.
 
     Attributes:
         size: number of input rows.
@@ -77,18 +78,22 @@ class OutputWindow:
     @property
     def num_positions(self) -> int:
         """Number of positions at which a needed row is computed."""
+        # The last needed row, end - 1, has position end // 2.
         return self.end // 2 - self.first_position + 1
 
     @property
     def pads(self) -> tuple[int, int]:
         """Numbers of rows of zeros to pad before and after the input; negative where rows of the input are cropped."""
-        return 2 - self.first_position, self.first_position + self.num_positions + 1 - self.size
+        # The first position reads two rows before it. The last position, p, reads row p + 1; the last row is size - 1.
+        end_position = self.first_position + self.num_positions
+        return 2 - self.first_position, end_position + 1 - self.size
 
     def phase_slices(self, phase: int) -> tuple[slice, slice]:
         """Return the slice of the needed rows of a phase (0 or 1), and the slice of their positions.
 
         Rows are counted from `start`, positions from `first_position`.
         """
+        # The first needed row of the phase; every second row from there on has the same phase.
         row = self.start + (self.start + phase) % 2
         position = (row + 1) // 2 - self.first_position
         num_rows = (self.end - row + 1) // 2
@@ -97,11 +102,9 @@ class OutputWindow:
 
 def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, OutputWindow]:
     """Return the windows of needed output rows and of needed output columns."""
-    rows, columns = [
-        OutputWindow(size, before, 2 * size - after)
-        for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
-    ]
-    return rows, columns
+    height, width = x_BCHW.shape[2:]
+    (north, south), (west, east) = margins
+    return OutputWindow(height, north, 2 * height - south), OutputWindow(width, west, 2 * width - east)
 
 
 def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
@@ -116,15 +119,18 @@ def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -
         margins: output rows at (north, south) and columns at (west, east) that are not needed.
         out_channels: number of channels of the output.
     """
-    if min(itertools.chain(*margins)) < 1 or not uses(MERGED_HEAD, x_BCHW):
+    smallest_margin = min(itertools.chain(*margins))
+    if smallest_margin < 1 or not uses(MERGED_HEAD, x_BCHW):
         return False
     in_channels = x_BCHW.shape[1]
     cropped_BCHW, _, _ = crop_input(x_BCHW, margins)
     # Products of one sample, so that a forecast does not depend on how many are computed together.
     num_cells = cropped_BCHW.shape[2] * cropped_BCHW.shape[3]
+    # Each cell of the input becomes 4 cells. Both layers read 9 cells for each of them, the merged convolution 16.
     plain_products = num_cells * 36 * out_channels * (in_channels + out_channels)
     rows, columns = output_windows(x_BCHW, margins)
     merged_products = rows.num_positions * columns.num_positions * 64 * in_channels * out_channels
+    # `merge_kernels` applies the second layer, with 9 taps, to the 8 x 8 cells that an input cell reaches.
     products_to_merge = 64 * in_channels * 9 * out_channels**2
     return merged_products + products_to_merge < plain_products
 
@@ -170,15 +176,22 @@ def merge_kernels(
         conv_weight = conv_weight.to(sum_dtype)
         # An input row i reaches the output rows 2i + t of the subpixel convolution, where tap m of phase a has
         # t = a - 2m. With t from -2 to 3 that is a kernel of six rows, and six columns.
-        reach = subpixel_weight.to(sum_dtype).flip(2, 3).unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
+        reach = subpixel_weight.to(sum_dtype).flip(2, 3)
+        # From (C, row phase, column phase, in, row tap, column tap)
+        # to (in, C, row tap, row phase, column tap, column phase).
+        reach = reach.unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
         reach = reach.reshape(in_channels, channels, 6, 6)
         # The second convolution extends it to t from -3 to 4.
         reach = F.conv2d(reach, conv_weight, padding=2)
-        weight = reach.flip(2, 3).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(3, 5, 1, 0, 2, 4)
+        # From (in, out, row tap, row phase, column tap, column phase)
+        # to (row phase, column phase, out, in, row tap, column tap).
+        weight = reach.flip(2, 3).unflatten(3, (4, 2)).unflatten(2, (4, 2))
+        weight = weight.permute(3, 5, 1, 0, 2, 4)
         # The bias of the subpixel convolution repeats its phases 0, 1, 0, 1. The middle of the 3x3 kernel lies on
         # phase 1 first, then on phase 0, hence the flip.
         phase_bias = subpixel_bias.to(sum_dtype).view(1, channels, 2, 2).repeat(1, 1, 2, 2)
         bias = F.conv2d(phase_bias, conv_weight)
+        # (out, row phase, column phase) becomes (row phase, column phase, out).
         bias = bias[0].flip(1, 2).permute(1, 2, 0) + conv_bias.to(sum_dtype)
     return weight.flatten(0, 2).to(dtype), bias.flatten().to(dtype)
 
@@ -205,6 +218,7 @@ class _Interleave(torch.autograd.Function):
             device=grad_y_BCHW.device,
             memory_format=torch.channels_last,
         )
+        # Positions at which a phase has no needed cell have a gradient of zero.
         grad_phases_BCHW.zero_()
         for cells, positions in _phase_views(grad_y_BCHW, grad_phases_BCHW, *ctx.windows):
             positions.copy_(cells)

@@ -44,9 +44,15 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
         return mlp_plain(*tensors)
     dtype = autocast_dtype(weight)
     if dtype is not None:
-        tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+        # The kernels save their arguments for a backward pass without autocast, so the arguments are cast here. A bias
+        # may be None.
+        cast_tensors: list[Tensor | None] = []
+        for tensor in tensors:
+            cast_tensors.append(None if tensor is None else tensor.to(dtype))
+        tensors = tuple(cast_tensors)
     if norm is not None:
         return _MlpOfNorm.apply(norm, *tensors)
+    # Without gradients nothing is saved. On a CPU, the blocks then bound the memory of the hidden channels.
     if not torch.is_grad_enabled() and use_cpu_kernels(weight):
         return _mlp_in_blocks(*tensors, BYTES_WITHOUT_GRADIENT)
     return _MlpSavingGeluInput.apply(*tensors)
@@ -82,7 +88,7 @@ class _MlpSavingGeluInput(torch.autograd.Function):
     @backward_without_autocast
     def backward(ctx: FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x_NC, hidden_NK, expand_weight, weight = ctx.saved_tensors
-        grad_x_NC, *weight_gradients = _gradients(
+        grad_x_NC, *weight_gradients = _compute_gradients(
             ctx.needs_input_grad, grad_y.flatten(0, -2), x_NC, hidden_NK, expand_weight, weight
         )
         grad_x = None if grad_x_NC is None else grad_x_NC.view(*grad_y.shape[:-1], -1)
@@ -104,9 +110,11 @@ class _MlpOfNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(expand_weight, expand_bias, weight, norm.x, norm.weight, norm.bias)
         ctx.norm_eps = norm.eps
-        (y,) = cache_across_recompute(
-            lambda: (_mlp_in_blocks(x, expand_weight, expand_bias, weight, bias, _bytes_in_cache()),)
-        )
+
+        def compute() -> tuple[Tensor]:
+            return (_mlp_in_blocks(x, expand_weight, expand_bias, weight, bias, _bytes_in_cache()),)
+
+        (y,) = cache_across_recompute(compute)
         return y
 
     @staticmethod
@@ -119,22 +127,27 @@ class _MlpOfNorm(torch.autograd.Function):
         grad_x_blocks: list[Tensor | None] = []
         weight_gradients: list[Tensor | None] = [None] * 4
         for rows in _row_blocks(norm_input_NC, expand_weight, _bytes_in_cache()):
+            # Compute the norm's result and the hidden channels of the block again.
             x_NC = F.layer_norm(norm_input_NC[rows], norm_weight.shape, norm_weight, norm_bias, ctx.norm_eps)
             hidden_NK = F.linear(x_NC, expand_weight, expand_bias)
-            grad_x_NC, *block_gradients = _gradients(
+            # The first argument of forward is the norm, which has no gradient.
+            grad_x_NC, *block_gradients = _compute_gradients(
                 ctx.needs_input_grad[1:], grad_y_NC[rows], x_NC, hidden_NK, expand_weight, weight
             )
             grad_x_blocks.append(grad_x_NC)
             # The gradients of the weights are sums over the blocks of rows.
             for i, gradient in enumerate(block_gradients):
-                weight_gradients[i] = gradient if weight_gradients[i] is None else weight_gradients[i].add_(gradient)
+                if weight_gradients[i] is None:
+                    weight_gradients[i] = gradient
+                else:
+                    weight_gradients[i].add_(gradient)
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = _concatenate(grad_x_blocks).view(*grad_y.shape[:-1], -1)
         return None, grad_x, *weight_gradients
 
 
-def _gradients(
+def _compute_gradients(
     needs_grad: Sequence[bool],
     grad_y_NC: Tensor,
     x_NC: Tensor,
@@ -186,7 +199,9 @@ def _mlp_in_blocks(
 
 def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
     """Return slices of rows of about equal length, each with at most `block_bytes` bytes of hidden channels."""
+    # An empty tensor has one block, so that there is a result to concatenate.
     num_rows = max(len(x_NC), 1)
+    # `-(-a // b)` is a / b, rounded up.
     hidden_bytes = x_NC.element_size() * len(x_NC) * len(expand_weight)
     num_blocks = max(-(-hidden_bytes // block_bytes), 1)
     rows_per_block = -(-num_rows // num_blocks)
@@ -194,8 +209,10 @@ def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[s
 
 
 def _bytes_in_cache() -> int:
+    """Return the bytes of hidden channels that the caches of all cores in use hold together."""
     return BYTES_PER_CORE * torch.get_num_threads()
 
 
 def _concatenate(blocks: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all blocks as one tensor, without a copy if there is only one block."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -68,10 +68,13 @@ class PatchGrid:
         # Cell indices are padded like a scalar field, which keeps its sign beyond a pole.
         padding = replace(self.padding, vector_channels=())
         padded_height, padded_width = self.padding.padded_shape(self.field_shape)
-        rows, columns = (num_patches * self.stride for num_patches in self.shape)
+        # Size in cells of the area that all patches cover.
+        rows = self.shape[0] * self.stride
+        columns = self.shape[1] * self.stride
         before = self._cells_before
         zeros_around = (before, columns - padded_width - before, before, rows - padded_height - before)
         numbers = F.pad(padding.pad(cell_numbers), zeros_around)
+        # (row of patches, row in the patch, column of patches, column in the patch), then the middle two are swapped.
         return numbers.view(rows // self.stride, self.stride, -1, self.stride).transpose(1, 2).flatten()
 
     def unfold(self, x_BHWC: Tensor, gather_index: Tensor) -> Tensor:
@@ -80,8 +83,9 @@ class PatchGrid:
         The channels of a patch are ordered (row in the patch, column in the patch, C).
         """
         B, H, W, C = x_BHWC.shape
+        # Each cell is a row of a table with C columns, from which the index takes copies.
         cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
-        return self._correct_(cells.view(B, *self.shape, -1), C)
+        return self._apply_zeros_and_signs_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
         """Apply the transpose of `unfold`: return (B, H, W, C), for each cell of the field the sum over its copies.
@@ -93,8 +97,11 @@ class PatchGrid:
         """
         B = len(patches_BHWK)
         H, W = self.field_shape
-        cells = self._correct_(patches_BHWK, channels).view(-1, channels)
+        # Zeros and signs are a diagonal matrix, which is its own transpose.
+        cells = self._apply_zeros_and_signs_(patches_BHWK, channels).view(-1, channels)
         index = _index_of_samples(gather_index, B, H * W).flatten()
+        # The gradient of an embedding with respect to its table is the sum over the copies. The last two arguments are
+        # those of an embedding without padding index and without scaling.
         return torch.ops.aten.embedding_dense_backward(cells, index, B * H * W, -1, False).view(B, H, W, channels)
 
     @property
@@ -102,33 +109,38 @@ class PatchGrid:
         """Number of rows (and columns) of zeros between the edge of the first patch and the padded field."""
         return (self.largest_kernel - self.stride) // 2
 
-    def _correct_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
+    def _apply_zeros_and_signs_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
         """Set cells outside of the padded field to zero, and change the sign of vectors beyond a pole, in place.
 
         The lookup by index can do neither, as it only copies values.
         """
         stride = self.stride
         before = self._cells_before
+        # (B, row of patches, column of patches, row in the patch, column in the patch, C)
         cells = patches_BHWK.unflatten(-1, (stride, stride, channels))
         for rows in self.padding.rows_across_pole(self.field_shape[0]):
-            for patch_rows, row in self._lines(before + rows.start, before + rows.stop):
+            for patch_rows, row in self._locate_lines(before + rows.start, before + rows.stop):
                 for vector_channels in self.padding.vector_slices():
                     cells[:, patch_rows, :, row, :, vector_channels].neg_()
         # Zero the rows, then the columns, before and after the padded field.
         for dim, padded_size in enumerate(self.padding.padded_shape(self.field_shape), start=1):
             end = self.shape[dim - 1] * stride
-            for zeros in ((0, before), (min(before + padded_size, end), end)):
-                for patch_lines, line in self._lines(*zeros):
+            # Cells of the padded field that the stride does not cover lie in no patch, so it may reach beyond the end.
+            first_after = min(before + padded_size, end)
+            for start, stop in ((0, before), (first_after, end)):
+                for patch_lines, line in self._locate_lines(start, stop):
                     num_patches = patch_lines.stop - patch_lines.start
+                    # Dimension `dim` counts the patches, dimension `dim + 2` the lines in a patch.
                     cells.narrow(dim, patch_lines.start, num_patches).select(dim + 2, line).zero_()
         return patches_BHWK
 
-    def _lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
+    def _locate_lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
         """Yield (slice of patches, row in the patch) pairs that together cover the rows of cells `start` to `stop`.
 
         The same holds for columns.
         """
         for line in range(self.stride):
+            # Line `line` of patch p is row p * stride + line. `-(-a // b)` is a / b, rounded up.
             first_patch = -(-(start - line) // self.stride)
             end_patch = -(-(stop - line) // self.stride)
             if first_patch < end_patch:

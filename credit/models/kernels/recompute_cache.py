@@ -23,6 +23,7 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 
     The function is passed as ``context_fn``.
     """
+    # The list belongs to one checkpointed call, so calls that overlap in time do not mix their results.
     cached_results: list[Results] = []
     first_pass = _Pass(cached_results, is_recomputation=False)
     recomputation = _Pass(cached_results, is_recomputation=True)
@@ -59,6 +60,7 @@ class _Pass(AbstractContextManager):
 
     def __exit__(self, exception_type: type[BaseException] | None, *exception: object) -> None:
         _current_pass.reset(self._token)
+        # A recomputation that runs to its end must have made as many calls as the first pass.
         # torch ends a recomputation by an exception as soon as it has all that it needs.
         if exception_type is None and self._is_recomputation:
             assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))

@@ -97,6 +97,8 @@ def norm_linear(
 
 
 class _NormLinear(torch.autograd.Function):
+    """Linear layer that saves the input of the layer norm before it, which the norm saves anyway, not its own input."""
+
     @staticmethod
     def forward(
         ctx: FunctionCtx,
@@ -122,6 +124,7 @@ class _NormLinear(torch.autograd.Function):
         if needs_grad_x:
             grad_x = grad_y @ weight
         if needs_grad_weight:
+            # Compute the input of the linear layer again, as it was in the forward pass.
             normed = F.layer_norm(norm_input, norm_weight.shape, norm_weight, norm_bias, ctx.norm_eps)
             x_NC = ctx.arrange(normed).flatten(0, -2)
             grad_weight = grad_y_NC.t() @ x_NC

@@ -41,6 +41,7 @@ class CrossScaleEmbedding(nn.Module):
         self.stride = stride
         self.padding = padding
         widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
+        # The largest kernel, which costs most, gets what is left: about as many channels as the second largest.
         widths.append(dim - sum(widths))
         self.convs = nn.ModuleList(
             nn.Conv2d(in_channels, width, kernel, stride=stride)
@@ -51,6 +52,7 @@ class CrossScaleEmbedding(nn.Module):
         """Return tokens (B, H / stride, W / stride, dim), rounded down, where H and W are those of the padded field."""
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
+        # Output (B, H / stride, W / stride, width) of each convolution.
         scales: dict[nn.Conv2d, Tensor] = {}
         # Convolutions that suit the kernel, but for which the dispatch chooses the plain formulation.
         replaced_convs: list[nn.Conv2d] = []
@@ -58,7 +60,8 @@ class CrossScaleEmbedding(nn.Module):
             if not uses(LARGE_KERNEL_CONV, x_BCHW):
                 replaced_convs += convs
                 continue
-            grid = PatchGrid(self.stride, convs[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
+            largest_kernel = convs[-1].kernel_size[0]
+            grid = PatchGrid(self.stride, largest_kernel, tuple(x_BCHW.shape[2:]), self.padding)
             weights = [conv.weight.to(dtype) for conv in convs]
             biases = [conv.bias.to(dtype) for conv in convs]
             outputs = large_kernel_convs(x_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
@@ -69,9 +72,12 @@ class CrossScaleEmbedding(nn.Module):
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
                 # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).
-                field_BCHW = padded_BCHW.contiguous() if conv in replaced_convs else padded_BCHW
+                field_BCHW = padded_BCHW
+                if conv in replaced_convs:
+                    field_BCHW = padded_BCHW.contiguous()
                 scale_BCHW = strided_conv(field_BCHW, conv.weight, conv.bias, self.stride)
                 scales[conv] = scale_BCHW.permute(0, 2, 3, 1)
+        # Concatenate in the order of the kernel sizes, whichever way each convolution was computed.
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 
     def _large_kernel_groups(self) -> list[list[nn.Conv2d]]:
@@ -82,7 +88,15 @@ class CrossScaleEmbedding(nn.Module):
         groups: dict[int, list[nn.Conv2d]] = defaultdict(list)
         for conv in self.convs:
             kernel = conv.kernel_size[0]
-            # Kernels that differ by a multiple of twice the stride can read the same grid of patches.
-            if kernel % self.stride == 0 and (kernel - self.stride) % 2 == 0:
+            consists_of_patches = kernel % self.stride == 0
+            # With an odd difference, `strided_conv` pads one cell more on one side than on the other.
+            has_symmetric_pads = (kernel - self.stride) % 2 == 0
+            if consists_of_patches and has_symmetric_pads:
+                # Kernels that differ by a multiple of twice the stride can read the same grid of patches.
                 groups[kernel % (2 * self.stride)].append(conv)
-        return [convs for convs in groups.values() if convs[-1].kernel_size[0] >= 4 * self.stride]
+        # A group is worthwhile if its largest kernel, the last one, is at least four patches wide.
+        worthwhile_groups = []
+        for convs in groups.values():
+            if convs[-1].kernel_size[0] >= 4 * self.stride:
+                worthwhile_groups.append(convs)
+        return worthwhile_groups

@@ -98,6 +98,7 @@ class ConditionalScaleShift(nn.Module):
         else:
             scale_shift = scale_shift.movedim(-1, self.channel_dim)
         scale, shift = scale_shift.chunk(2, dim=self.channel_dim)
+        # With a weight of zeros this is exactly x.
         return torch.addcmul(shift, x, 1 + scale)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -48,6 +48,7 @@ class SpherePadding:
         """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
         if not any(self.lat):
             return self._pad_lon(x)
+        # `earth` pads rows first: the opposite meridian is found by a roll over the columns of the unpadded field.
         if self.mode == "earth":
             return self._pad_lon(self._pad_lat_earth(x))
         return self._pad_lat_mirror(self._pad_lon(x))
@@ -75,6 +76,7 @@ class SpherePadding:
         """Return `vector_channels` as slices; indexing with slices needs no index tensor on the device."""
         slices: list[slice] = []
         for channel in sorted(set(self.vector_channels)):
+            # Neighbouring channels share a slice.
             if slices and slices[-1].stop == channel:
                 slices[-1] = slice(slices[-1].start, channel + 1)
             else:
@@ -82,12 +84,14 @@ class SpherePadding:
         return slices
 
     def _pad_lon(self, x: Tensor) -> Tensor:
+        """Return the field continued periodically in the west and in the east."""
         west, east = self.lon
         if not (west or east):
             return x
         return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1)
 
     def _pad_lat_earth(self, x: Tensor) -> Tensor:
+        """Return the field with each meridian continued beyond the poles at the opposite longitude."""
         height = x.shape[-2]
         north, south = self.lat
         beyond_north = self._cross_pole(x[..., self.skip : self.skip + north, :])
@@ -95,13 +99,16 @@ class SpherePadding:
         return torch.cat((beyond_north, x, beyond_south), dim=-2)
 
     def _cross_pole(self, rows: Tensor) -> Tensor:
+        """Return the rows next to a pole as they lie beyond it, with the sign of vector channels changed."""
+        # Beyond the pole the rows come in reverse order, and the opposite meridian is half the columns away.
         beyond_pole = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
         for channels in self.vector_slices():
-            # `roll` has made a new tensor, so the field itself stays as it is.
+            # `roll` has returned a new tensor, so the field itself stays as it is.
             beyond_pole[:, channels].neg_()
         return beyond_pole
 
     def _pad_lat_mirror(self, x: Tensor) -> Tensor:
+        """Return the field with rows reflected at the first and the last row, which are not repeated."""
         height = x.shape[-2]
         north, south = self.lat
         beyond_north = x[..., 1 : 1 + north, :].flip(-2)
@@ -131,6 +138,7 @@ def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) ->
     """
     multiples = []
     for i, stage_windows in enumerate(windows):
+        # Rows of the padded field that one row of the stage stands for.
         cells_per_token = math.prod(strides[: i + 1])
         multiples.append(cells_per_token * math.lcm(*stage_windows))
     return math.lcm(*multiples)
@@ -151,6 +159,6 @@ def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int,
         Numbers of rows (or columns) to add on the first side (north or west) and on the second side (south or east),
         which gets one more if their sum is odd.
     """
-    least = math.prod(strides) // 2
-    total = math.ceil((size + 2 * least) / multiple) * multiple - size
+    min_pad = math.prod(strides) // 2
+    total = math.ceil((size + 2 * min_pad) / multiple) * multiple - size
     return total // 2, total - total // 2

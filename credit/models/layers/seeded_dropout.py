@@ -52,7 +52,7 @@ class SeededDropout(nn.Module):
         self.rate = rate
         self.number = number
         self.first_unit = 0
-        # The numbers of the layers are far apart, and wrap around as int64.
+        # The offsets of the layers are far apart, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
         # A unit is kept if its random number, an int16, is at least the threshold. All are at least the lowest one.
@@ -88,7 +88,8 @@ class SeededDropout(nn.Module):
         heads_h = self.first_unit + torch.arange(num_heads, device=weights_NhLL.device)
         queries_L = torch.arange(length, device=weights_NhLL.device)
         # Rows are numbered with the heads of all ranks, so that a rank draws the masks of its heads in the whole layer.
-        rows_nhL = (windows_n[:, None, None] * heads + heads_h[:, None]) * length + queries_L
+        window_heads_nh1 = windows_n[:, None, None] * heads + heads_h[:, None]
+        rows_nhL = window_heads_nh1 * length + queries_L
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
@@ -109,9 +110,11 @@ class SeededDropout(nn.Module):
         # Hash the sample's seed with the layer, the result with the row, and that result with each group of four units.
         layer_seed_B11 = hash_(seed_B11 + self._layer_offset)
         row_seed_BR1 = hash_(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
+        # `-(-a // b)` is a / b, rounded up: the last group may be needed in part only.
         first_hash = first_unit // _UNITS_PER_HASH
         end_hash = -(-(first_unit + num_units) // _UNITS_PER_HASH)
         hashes = torch.arange(first_hash, end_hash, device=rows_R.device)
+        # The view splits each hash into the numbers of its four units. The first group may begin before the first unit.
         numbers_BRU = hash_(row_seed_BR1 + hashes * _INCREMENT).view(torch.int16)
         offset = first_unit - first_hash * _UNITS_PER_HASH
         threshold_B11 = torch.where(seed_B11 == 0, self._lowest, self._threshold).to(torch.int16)
@@ -140,13 +143,13 @@ def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rat
     for module in list(model.modules()):
         if not hasattr(module, "seeded_dropout"):
             continue
-        # Attention keeps its rate in a number, a feed-forward layer in a module.
-        is_feed_forward = isinstance(module.dropout, nn.Dropout)
-        if is_feed_forward:
+        # Switch torch's dropout off. Attention keeps its rate in a number, a feed-forward layer in a module.
+        if isinstance(module.dropout, nn.Dropout):
             module.dropout.p = 0.0
+            rate = feed_forward_rate
         else:
             module.dropout = 0.0
-        rate = feed_forward_rate if is_feed_forward else attention_rate
+            rate = attention_rate
         if rate > 0:
             module.seeded_dropout = SeededDropout(rate, number)
             number += 1

@@ -3,24 +3,17 @@
 The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; only `advance_power_iterations` updates them.
 
-Call this function once per optimizer step, before the step's first forward, as the package's trainer does. Example:
-
-    model = apply_spectral_norm(model)
-    for batch in batches:
-        advance_power_iterations(model)
-        loss_of(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-All micro-steps, rollout steps and recomputations of an optimizer step then compute with the same u and v. An iteration
-between a forward and its recomputation would give wrong gradients without any error.
+Call this function once per optimizer step, before the step's first forward, as the package's trainer does (see
+docs/add_a_model.md for other training loops). All micro-steps, rollout steps and recomputations of an optimizer step
+then compute with the same u and v. An iteration between a forward and its recomputation would give wrong gradients
+without any error.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -85,7 +78,7 @@ class SpectralNorm(nn.Module):
             For each of the buffers ``u`` and ``v`` the dimension along which it is split; None if it stays whole.
         """
         self.sum_over_parts = total
-        return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
+        return {"u": 0, "v": None} if split == 0 else {"u": None, "v": 0}
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:
@@ -110,7 +103,8 @@ class SpectralNorm(nn.Module):
                 return normalized_weight
         u, v = self.u, self.v
         if self.sum_over_parts is not None:
-            weight, u, v = to_local(weight), to_local(u), to_local(v)
+            weight = to_local(weight)
+            u, v = to_local(u), to_local(v)
         with without_autocast(weight):
             sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
             if self.sum_over_parts is not None:
@@ -122,9 +116,7 @@ class SpectralNorm(nn.Module):
 # A normalised weight's parametrizations, of which spectral norm is the last.
 Chain = parametrize.ParametrizationList
 # The weights that the forward under way has normalised together.
-_normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar(
-    "normalized_together", default=MappingProxyType({})
-)
+_normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar("normalized", default=MappingProxyType({}))
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -135,12 +127,12 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
     classes: dict[type, type] = {}
     for module in list(model.modules()):
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)) and getattr(module, "is_normalized", True):
-            plain = type(module)
+            plain_class = type(module)
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.
             parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, out_dim), unsafe=True)
             # torch makes a class for each module, so blocks that are equal otherwise would be compiled one by one.
-            module.__class__ = classes.setdefault(plain, type(module))
+            module.__class__ = classes.setdefault(plain_class, type(module))
     return model
 
 
@@ -163,12 +155,11 @@ def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
 
 def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
     """Return the u and v buffers of `model`, not copied, by their names in a state dict."""
-    return {
-        f"{name}.{key}": module._buffers[key]
-        for name, module in model.named_modules()
-        if isinstance(module, SpectralNorm)
-        for key in ("u", "v")
-    }
+    vectors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SpectralNorm):
+            vectors |= {f"{name}.u": module.u, f"{name}.v": module.v}
+    return vectors
 
 
 def is_trainable(chain: Chain) -> bool:
@@ -206,14 +197,15 @@ def _advance_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) ->
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        matrices = hold_matrices([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
+        inputs = [norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
+        matrices = hold_matrices(inputs)
         for _ in range(iterations):
             torch._foreach_copy_(vs, unit_vectors(matrices.products(us, transposed=True)))
             torch._foreach_copy_(us, unit_vectors(matrices.products(vs, transposed=False)))
 
 
 @dataclass
-class _StoredPart:
+class _MatrixShard:
     """The rows and columns of a weight's matrix that this rank stores."""
 
     norm: SpectralNorm
@@ -222,29 +214,30 @@ class _StoredPart:
     columns: slice
 
     @classmethod
-    def of(cls, norm: SpectralNorm, chain: Chain) -> _StoredPart:
+    def of(cls, norm: SpectralNorm, chain: Chain) -> _MatrixShard:
         bounds = local_slices(chain.original)
         rows = bounds.pop(norm.out_dim)
         # Of the dimensions that make up the columns only the first is ever cut.
         inner_size = chain.original.shape[2:].numel()
-        return cls(norm, chain, rows, slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
+        columns = slice(bounds[0].start * inner_size, bounds[0].stop * inner_size)
+        return cls(norm, chain, rows, columns)
 
     def adapter_tensors(self) -> list[Tensor]:
         """Return the tensors that must be gathered to multiply what the adapters add to the weight by a vector."""
-        parameters = [parameter for adapter in _adapters(self.chain) for parameter in adapter.parameters()]
+        tensors: list[Tensor] = []
+        for adapter in _adapters(self.chain):
+            tensors += adapter.parameters()
         # Without tensor parallelism, u is whole on every rank.
-        return [self.norm.u, *parameters] if parameters and isinstance(self.norm.u, DTensor) else parameters
+        if tensors and isinstance(self.norm.u, DTensor):
+            tensors.insert(0, self.norm.u)
+        return tensors
 
     def add_adapters(
         self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
     ) -> Tensor:
-        """Return the product of a vector with the matrix that includes the adapters.
+        """Return `product`, that of the matrix without the adapters (or of its transpose) and `vector`, with adapters.
 
-        Args:
-            product: product of the matrix without the adapters and the vector.
-            vector: the vector.
-            gathered: dict from each sharded tensor of `adapter_tensors` to the full, gathered tensor.
-            transposed: True to multiply by the transposed matrix.
+        `gathered` has for each sharded tensor of `adapter_tensors` the full, gathered tensor.
         """
         adapters = _adapters(self.chain)
         if not adapters:
@@ -254,63 +247,67 @@ class _StoredPart:
             parameters = {name: gathered[parameter] for name, parameter in adapter.named_parameters()}
             addend = functional_call(adapter, parameters, addend)
         matrix = self.norm.matrix(addend)
-        return product + torch.mv(matrix.t() if transposed else matrix, vector)
+        if transposed:
+            matrix = matrix.t()
+        return product + torch.mv(matrix, vector)
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
     """Collective: update u and v of weights of whose matrix this rank stores a part.
 
-    Every rank multiplies its parts of the matrices, and the sums of the products over the ranks are the full vectors u
-    and v. At the end each rank stores the part of u and v that tensor parallelism gives to it. Adapters are small, so
-    their full parameters are gathered by the first all-reduce.
+    Every rank multiplies its parts of the matrices, and the sums of the products over the ranks are the full u and v.
+    In the end each rank stores its part of them. The first all-reduce also gathers the adapters, which are small.
     """
-    parts = [_StoredPart.of(norm, chain) for norm, chain in chains.items()]
+    shards = [_MatrixShard.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
-    to_gather = [tensor for part in parts for tensor in part.adapter_tensors()]
-    us = [_embed_part_of(norm.u) for norm in chains]
+    to_gather: list[Tensor] = []
+    for shard in shards:
+        to_gather += shard.adapter_tensors()
+    us = [_embed_local(norm.u) for norm in chains]
     gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
         stored = [norm.matrix(to_local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
         matrices = hold_matrices(stored)
         for iteration in range(iterations):
-            products = matrices.products([u[part.rows] for part, u in zip(parts, us, strict=True)], transposed=True)
+            # v = W^T u, then u = W v, both divided by their lengths.
+            row_vectors = [u[shard.rows] for shard, u in zip(shards, us, strict=True)]
             summands = []
-            for part, product in zip(parts, products, strict=True):
-                summands.append(_embed(product, [part.columns], part.norm.v.shape))
+            for shard, product in zip(shards, matrices.products(row_vectors, transposed=True), strict=True):
+                summands.append(_embed(product, [shard.columns], shard.norm.v.shape))
             if iteration == 0 and to_gather:
-                embedded = [_embed_part_of(tensor).to(us[0].device) for tensor in to_gather]
+                embedded = [_embed_local(tensor).to(us[0].device) for tensor in to_gather]
                 sums = sum_over_shards(summands + embedded, originals + to_gather)
-                gathered = dict(zip(to_gather, sums[len(parts) :], strict=True))
-                us = [gathered.get(part.norm.u, u) for part, u in zip(parts, us, strict=True)]
+                gathered = dict(zip(to_gather, sums[len(shards) :], strict=True))
+                us = [gathered.get(shard.norm.u, u) for shard, u in zip(shards, us, strict=True)]
             else:
                 sums = sum_over_shards(summands, originals)
             vs = []
-            for part, product, u in zip(parts, sums[: len(parts)], us, strict=True):
-                vs.append(part.add_adapters(product, u, gathered, transposed=True))
+            for shard, product, u in zip(shards, sums[: len(shards)], us, strict=True):
+                vs.append(shard.add_adapters(product, u, gathered, transposed=True))
             vs = unit_vectors(vs)
-            products = matrices.products([v[part.columns] for part, v in zip(parts, vs, strict=True)], transposed=False)
+            column_vectors = [v[shard.columns] for shard, v in zip(shards, vs, strict=True)]
             summands = []
-            for part, product in zip(parts, products, strict=True):
-                summands.append(_embed(product, [part.rows], part.norm.u.shape))
+            for shard, product in zip(shards, matrices.products(column_vectors, transposed=False), strict=True):
+                summands.append(_embed(product, [shard.rows], shard.norm.u.shape))
             us = []
-            for part, product, v in zip(parts, sum_over_shards(summands, originals), vs, strict=True):
-                us.append(part.add_adapters(product, v, gathered, transposed=False))
+            for shard, product, v in zip(shards, sum_over_shards(summands, originals), vs, strict=True):
+                us.append(shard.add_adapters(product, v, gathered, transposed=False))
             us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         to_local(norm.u).copy_(u[local_slices(norm.u)[0]])
         to_local(norm.v).copy_(v[local_slices(norm.v)[0]])
 
 
-def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
-    """Return a tensor of `shape` with `part` at `bounds` and zeros elsewhere."""
-    if part.shape == shape:
-        return part
-    embedded = part.new_zeros(shape)
-    embedded[tuple(bounds)] = part
+def _embed(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
+    """Return a tensor of `shape` with `values` at `bounds` and zeros elsewhere."""
+    if values.shape == shape:
+        return values
+    embedded = values.new_zeros(shape)
+    embedded[tuple(bounds)] = values
     return embedded
 
 
-def _embed_part_of(tensor: Tensor) -> Tensor:
+def _embed_local(tensor: Tensor) -> Tensor:
     """Return a plain tensor of the full shape of `tensor`, with this rank's part in its place and zeros elsewhere."""
     return _embed(to_local(tensor), local_slices(tensor), tensor.shape)
 
@@ -322,8 +319,8 @@ def _adapters(chain: Chain) -> list[nn.Module]:
 
 def _before_norm(chain: Chain) -> Tensor:
     """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
-    weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
-    for adapter in list(chain)[:-1]:
+    weight = to_local(chain.original)
+    for adapter in _adapters(chain):
         weight = adapter(weight)
     return weight
 
@@ -343,6 +340,7 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
     if by_unit:
         units += [unit for unit in module.modules() if is_marked(unit) and unit is not module]
     for unit in units:
+        # A unit leaves the weights of the units inside it to these units.
         chains = normalized_weights(unit)
         for inner in units:
             if inner is not unit and inner in set(unit.modules()):
@@ -359,7 +357,7 @@ def _forward_together(
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     ready = _normalized_together.get()
-    weights = [(norm, _before_norm(chain)) for norm, chain in chains.items() if norm not in ready]
+    weights = {norm: _before_norm(chain) for norm, chain in chains.items() if norm not in ready}
     token = _normalized_together.set({**ready, **_normalize_groups(weights)})
     try:
         return forward(*args, **kwargs)
@@ -367,23 +365,23 @@ def _forward_together(
         _normalized_together.reset(token)
 
 
-def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[SpectralNorm, Tensor]:
+def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
     """Return the normalised weights (or this rank's parts) of the weights that can share work; leave out the others."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
-    for norm, weight in weights:
+    for norm, weight in weights.items():
         if norm.sum_over_parts is not None:
             split[norm] = weight
         elif not use_cpu_kernels(weight):
             same_shape[weight.shape, weight.dtype, norm.out_dim][norm] = weight
-    normalized: dict[SpectralNorm, Tensor] = {}
-    if split:
-        normalized |= _normalize_split(split)
+    normalized = _normalize_split(split) if split else {}
     for (_, _, out_dim), group in same_shape.items():
         if len(group) > 1:
             outputs_first = [weight.transpose(0, out_dim) for weight in group.values()]
+            us = [norm.u for norm in group]
+            vs = [norm.v for norm in group]
             with without_autocast(outputs_first[0]):
-                results = normalize_batched(outputs_first, [norm.u for norm in group], [norm.v for norm in group])
+                results = normalize_batched(outputs_first, us, vs)
             normalized |= zip(group, [result.transpose(0, out_dim) for result in results], strict=True)
     return normalized
 
@@ -392,9 +390,11 @@ def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNor
     """Collective: return this rank's parts of split weights, normalised with one all-reduce for all weights."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
-        products = [torch.dot(to_local(n.u), torch.mv(n.matrix(part), to_local(n.v))) for n, part in weights.items()]
+        products = []
+        for norm, weight in weights.items():
+            products.append(torch.dot(to_local(norm.u), torch.mv(norm.matrix(weight), to_local(norm.v))))
         sigmas = sum_over_parts(torch.stack(products)).unbind()
-        return {
-            norm: (part.float() * sigma.reciprocal()).to(part.dtype)
-            for (norm, part), sigma in zip(weights.items(), sigmas, strict=True)
-        }
+        normalized = {}
+        for (norm, weight), sigma in zip(weights.items(), sigmas, strict=True):
+            normalized[norm] = (weight.float() * sigma.reciprocal()).to(weight.dtype)
+        return normalized

@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.dispatch import use_cpu_kernels
 
+# Least length by which a vector is divided, so that vectors of zeros stay zeros.
 EPS = 1e-12
 
 
@@ -26,7 +27,9 @@ class PlainMatrices:
 
     def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
         """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
-        matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
+        matrices = self._matrices
+        if transposed:
+            matrices = [matrix.t() for matrix in matrices]
         return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
 
 
@@ -39,10 +42,14 @@ class StackedMatrices:
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self._matrices = matrices
+        # Indices of the matrices of each shape, and their stack; None for a shape of which there is one matrix.
         self._groups = group_by_shape(matrices)
-        self._stacks_NRC = [
-            torch.stack([matrices[index] for index in group]) if len(group) > 1 else None for group in self._groups
-        ]
+        self._stacks_NRC: list[Tensor | None] = []
+        for group in self._groups:
+            stack_NRC = None
+            if len(group) > 1:
+                stack_NRC = torch.stack([matrices[index] for index in group])
+            self._stacks_NRC.append(stack_NRC)
 
     def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
         """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
@@ -51,7 +58,9 @@ class StackedMatrices:
             if matrices_NRC is None:
                 (index,) = group
                 matrix = self._matrices[index]
-                products[index] = torch.mv(matrix.t() if transposed else matrix, vectors[index])
+                if transposed:
+                    matrix = matrix.t()
+                products[index] = torch.mv(matrix, vectors[index])
                 continue
             vectors_NX = torch.stack([vectors[index] for index in group])
             if transposed:
@@ -100,13 +109,16 @@ def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Seque
         vs: float32 (C,) right singular vector of each weight; C is the product of the weight's other dimensions.
     """
     matrices_NRC = _NormalizeBatched.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
+    # Back to the dtype and shape of the weights, one tensor for each.
     return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
 
 
 class _NormalizeBatched(torch.autograd.Function):
+    """Float32 (N, R, C) stack of normalised weights; u and v have no gradients."""
+
     @staticmethod
     def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
-        weights_NRC = _stacked(weights)
+        weights_NRC = _stack_matrices(weights)
         sigma_N = ((weights_NRC * v_NC[:, None]).sum(2) * u_NR).sum(1)
         reciprocal_N11 = sigma_N.reciprocal()[:, None, None]
         ctx.save_for_backward(reciprocal_N11, u_NR, v_NC, *weights)
@@ -114,15 +126,18 @@ class _NormalizeBatched(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient_NRC: Tensor) -> tuple[Tensor | None, ...]:
-        # d(W / sigma) / dW of G is (G - <G, W> u v^T / sigma) / sigma, as d sigma / dW = u v^T
+    def backward(ctx: FunctionCtx, grad_y_NRC: Tensor) -> tuple[Tensor | None, ...]:
+        # Let G be the gradient of W / sigma. As d sigma / dW = u v^T, that of W is (G - <G, W> u v^T / sigma) / sigma.
         reciprocal_N11, u_NR, v_NC, *weights = ctx.saved_tensors
-        along_N11 = (gradient_NRC * _stacked(weights)).sum((1, 2), keepdim=True) * reciprocal_N11.square()
-        rows_NR1, columns_N1C = along_N11 * u_NR[:, :, None], v_NC[:, None]
-        of_weights_NRC = torch.addcmul(gradient_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
-        first = weights[0]
-        return None, None, *of_weights_NRC.unflatten(2, first.shape[1:]).to(first.dtype).unbind()
+        factor_N11 = (grad_y_NRC * _stack_matrices(weights)).sum((1, 2), keepdim=True) * reciprocal_N11.square()
+        rows_NR1 = factor_N11 * u_NR[:, :, None]
+        columns_N1C = v_NC[:, None]
+        grad_weights_NRC = torch.addcmul(grad_y_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
+        # All weights have one shape and one dtype.
+        weight = weights[0]
+        return None, None, *grad_weights_NRC.unflatten(2, weight.shape[1:]).to(weight.dtype).unbind()
 
 
-def _stacked(weights: Sequence[Tensor]) -> Tensor:
+def _stack_matrices(weights: Sequence[Tensor]) -> Tensor:
+    """Return (R, ...) weights as one float32 tensor (N, R, C) with memory of its own, which may be overwritten."""
     return torch.stack(list(weights)).flatten(2).float()

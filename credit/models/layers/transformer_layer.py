@@ -46,6 +46,7 @@ class FeedForward(nn.Module):
             conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         normed_BHWC = self.norm(x_BHWC, conditions)
+        # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed one by one.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             hidden_BHWC = F.gelu(self.expand(normed_BHWC))
             return self.contract(self.seeded_dropout.drop_channels(hidden_BHWC, conditions.dropout_seeds_BM))
@@ -55,7 +56,9 @@ class FeedForward(nn.Module):
         # The kernel can compute only such norms again that do not depend on a condition.
         if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
-        return self.contract(self.expand(normed_BHWC, defer), partial(mlp, norm=norm))
+        # The first layer defers its product to the second one, where one kernel computes both.
+        deferred = self.expand(normed_BHWC, defer)
+        return self.contract(deferred, partial(mlp, norm=norm))
 
 
 class TransformerLayer(nn.Module):

@@ -25,8 +25,12 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
     """Return (B, C/4, 2H, 2W) as `torch.nn.PixelShuffle(2)` does, but keep channels-last memory on every device."""
     B, C, H, W = x_BCHW.shape
+    # The channels are ordered (C / 4, row phase, column phase). The phases, 0 or 1, are row and column of a new cell
+    # among the 2 x 2 that replace an old one.
     x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
-    return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
+    # (B, H, row phase, W, column phase, C / 4)
+    x_BH2W2C = x_BHWC22.permute(0, 1, 4, 2, 5, 3)
+    return x_BH2W2C.reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
 
 
 class SubpixelConv(nn.Conv2d):
@@ -52,7 +56,9 @@ class SubpixelConv(nn.Conv2d):
         """
         if name == "bias":
             return torch.zeros(shape, device="cpu")
-        sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), shape[1] * 9, generator)
+        # An output value has 3 x 3 inputs in each input channel.
+        fan_in = shape[1] * 9
+        sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), fan_in, generator)
         return sub_kernel.repeat_interleave(4, dim=0)
 
 
@@ -75,7 +81,11 @@ class Refinement(nn.Sequential):
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the update of the field (B, C, H, W), given the conditions at the same resolution."""
         for layer in self:
-            x_BCHW = layer(x_BCHW, conditions) if isinstance(layer, GroupNorm) else layer(x_BCHW)
+            # Only the norms take conditions.
+            if isinstance(layer, GroupNorm):
+                x_BCHW = layer(x_BCHW, conditions)
+            else:
+                x_BCHW = layer(x_BCHW)
         return x_BCHW
 
 
@@ -166,6 +176,7 @@ class SubpixelHead(nn.Sequential):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(SubpixelConv(in_channels, out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1))
+        # Merged kernels, which `precompute` keeps for weights that do not change any more.
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
 
@@ -178,6 +189,7 @@ class SubpixelHead(nn.Sequential):
         """
         if is_merging_worthwhile(x_BCHW, margins, self[1].out_channels):
             weight, bias = self.merged_weight, self.merged_bias
+            # In training the weights change, so the kernels are merged in each call.
             if weight is None:
                 weight, bias = self._merge_kernels()
             return merged_head(x_BCHW, weight, bias, margins)
@@ -190,5 +202,6 @@ class SubpixelHead(nn.Sequential):
         self.merged_weight, self.merged_bias = self._merge_kernels()
 
     def _merge_kernels(self) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the one convolution that replaces the two."""
         subpixel_conv, conv = self
         return merge_kernels(subpixel_conv.weight, subpixel_conv.bias, conv.weight, conv.bias)

@@ -40,7 +40,8 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
     B, H, W, C = x_BHWC.shape
     if H % window or W % window:
         raise ValueError(f"a window of {window} x {window} cells does not divide a grid of {H} x {W} cells")
-    # The index of a row is (position in the window, window) if the windows are strided, else the other way round.
+    # Split the row index into two, and the column index likewise: (position in the window, window) if the windows are
+    # strided, else (window, position in the window). Then move the windows before the positions.
     if strided:
         cells = x_BHWC.view(B, window, H // window, window, W // window, C).permute(0, 2, 4, 1, 3, 5)
     else:
@@ -58,8 +59,12 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
         strided: as in `to_windows`.
     """
     H, W = grid
+    # (B, window row, window column, row in the window, column in the window, C)
     cells = x_NLC.view(-1, H // window, W // window, window, window, x_NLC.shape[-1])
-    cells = cells.permute(0, 3, 1, 4, 2, 5) if strided else cells.permute(0, 1, 3, 2, 4, 5)
+    if strided:
+        cells = cells.permute(0, 3, 1, 4, 2, 5)
+    else:
+        cells = cells.permute(0, 1, 3, 2, 4, 5)
     return cells.reshape(-1, H, W, x_NLC.shape[-1])
 
 
@@ -80,6 +85,7 @@ class DynamicPositionBias(nn.Module):
         super().__init__()
         self.window = window
         self.index = index
+        # The first layer takes the two components of an offset, the last one returns the bias.
         hidden_layers: list[nn.Module] = []
         for in_features in (2, dim, dim):
             hidden_layers += [nn.Linear(in_features, dim), nn.LayerNorm(dim), nn.ReLU()]
@@ -88,15 +94,18 @@ class DynamicPositionBias(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the bias (L, L) of query position i and key position j, where L = window^2."""
-        return self._bias() if self.cached_bias is None else self.cached_bias
+        return self._compute_bias() if self.cached_bias is None else self.cached_bias
 
     @torch.no_grad()
     def precompute(self) -> None:
         """Compute and keep the bias, for weights that do not change any more."""
-        self.cached_bias = self._bias()
+        self.cached_bias = self._compute_bias()
 
-    def _bias(self) -> Tensor:
+    def _compute_bias(self) -> Tensor:
+        """Return the bias (L, L) from the MLP's values at all offsets."""
         w = self.window
+        # The offsets have device and dtype of the weights. The largest offset in a window is w - 1; those of +-w are
+        # part of the table because they were when the published weights were trained.
         reference = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=reference.device, dtype=reference.dtype)
         with without_autocast(reference):
@@ -173,9 +182,10 @@ class WindowAttention(nn.Module):
             if norm is not None:
                 product = partial(norm_linear, norm=norm, arrange=arrange)
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, conditions)), product)
-        # The number of heads is -1 because a rank under tensor parallelism holds some of them only.
+        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)
+        # Three kinds of attention: with dropout as noise, of single cells, and any other, with torch's dropout.
         bias_LL = self.position_bias()
         dropout = self.dropout if self.training else 0.0
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:

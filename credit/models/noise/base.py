@@ -49,7 +49,12 @@ class Noise(ABC):
     Args:
         spec: grid, time step and channels that the model is built for.
         section: entry of ``model.noise`` in the config that describes this noise.
+
+    Attributes:
+        can_be_scaled: True if forecasts may multiply the noise by a number, also by a negative one.
     """
+
+    can_be_scaled = False
 
     def __init__(self, spec: ModelSpec, section: ModelNoiseSection) -> None:
         self.kind = section.kind
@@ -81,6 +86,8 @@ class GaussianNoise(Noise):
         section: entry of ``model.noise`` in the config that describes this noise.
     """
 
+    can_be_scaled = True
+
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -101,6 +108,7 @@ class GaussianNoise(Noise):
         noise at two successive steps, n is a new draw and phi = exp(-time step / memory). Its variance is 1 at every
         step. With a memory of 0 every step is a new draw.
         """
+        # Give the correlations the shape (K, 1, ...), which broadcasts against the noise (B, K, ...).
         other_dims = [1] * (len(self.shape) - 1)
         correlation = self._correlation_K().view(-1, *other_dims)
         innovation_weight = (1.0 - correlation.square()).sqrt()
@@ -115,7 +123,10 @@ class GaussianNoise(Noise):
         """Return the correlation phi of each channel with itself one step later, float32 (K,)."""
         correlations = []
         for memory in split_evenly(self.memory_minutes, self.shape[0]):
-            correlations.append(math.exp(-self.step_minutes / memory) if memory else 0.0)
+            if memory:
+                correlations.append(math.exp(-self.step_minutes / memory))
+            else:
+                correlations.append(0.0)
         return torch.tensor(correlations)
 
 
@@ -175,5 +186,6 @@ class NoiseGenerator:
             # This never ends, as a forecast may have any number of steps.
             yield from itertools.repeat(None)
         sequences = {kind: noise.sequence(keys, device) for kind, noise in self.kinds.items()}
+        # The sequences of all kinds advance together, by one step of the forecast at a time.
         while True:
             yield {kind: next(sequence) for kind, sequence in sequences.items()}

@@ -28,10 +28,13 @@ class DropoutNoise(Noise):
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
         """Yield the int64 seeds (B keys, M values of ``memory``) of one forecast step after the other, without end."""
         for step in itertools.count():
-            # The number of the mask, counted from the first step.
-            numbers_M = [self._mask_number(step, memory) for memory in self.memory_minutes]
-            rows = [[self.seed_at(key, number) for number in numbers_M] for key in keys]
-            yield to_device(torch.tensor(rows, dtype=torch.int64), device)
+            # The number of a mask takes the place of the step in its seed, so the seed stays the same for as long as
+            # the mask does.
+            mask_numbers_M = [self._mask_number(step, memory) for memory in self.memory_minutes]
+            seeds_BM = []
+            for key in keys:
+                seeds_BM.append([self.seed_at(key, mask_number) for mask_number in mask_numbers_M])
+            yield to_device(torch.tensor(seeds_BM, dtype=torch.int64), device)
 
     def _mask_number(self, step: int, memory_minutes: float) -> int:
         """Return the index, from 0, of the mask that is in use at a step (from 0), for one value of ``memory``."""

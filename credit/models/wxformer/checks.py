@@ -34,6 +34,7 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
                 f"model.{key}: {list(sizes)} has {len(sizes)} entries, one is needed for each of the {num_stages} "
                 "stages"
             )
+        # An entry of the kernel sizes is a list, which `_check_embedding` compares with the stride.
         if key != "cross_embed_kernel_sizes" and min(sizes) < 1:
             raise ConfigError(f"model.{key}: {list(sizes)} must be 1 or more in every stage")
     _check_widths(section.dim, section.dim_head)
@@ -76,7 +77,9 @@ def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Se
         # The decoder doubles the size of the first stage.
         first_stage_size = stage_sizes(size + sum(pads), strides)[0]
         sizes.append(2 * first_stage_size - sum(pads))
-    if min(sizes) < 1 or (tuple(sizes) != tuple(grid) and not interp):
+    is_empty = min(sizes) < 1
+    fits_grid = tuple(sizes) == tuple(grid)
+    if is_empty or not (fits_grid or interp):
         raise ConfigError(
             f"model.interp: {interp}, but the decoder gives {sizes[0]} x {sizes[1]} cells for a grid of "
             f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
@@ -93,17 +96,20 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
     Raises:
         ConfigError: if a number does not fit; the message names one that does.
     """
-    doubled = [dim[0] * 2**stage for stage in range(len(dim))]
-    if list(dim) != doubled:
+    doubled_dim = [dim[0] * 2**stage for stage in range(len(dim))]
+    if list(dim) != doubled_dim:
         raise ConfigError(
-            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}"
+            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; "
+            f"for example {doubled_dim}"
         )
+    # The later stages have multiples of the first width, so a divisor of the first width divides them all.
     if dim[0] % dim_head:
         divisors = [width for width in range(1, dim[0] + 1) if dim[0] % width == 0]
         nearest = min(divisors, key=lambda width: abs(width - dim_head))
         raise ConfigError(
             f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
         )
+    # The hidden layers of the position bias have dim // 4 channels.
     if dim[0] < 4:
         raise ConfigError(f"model.dim: {list(dim)} is too narrow, the position bias needs at least 4 channels")
 
@@ -119,6 +125,7 @@ def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[in
         ConfigError: if a stride or kernel does not fit; the message names the stage.
     """
     for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
+        # The first stride may be any, because the output of the decoder may be interpolated to the grid.
         if stage and stride != 2:
             raise ConfigError(
                 f"model.cross_embed_strides: {list(strides)}: stage {stage} must have stride 2, "

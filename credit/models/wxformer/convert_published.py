@@ -20,12 +20,15 @@ logger = logging.getLogger(__name__)
 
 # Channels of an attention head in all published models.
 PUBLISHED_DIM_HEAD = 32
-# Names in the reference implementation and the names in this package that replace them: blocks of a transformer layer,
-# layers of its feed-forward, the head of the decoder, and tensors of a layer.
+# The following dicts go from a name in the reference implementation to the name in this package that replaces it.
+# Blocks of a transformer layer.
 _BLOCKS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
-_FEED_FORWARD = {"0": "norm", "1": "expand", "4": "contract"}
-_HEAD = {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}
-_LEAVES = {
+# Layers of a feed-forward block.
+_FEED_FORWARD_LAYERS = {"0": "norm", "1": "expand", "4": "contract"}
+# The head of the decoder: one transposed convolution, or the two convolutions of a subpixel head.
+_HEAD_LAYERS = {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}
+# Tensors of a layer; `g` and `b` are gain and bias of the reference's norm.
+_TENSORS = {
     "g": "weight",
     "b": "bias",
     "weight": "weight",
@@ -105,16 +108,16 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
     converted: dict[str, Tensor] = {}
     unknown_names: list[str] = []
     for name in original_names.keys() - set(unused_names):
-        path, _, leaf = name.rpartition(".")
+        path, _, tensor_name = name.rpartition(".")
         module = _module_path(path)
-        if module is None or leaf not in _LEAVES:
+        if module is None or tensor_name not in _TENSORS:
             unknown_names.append(name)
             continue
-        value = _flatten(state[original_names[name]], module, leaf)
+        value = _drop_unit_dims(state[original_names[name]], module, tensor_name)
         # The right singular vector v belongs to the inputs, whose order is the same.
-        if module.endswith("to_qkv") and leaf != "weight_v":
+        if module.endswith("to_qkv") and tensor_name != "weight_v":
             value = _order_by_head(value, dim_head or _default_dim_head(state, original_names))
-        converted[f"{module}.{_LEAVES[leaf]}"] = value
+        converted[f"{module}.{_TENSORS[tensor_name]}"] = value
     if unknown_names:
         raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown_names))}")
     return converted
@@ -130,6 +133,7 @@ def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, 
     Raises:
         CheckpointError: if the state lacks the norm whose size is the width of the first stage.
     """
+    # Gain of the norm of the first attention block in the first stage.
     norm = "layers.0.1.layers.0.0.norm.g"
     if norm not in original_names:
         raise CheckpointError(f"not a complete published WXFormer state: it has no {norm}")
@@ -138,14 +142,14 @@ def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, 
 
 def _module_path(path: str) -> str | None:
     """Return this package's path of the module that the reference calls `path`; None if it has no such module."""
-    # Embedding of a stage.
+    # Embedding of a stage. Newer states have the convolution at index 1 of a sequence of layers.
     if match := re.fullmatch(r"layers\.(\d+)\.0\.convs\.(\d+)(?:\.1)?", path):
         stage, conv = match.groups()
         return f"stages.{stage}.embed.convs.{conv}"
     # Feed-forward of a transformer layer.
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([13])\.layers\.([014])", path):
         stage, layer, block, index = match.groups()
-        return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{_FEED_FORWARD[index]}"
+        return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{_FEED_FORWARD_LAYERS[index]}"
     # Attention of a transformer layer.
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([02])\.(norm|to_qkv|to_out|dpb\.layers\.\d+)", path):
         stage, layer, block, name = match.groups()
@@ -154,22 +158,26 @@ def _module_path(path: str) -> str | None:
     if match := re.fullmatch(r"up_block([123])\.(conv|sharp|b\.[0134])", path):
         number, name = match.groups()
         name = name.replace("conv", "up").replace("b.", "refine.")
+        # The reference counts the blocks from 1.
         return f"decoder.blocks.{int(number) - 1}.{name}"
-    return _HEAD.get(path)
+    return _HEAD_LAYERS.get(path)
 
 
-def _flatten(value: Tensor, module: str, leaf: str) -> Tensor:
+def _drop_unit_dims(value: Tensor, module: str, tensor_name: str) -> Tensor:
     """Drop dimensions of length 1: those of a norm's (1, dim, 1, 1) gain and bias, and those of 1x1 convolutions.
 
     Args:
         value: tensor of the published state dict.
         module: this package's path of its module.
-        leaf: name of the tensor in its module in the reference; ``g`` and ``b`` are gain and bias of a norm.
+        tensor_name: name of the tensor in its module in the reference; ``g`` and ``b`` are gain and bias of a norm.
     """
-    if leaf in ("g", "b"):
+    if tensor_name in ("g", "b"):
         return value.flatten()
+    # Only the weight of a linear layer has four dimensions, not its bias or its singular vectors.
     is_linear = re.search(r"\.(to_qkv|to_out|expand|contract)$", module) is not None
-    return value.flatten(1) if is_linear and value.dim() == 4 else value
+    if is_linear and value.dim() == 4:
+        return value.flatten(1)
+    return value
 
 
 def _order_by_head(rows: Tensor, dim_head: int) -> Tensor:

@@ -129,7 +129,7 @@ class Decoder(nn.Module):
             block, head = UpBlockPS, SubpixelHead
         else:
             block, head = UpBlock, TransposedHead
-        # Groups of the group norms.
+        # The group norms of all blocks have as many groups as the first stage has channels.
         groups = dim[0]
         # The first block reads the coarsest stage. The others, and the head, read the block before them and a skip
         # connection of the same width.
@@ -239,19 +239,15 @@ class WXFormer(ForecastModel):
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         self.padding = _build_grid_padding(spec, section, windows)
 
-        # The encoder; the first embedding pads the field.
+        # The encoder. Only its first embedding pads the field.
         self.noise = NoiseInput(section, self.padding)
         condition_dims = build_condition_dims(section)
         in_widths = (spec.in_channels * spec.input_frames, *dim)
         self.stages = nn.ModuleList()
         for stage in range(NUM_STAGES):
-            embed = CrossScaleEmbedding(
-                in_widths[stage],
-                dim[stage],
-                tuple(section.cross_embed_kernel_sizes[stage]),
-                strides[stage],
-                self.padding if stage == 0 else NO_PADDING,
-            )
+            stage_padding = self.padding if stage == 0 else NO_PADDING
+            kernel_sizes = tuple(section.cross_embed_kernel_sizes[stage])
+            embed = CrossScaleEmbedding(in_widths[stage], dim[stage], kernel_sizes, strides[stage], stage_padding)
             layers = []
             for _ in range(section.depth[stage]):
                 layer = TransformerLayer(
@@ -266,8 +262,10 @@ class WXFormer(ForecastModel):
                 )
                 layers.append(layer)
             # Fields of noise are a further input of the first stage.
-            field_channels = count_noise_channels(section, "spherical") if stage == 0 else 0
-            noise_embed = NoiseFieldEmbedding(field_channels, dim[0], strides[0]) if field_channels else None
+            noise_embed = None
+            field_channels = count_noise_channels(section, "spherical")
+            if stage == 0 and field_channels:
+                noise_embed = NoiseFieldEmbedding(field_channels, dim[0], strides[0])
             self.stages.append(EncoderStage(embed, layers, noise_embed))
 
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
@@ -291,10 +289,11 @@ class WXFormer(ForecastModel):
         Raises:
             ConfigError: if a keyword argument is unknown, or values do not fit together.
         """
-        # The arguments are those of the data and those of the model's section.
+        # Split the arguments into those of the data and those of the model's section.
         sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
         options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
         settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
+        # Unknown keys are refused here, because the message can suggest arguments of both groups.
         for key in settings:
             if key not in WXFormerSection.model_fields:
                 names = [*SIZE_ARGUMENTS, *WXFormerSection.model_fields]
@@ -332,6 +331,7 @@ class WXFormer(ForecastModel):
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
         require_input_shape(x_BCTHW, self.spec)
+        # The network is two-dimensional: the frames of a channel become neighbouring channels.
         x_BCHW = x_BCTHW.flatten(1, 2)
         if autocast_dtype(x_BCHW) is None:
             # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.

@@ -35,7 +35,10 @@ def count_noise_channels(section: WXFormerSection, kind: str) -> int:
 
 def build_condition_dims(section: WXFormerSection) -> ConditionDims:
     """Return the lengths of the noise vectors that the norms of a network depend on."""
-    return ConditionDims(count_noise_channels(section, "global"), count_noise_channels(section, "cell"))
+    return ConditionDims(
+        vector=count_noise_channels(section, "global"),
+        cells=count_noise_channels(section, "cell"),
+    )
 
 
 def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
@@ -51,10 +54,12 @@ def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
     entry = section.find_noise("dropout")
     if entry is None:
         return
-    rate = entry.rate or section.ff_dropout
-    if not rate and not section.attn_dropout:
-        rate = DEFAULT_DROPOUT_RATE
-    num_layers = use_seeded_dropout(model, section.attn_dropout, rate)
+    feed_forward_rate = entry.rate or section.ff_dropout
+    # A network with dropout of attention alone gets no dropout of feed-forward layers in addition.
+    if not feed_forward_rate and not section.attn_dropout:
+        feed_forward_rate = DEFAULT_DROPOUT_RATE
+    num_layers = use_seeded_dropout(model, section.attn_dropout, feed_forward_rate)
+    # Successive layers take the values in turn, so a value beyond the last layer would have no effect.
     if len(entry.memory) > num_layers:
         raise ConfigError(
             f"model.noise: {len(entry.memory)} values of memory share {num_layers} layers with dropout; give fewer "
@@ -89,7 +94,7 @@ class NoiseInput(nn.Module):
         """
         if not condition:
             return [NO_CONDITIONS] * len(self._strides)
-        conditions = Conditions(condition.get("global"), dropout_seeds_BM=condition.get("dropout"))
+        conditions = Conditions(vector_BK=condition.get("global"), dropout_seeds_BM=condition.get("dropout"))
         if "cell" not in condition:
             return [conditions] * len(self._strides)
         stage_conditions = []

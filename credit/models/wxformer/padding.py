@@ -49,6 +49,7 @@ def build_padding(
             raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
     mode = _read_choice("mode", padding.get("mode", "earth"), MODES)
     pole = _read_choice("pole", padding.get("pole", "published"), POLES)
+    # `auto` pads to a multiple of `multiple`, so that every window divides the size of its stage.
     height, width = grid
     multiple = window_multiple(strides, windows)
     lat = _read_pads("lat", padding.get("lat", "auto"), height, multiple, strides)
@@ -63,8 +64,9 @@ def build_padding(
             f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
             "the opposite meridian is half the columns away; choose mode: mirror"
         )
-    # Number of rows at the pole that are not repeated beyond it: the mirror's own row, or the row on the pole.
-    skip = 1 if mode == "mirror" or (is_exact and pole_points) else 0
+    # Number of rows at the pole that are not repeated beyond it: the row of the mirror, or the row on the pole.
+    skips_row_on_pole = is_exact and pole_points
+    skip = 1 if mode == "mirror" or skips_row_on_pole else 0
     for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
         if max(pads) > limit:
             raise ConfigError(
@@ -90,23 +92,26 @@ def check_windows(
         ConfigError: if a stage does not fit; the message names the stage and the nearest pads that fit.
     """
     sizes = stage_sizes(size + sum(pads), strides)
+    multiple = window_multiple(strides, windows)
+    # Texts for the messages.
     padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
+    nearest_fit = _describe_nearest_fit(axis, size, pads, multiple)
     for stage, cells in enumerate(sizes):
         for key, window in zip(("global_window_size", "local_window_size"), windows[stage], strict=True):
+            # Every window divides 0, but a stage without cells computes nothing.
             if cells == 0 or cells % window:
                 raise ConfigError(
                     f"model.{key}: window {window} does not divide the {cells} cells of stage {stage}, "
-                    f"from {padded_size} padded; " + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
+                    f"from {padded_size} padded; {nearest_fit}"
                 )
         if stage and sizes[stage - 1] != 2 * cells:
             raise ConfigError(
                 f"model.padding.{axis}: {list(pads)} makes {padded_size} padded, of which stage {stage - 1} has "
-                f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; "
-                + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
+                f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; {nearest_fit}"
             )
 
 
-def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
+def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
     """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
 
     Args:
@@ -116,9 +121,13 @@ def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> 
         multiple: number of which the padded size must be a multiple.
     """
     padded = size + sum(pads)
+    # The padded sizes that fit, on both sides of the given one. Pads cannot shrink the grid.
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
-    nearest = below if below >= size and padded - below < above - padded else above
+    is_below_nearer = padded - below < above - padded
+    nearest = above
+    if below >= size and is_below_nearer:
+        nearest = below
     before = (nearest - size) // 2
     after = nearest - size - before
     return (
@@ -156,6 +165,7 @@ def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
     for pad in value:
+        # `bool` is a subclass of `int`, but true and false are not numbers of cells.
         if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
             raise ConfigError(f"model.padding.{key}: {value!r} must be whole numbers of cells, 0 or more")
     return value[0], value[1]

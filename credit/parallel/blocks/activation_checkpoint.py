@@ -66,7 +66,8 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
     # The modules are listed first, since replacing children changes what `modules` yields.
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child is None or not is_marked(child) or id(child) in inside_wrapper:
+            needs_wrapper = child is not None and is_marked(child) and id(child) not in inside_wrapper
+            if not needs_wrapper:
                 continue
             if child not in wrappers:
                 for module in child.modules():
@@ -114,7 +115,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return True if the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
+    """Return whether the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE

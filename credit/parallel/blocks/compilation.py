@@ -33,6 +33,7 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
 def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
     """Yield each marked block that is not inside another marked block; instead of a wrapped block, its wrapper."""
     for child in model.children():
+        # A checkpoint wrapper shows the mark of the block inside it.
         if getattr(child, "_fsdp2_shard", False):
             yield child
         else:

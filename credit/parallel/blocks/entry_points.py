@@ -64,7 +64,9 @@ def copy_views(output: Any) -> Any:
     if isinstance(output, Tensor):
         # Only a view has a base, the tensor whose memory it shows.
         is_view = output._base is not None
-        return output.clone() if is_view and output.requires_grad else output
+        if is_view and output.requires_grad:
+            return output.clone()
+        return output
     if isinstance(output, tuple):
         items = [copy_views(item) for item in output]
         if all(new is old for new, old in zip(items, output, strict=True)):

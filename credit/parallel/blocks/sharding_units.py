@@ -129,7 +129,8 @@ def require_shardable(model: nn.Module) -> None:
         modules_of_inner_units.update(map(id, unit_modules))
         for module in unit_modules:
             for parameter in module.parameters(recurse=False):
-                if unit_of_parameter.setdefault(id(parameter), number) != number:
+                first_unit = unit_of_parameter.setdefault(id(parameter), number)
+                if first_unit != number:
                     raise ConfigError(
                         f"{_join_names(model, parameter)}: one parameter in two units of sharding, but each must have "
                         "its own; call one module from both blocks, or do not mark them with _fsdp2_shard"
@@ -137,7 +138,7 @@ def require_shardable(model: nn.Module) -> None:
 
     for name, parameter in model.named_parameters():
         plain_name = strip_wrapper_prefixes(name)
-        if not parameter.dim():
+        if parameter.dim() == 0:
             raise ConfigError(f"{plain_name}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
         if parameter.is_complex():
             raise ConfigError(
@@ -217,10 +218,6 @@ def _main_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype |
     It is the dtype of the trainable weights that the unit itself holds, or else that of most trainable weights in the
     modules inside. Parameters whose `id` is in `inner_parameter_ids` do not count.
     """
-    num_weights: Counter[torch.dtype] = Counter()
-    for parameter in unit.parameters():
-        if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
-            num_weights[parameter.dtype] += parameter.numel()
     # A wrapper of checkpointing or compilation has no weights; those of the block in it count as its own.
     inside_wrapper = wrapped_module_ids(unit)
     for module in unit.modules():
@@ -228,7 +225,12 @@ def _main_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype |
             dtype = _direct_dtype(module, inner_parameter_ids)
             if dtype is not None:
                 return dtype
-    return max(num_weights, key=num_weights.get, default=None)
+    # The unit has no trainable weights of its own, so the dtype of most elements inside decides.
+    num_elements: Counter[torch.dtype] = Counter()
+    for parameter in unit.parameters():
+        if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
+            num_elements[parameter.dtype] += parameter.numel()
+    return max(num_elements, key=num_elements.get, default=None)
 
 
 def _join_names(model: nn.Module, parameter: nn.Parameter) -> str:

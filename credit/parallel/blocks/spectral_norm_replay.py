@@ -61,7 +61,9 @@ class RecordedForward:
                     register = weight.module.register_forward_hook
                 else:
                     register = weight.module.register_forward_pre_hook
-                hooks.enter_context(register(functools.partial(_record_call, calls, weight.vector_names)))
+                hook = functools.partial(_record_call, calls, weight.vector_names)
+                # The handle of a hook is a context manager, which removes the hook at its end.
+                hooks.enter_context(register(hook))
             yield
         for weight, calls in zip(self._weights, self._calls, strict=True):
             if not calls:
@@ -83,7 +85,9 @@ class RecordedForward:
                 for weight, calls in zip(self._weights, self._calls, strict=True):
                     weight.norm.n_power_iterations = 0
                     hook = functools.partial(_replay_call, iter(calls))
-                    hooks.enter_context(weight.module.register_forward_pre_hook(hook, prepend=True))
+                    # Prepended, because torch's hook, which normalizes the weight, must see the recorded vectors.
+                    handle = weight.module.register_forward_pre_hook(hook, prepend=True)
+                    hooks.enter_context(handle)
                 yield
         finally:
             for weight, vectors, iterations in zip(self._weights, present_vectors, present_iterations, strict=True):

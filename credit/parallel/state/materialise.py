@@ -110,6 +110,7 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
     if dist.is_initialized():
         # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
+    # A copy, so that the memory of the whole tensor is freed.
     part = take_local_part(value, target).clone()
     if target.device.type != "meta":
         part = part.to(target.device)

@@ -56,8 +56,9 @@ def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
             state[name] = {key: _gather_value(value) for key, value in optimizer.state[parameter].items()}
     groups = []
     for group in optimizer.param_groups:
+        settings = copy.deepcopy(_group_settings(group))
         parameter_names = [names[parameter] for parameter in group["params"]]
-        groups.append({**copy.deepcopy(_group_settings(group)), "params": parameter_names})
+        groups.append({**settings, "params": parameter_names})
     if current_rank() > 0:
         return {}
     return {"state": state, "param_groups": groups}
@@ -87,6 +88,7 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
     def check_on_rank0() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
         state, groups = _read_optimizer_state(saved, set(names.values()))
         state_on_rank0.update(state)
+        # Outlines are small, so those of all parameters travel in one message.
         outlines = {}
         for name, entry in state.items():
             outlines[name] = {key: _outline(value) for key, value in entry.items()}
@@ -96,6 +98,7 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
     _require_same_parameters(outlines, saved_groups, names)
 
     # Scatter the state of one parameter after the other. `load_state_dict` takes parameters by number.
+    # A parameter without saved state gets the same keys as the first parameter that has some.
     first_outline = next(iter(outlines.values()), {})
     state = {}
     for index, (parameter, name) in enumerate(names.items()):
@@ -133,14 +136,18 @@ def _match_group_settings(
             settings_of_name[name] = _group_settings(saved_group)
     groups = []
     for group in optimizer.param_groups:
-        settings = _group_settings(group)
-        if group["params"]:
-            settings = settings_of_name[names[group["params"][0]]]
-        for key, value in settings.items():
+        parameters = group["params"]
+        saved_settings = _group_settings(group)
+        if parameters:
+            saved_settings = settings_of_name[names[parameters[0]]]
+        settings = {}
+        for key, value in saved_settings.items():
             # Some file formats store tuples as lists.
             if isinstance(group.get(key), tuple):
-                settings = {**settings, key: tuple(value)}
-        groups.append({**settings, "params": [index_of_parameter[parameter] for parameter in group["params"]]})
+                value = tuple(value)
+            settings[key] = value
+        indices = [index_of_parameter[parameter] for parameter in parameters]
+        groups.append({**settings, "params": indices})
     return groups
 
 
@@ -151,7 +158,9 @@ def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
         ConfigError: if a parameter of the optimizer is not one of the model's.
     """
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
     num_foreign = sum(parameter not in names for parameter in parameters)
     if num_foreign:
         raise ConfigError(
@@ -189,9 +198,7 @@ def _read_optimizer_state(
     groups = saved["param_groups"]
     if not isinstance(state, Mapping):
         raise CheckpointError(f"optimizer state: state is a {type(state).__name__} in place of a dict by parameter")
-    is_group_list = isinstance(groups, list | tuple) and all(
-        isinstance(group, Mapping) and "params" in group for group in groups
-    )
+    is_group_list = isinstance(groups, list | tuple) and all(_has_params(group) for group in groups)
     if not is_group_list:
         raise CheckpointError("optimizer state: param_groups is not a list of dicts that name their params")
     for name, entry in state.items():
@@ -213,8 +220,14 @@ def _read_optimizer_state(
 
     plain_groups = []
     for group in groups:
-        plain_groups.append({**group, "params": list_plain_names(group["params"], names, "optimizer state")})
+        plain_names = list_plain_names(group["params"], names, "optimizer state")
+        plain_groups.append({**group, "params": plain_names})
     return map_plain_names(state, names, "optimizer state"), plain_groups
+
+
+def _has_params(group: Any) -> bool:
+    """Return True if a saved parameter group is a dict that names its parameters."""
+    return isinstance(group, Mapping) and "params" in group
 
 
 def _outline(value: Any) -> Any:
@@ -245,13 +258,16 @@ def _require_same_parameters(
     grouped_names: set[str] = set()
     for group in groups:
         grouped_names.update(group["params"])
+    # A parameter may be without state, if it never had a gradient, but not without a group.
     problems = [f"{name} is not optimized here" for name in outlines if name not in shapes]
     problems += [f"{name} is in none of its groups" for name in shapes if name not in grouped_names]
     for name, entry in outlines.items():
         if name not in shapes:
             continue
         for key, value in entry.items():
-            if isinstance(value, Tensor) and value.is_meta and value.shape != shapes[name]:
+            # Only the outline of a tensor that is split like its parameter is on the meta device.
+            is_split = isinstance(value, Tensor) and value.is_meta
+            if is_split and value.shape != shapes[name]:
                 problems.append(f"{name}/{key} is {tuple(value.shape)}, here {tuple(shapes[name])}")
     if problems:
         raise CheckpointError(
@@ -294,4 +310,6 @@ def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
     """
     if not isinstance(value, Tensor):
         return type(value)()
-    return torch.zeros_like(parameter, dtype=value.dtype) if value.is_meta else torch.zeros_like(value)
+    if value.is_meta:
+        return torch.zeros_like(parameter, dtype=value.dtype)
+    return torch.zeros_like(value)

@@ -31,7 +31,8 @@ def map_plain_names(state: Any, names: Collection[str], label: str) -> dict[str,
     """Return a state dict with plain names as keys; see `list_plain_names` for `names`, `label` and errors."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{label}: {type(state).__name__} in place of a dict from names to tensors")
-    return dict(zip(list_plain_names(state, names, label), state.values(), strict=True))
+    plain_names = list_plain_names(state, names, label)
+    return dict(zip(plain_names, state.values(), strict=True))
 
 
 def list_plain_names(state_names: Iterable[Any], names: Collection[str], label: str) -> list[str]:

@@ -37,9 +37,10 @@ def gather_weights(model: nn.Module) -> dict[str, Any]:
     """
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Of a model on the CPU, torch returns the model's own memory for tensors that are not sharded, such as buffers.
-    model_memory = {_memory_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    model_tensors = (*model.parameters(), *model.buffers())
+    model_addresses = {_memory_address(tensor) for tensor in model_tensors}
     for name, value in state.items():
-        if isinstance(value, Tensor) and _memory_address(value) in model_memory:
+        if isinstance(value, Tensor) and _memory_address(value) in model_addresses:
             state[name] = value.clone()
     return state
 
@@ -68,7 +69,7 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
         problems = _describe_differences(plain_target, full_values)
         if problems:
             raise CheckpointError(f"state dict: {join_problems(problems)}; is it of this model?")
-        # The extra state of a module may be any object and is sent as it is.
+        # The extra state of a module may be any object and is sent as it is; tensors are scattered below.
         extra_state: dict[str, Any] = {}
         for name, value in full_values.items():
             extra_state[name] = None if isinstance(value, Tensor) else value
@@ -114,9 +115,11 @@ def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, A
     problems += [f"{name} is missing" for name in target if name not in full_values]
     problems += [f"{name} is unknown" for name in full_values if name not in target]
     for name, target_value in target.items():
+        # A missing value has been reported above.
+        full_value = full_values.get(name, target_value)
         # Extra state has no shape.
         target_shape = tuple(getattr(target_value, "shape", ()))
-        shape = tuple(getattr(full_values.get(name, target_value), "shape", ()))
+        shape = tuple(getattr(full_value, "shape", ()))
         if shape != target_shape:
             problems.append(f"{name} is {shape}, here {target_shape}")
     return problems

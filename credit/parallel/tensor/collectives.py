@@ -96,8 +96,8 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
     num_ranks = group.size()
     rank = group.rank()
     piece_rows = rows // (num_ranks * parts)
-    # Pieces are numbered by their position in the whole weight. Rank r stores the pieces from r * parts on, and
-    # computes with piece r of each part.
+    # Pieces are numbered by their position in the whole weight. Each rank stores `parts` of them, so piece p is stored
+    # by rank p // parts. Each part has one piece for each rank, so piece p is used by rank p % num_ranks.
     destinations = [(rank * parts + piece) % num_ranks for piece in range(parts)]
     sources = [(part * num_ranks + rank) // parts for part in range(parts)]
     piece_order = sorted(range(parts), key=lambda piece: destinations[piece])
@@ -126,7 +126,8 @@ class ExchangeFusedRows(torch.autograd.Function):
         routes = ctx.routes
         ordered_gradient = _exchange_rows(gradient, routes.num_rows_sent, routes.num_rows_received, routes.group)
         pieces = ordered_gradient.chunk(len(routes.piece_order))
-        return torch.cat([pieces[routes.piece_order.index(piece)] for piece in range(len(pieces))]), None
+        stored_order = [pieces[routes.piece_order.index(piece)] for piece in range(len(pieces))]
+        return torch.cat(stored_order), None
 
 
 def _exchange_rows(
@@ -141,6 +142,7 @@ def _exchange_rows(
         group: the tensor-parallel ranks.
     """
     x = x.contiguous()
+    # Functional collectives return a new tensor, which torch.compile can trace.
     if torch.compiler.is_compiling():
         exchanged = functional.all_to_all_single(x, list(num_rows_received), list(num_rows_sent), group)
         return functional.wait_tensor(exchanged)

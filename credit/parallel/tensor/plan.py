@@ -75,8 +75,9 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
     for name, value in block._tp_plan.items():
         location = _locate(path, block, name)
         if name not in modules:
-            known_names = ", ".join(filter(None, modules))
-            raise ConfigError(f"{location}: there is no such submodule; it has {known_names}")
+            # The block itself has the empty name.
+            submodule_names = ", ".join(other for other in modules if other)
+            raise ConfigError(f"{location}: there is no such submodule; it has {submodule_names}")
         entry = _read_entry(value, location)
         if entry.kind != "replicated" and not isinstance(modules[name], nn.Linear):
             raise ConfigError(f"{location}: only Linear layers are split, this is a {type(modules[name]).__name__}")
@@ -89,8 +90,9 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
         for name in names:
             entry = entries[name]
             partner = _find_rowwise_partner(name, names, entries)
+            layer_path = f"{path}.{name}" if path else name
             layer = PlannedLayer(
-                path=strip_wrapper_prefixes(f"{path}.{name}" if path else name),
+                path=strip_wrapper_prefixes(layer_path),
                 location=_locate(path, block, name),
                 module=modules[name],
                 parent=modules[parent],
@@ -153,7 +155,9 @@ def _read_entry(value: object, location: str) -> PlanEntry:
     Raises:
         ConfigError: if the value is not one of `KINDS`.
     """
-    fused = re.fullmatch(r"colwise:([1-9]\d*)", value) if isinstance(value, str) else None
+    fused = None
+    if isinstance(value, str):
+        fused = re.fullmatch(r"colwise:([1-9]\d*)", value)
     if fused:
         return PlanEntry("colwise", int(fused[1]))
     if value not in ("colwise", "rowwise", "replicated"):
@@ -180,22 +184,25 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
 
     def is_complete(names: list[str]) -> bool:
-        return {"colwise", "rowwise"} <= {entries[name].kind for name in names}
+        kinds = {entries[name].kind for name in names}
+        return {"colwise", "rowwise"} <= kinds
 
-    # Merge groups that lack a partner into those of their parents, until every group has both kinds.
+    # Merge groups that lack a partner into those of their parents, until every group has both kinds. The group of the
+    # block itself, with the empty path, has no parent in the plan.
     while True:
-        incomplete = [parent for parent, names in groups.items() if parent and not is_complete(names)]
-        if not incomplete:
+        incomplete_paths = [path for path, names in groups.items() if path and not is_complete(names)]
+        if not incomplete_paths:
             break
-        parent = incomplete[0]
-        groups.setdefault(parent.rpartition(".")[0], []).extend(groups.pop(parent))
+        path = incomplete_paths[0]
+        parent_path = path.rpartition(".")[0]
+        groups.setdefault(parent_path, []).extend(groups.pop(path))
     if "" in groups and all(entries[name].kind == "replicated" for name in groups[""]):
         # Any of the groups may use this layer, so all are split together or not at all.
         groups = {"": list(entries)}
     # Merged groups keep the order of the plan, in which colwise layers stand before their rowwise layer.
     ordered_groups = {}
-    for parent, names in groups.items():
-        ordered_groups[parent] = [name for name in entries if name in names]
+    for path, names in groups.items():
+        ordered_groups[path] = [name for name in entries if name in names]
     return ordered_groups
 
 
@@ -245,16 +252,17 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     fused_parts = entry.fused_parts or 1
     if outputs % fused_parts:
         raise ConfigError(f"{location}: its {outputs} outputs do not divide into {fused_parts} equal parts")
-    width = outputs // fused_parts
-    partner_inputs = width
+    part_width = outputs // fused_parts
+    # The rowwise partner has as many inputs as there are hidden units, or all heads together have.
+    partner_inputs = part_width
     if partner:
         partner_inputs = block.get_submodule(partner).in_features
     if heads is not None:
-        return _count_heads(location, outputs, width, heads, partner, partner_inputs)
-    if width == partner_inputs:
-        return width
+        return _count_heads(location, outputs, part_width, heads, partner, partner_inputs)
+    if part_width == partner_inputs:
+        return part_width
     # With `colwise:1` the outputs of each hidden unit lie together, several for each.
-    if entry.fused_parts == 1 and width % partner_inputs == 0:
+    if entry.fused_parts == 1 and part_width % partner_inputs == 0:
         return partner_inputs
     raise ConfigError(
         f"{location}: its {outputs} outputs are not the {partner_inputs} inputs of {partner!r}; if they are fused "
@@ -263,7 +271,9 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     )
 
 
-def _count_heads(location: str, outputs: int, width: int, heads: int, partner: str | None, partner_inputs: int) -> int:
+def _count_heads(
+    location: str, outputs: int, part_width: int, heads: int, partner: str | None, partner_inputs: int
+) -> int:
     """Return the number of heads of a colwise layer in attention, at most `heads`.
 
     A layer for keys and values may have fewer heads than the queries. In a fused projection that is ordered head by
@@ -272,7 +282,7 @@ def _count_heads(location: str, outputs: int, width: int, heads: int, partner: s
     Args:
         location: description of the plan's entry, for messages.
         outputs: number of outputs of the layer.
-        width: number of outputs of one fused part.
+        part_width: number of outputs of one fused part.
         heads: number of heads of the queries.
         partner: name of the rowwise layer that takes the outputs; None without one.
         partner_inputs: number of inputs of this rowwise layer, those of all heads together.
@@ -281,15 +291,16 @@ def _count_heads(location: str, outputs: int, width: int, heads: int, partner: s
         ConfigError: if the outputs are not a whole number of heads.
     """
     head_width = partner_inputs // heads
-    divides = partner_inputs % heads == 0 and width % head_width == 0
-    is_fused = width > partner_inputs
-    if not divides or (is_fused and width % partner_inputs):
+    has_whole_heads = partner_inputs % heads == 0 and part_width % head_width == 0
+    # A projection that is ordered head by head has the outputs of query, key and value for each head.
+    is_head_by_head = part_width > partner_inputs
+    if not has_whole_heads or (is_head_by_head and part_width % partner_inputs):
         raise ConfigError(
             f"{location}: its {outputs} outputs do not divide into heads, of which there are {heads} in the "
             f"{partner_inputs} inputs of {partner!r}; use a separate layer for each of q, k and v, and put layers that "
             "are not attention into another module than the one with the attribute heads"
         )
-    return min(heads, width // head_width)
+    return min(heads, part_width // head_width)
 
 
 def _describe_weight_problem(layer: nn.Linear) -> str | None:

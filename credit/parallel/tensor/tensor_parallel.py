@@ -81,10 +81,10 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             split_groups.append(group)
             split_layers += [layer for layer in group if layer.kind != "replicated"]
     if not split_layers:
-        unit_numbers: set[int] = set()
-        for group in groups:
-            unit_numbers.update(layer.num_units for layer in group if layer.num_units)
         if groups:
+            unit_numbers: set[int] = set()
+            for group in groups:
+                unit_numbers.update(layer.num_units for layer in group if layer.num_units)
             reason = f"its heads and hidden units are {sorted(unit_numbers)}; choose a divisor of one of them"
         else:
             reason = "no block has a _tp_plan; set tensor to 1"
@@ -111,7 +111,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
     if has_dropout(parent):
         random_state = RankRandomState(mesh.get_local_rank(), parent)
     # Dropout that is a function of the unit (`credit.models.layers.seeded_dropout`) needs the number of this rank's
-    # first head or hidden unit.
+    # first head or hidden unit. Keys and values may have fewer heads than queries, whose number counts.
     num_units = max(layer.num_units for layer in group)
     for module in parent.modules():
         if hasattr(module, "first_unit"):
@@ -224,7 +224,8 @@ def _colwise_forward(
         # Each rank stores consecutive rows, as checkpoints have them, but computes with its share of every part. A
         # weight is small against activations, so the exchange is cheap.
         weight = ExchangeFusedRows.apply(weight, routes)
-        bias = None if bias is None else ExchangeFusedRows.apply(bias, routes)
+        if bias is not None:
+            bias = ExchangeFusedRows.apply(bias, routes)
     # Each rank's outputs contribute to the gradient of the common input.
     y = product(AllReduceBackward.apply(group, x), weight, bias)
     if random_state is not None and random_state.is_needed():
@@ -255,9 +256,11 @@ def _rowwise_forward(
     # Behind this layer all ranks hold the same activations again, and must drop the same.
     if random_state is not None:
         random_state.leave(weight.device)
-    # The bias is added once, after the sum over the ranks.
     y = AllReduceForward.apply(product(x, weight, None), group)
-    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+    # The bias is added once, after the sum over the ranks.
+    if layer.bias is not None:
+        y = y + layer.bias.to(y.dtype)
+    return y
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:

@@ -76,8 +76,11 @@ class ModelAssets:
             splits: periods that weights are trained or selected on.
             calendar: calendar of the splits.
         """
-        periods = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
-        return replace(self, trained_periods=tuple(dict.fromkeys([*self.trained_periods, *periods])))
+        periods = list(self.trained_periods)
+        for split in splits:
+            periods.append((calendar.format(split.first), calendar.format(split.last)))
+        # `dict.fromkeys` removes repetitions and keeps the order.
+        return replace(self, trained_periods=tuple(dict.fromkeys(periods)))
 
     @property
     def static_stored_CHW(self) -> np.ndarray:
@@ -206,6 +209,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
 def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> Statistics:
     """Fit the statistics to the training period, for a run that reads source files instead of a training store."""
+    # Values outside a declared range count as missing and those inside are accepted, so outliers are not searched for.
     variables_with_valid_range = []
     for variable, options in config.data.variable_options.items():
         if options.valid_range is not None:
@@ -215,10 +219,10 @@ def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> St
         train.first,
         train.last,
         config.data.step_minutes,
-        getattr(reader, "packing_steps", None),
-        True,
-        config.data.transforms,
-        variables_with_valid_range,
+        packing_steps=getattr(reader, "packing_steps", None),
+        progress=True,
+        transforms=config.data.transforms,
+        accepted=variables_with_valid_range,
     )
 
 
@@ -300,6 +304,7 @@ def build_model_spec(
             eastward[standard_name.replace("eastward", ""), channel.level] = channel_index
         elif "northward" in standard_name:
             northward[standard_name.replace("northward", ""), channel.level] = channel_index
+    # A component without its partner is in `vector_channels` but in no pair.
     vector_pairs = []
     for vector, eastward_index in eastward.items():
         if vector in northward:
@@ -351,7 +356,9 @@ def require_same_fields(
     for variable, attributes in assets.attributes.items():
         trained_units = attributes.get("units")
         data_units = reader.attributes.get(variable, {}).get("units")
-        if trained_units and data_units and normalise_units(trained_units) != normalise_units(data_units):
+        if not trained_units or not data_units:
+            continue
+        if normalise_units(trained_units) != normalise_units(data_units):
             remedy = _describe_units_remedy(variable, data_units, trained_units)
             raise DataError(
                 f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "

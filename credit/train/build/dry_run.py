@@ -71,7 +71,7 @@ class DryRunResult:
         """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's two moments."""
         tensors = checkpoint_state_dict(self.model).values()
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        # The weights are saved twice, and each trained parameter has two float32 moments.
+        # The weights are saved twice, and each trained parameter has two float32 moments, of 4 bytes each.
         return 2 * weight_bytes + 8 * self.trained_parameters
 
 
@@ -90,7 +90,8 @@ def dummy_assets(
         masks: variable -> (H, W) bool, True where missing; None if the data are unknown.
     """
     channels = config.data.channel_map()
-    names = tuple(channel.name for channel in channels.time_varying_stored + channels.static_stored)
+    stored_channels = channels.time_varying_stored + channels.static_stored
+    names = tuple(channel.name for channel in stored_channels)
     # Standard deviations of 1 keep the normalization free of divisions by zero.
     zeros_C = np.zeros(len(names))
     ones_C = np.ones(len(names))
@@ -140,6 +141,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """
     model_type = config.model.type
     trainer = config.trainer
+    # The network with adapters and activation checkpointing, as in a run, but neither sharded nor compiled.
     with _model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if trainer.lora is not None:
@@ -154,6 +156,8 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     batch = _dummy_batch(config, assets, num_steps)
     # Every training step begins with this.
     advance_power_iterations(model)
+
+    # Each part has its own error message, so that the user knows which section of the config to change.
     try:
         # The weights of a channel that is missing in every cell are 0 / 0.
         with _one_line_errors(f"loss.kind: {config.loss.kind} cannot be built"), np.errstate(invalid="ignore"):
@@ -246,6 +250,7 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
 
     prognostic_BCTHW = empty_fields("prognostic", num_steps)
     diagnostic_BCTHW = empty_fields("diagnostic", num_steps)
+    # Each step takes the forcing of its own input frames: the history, then one more frame for each further step.
     return Batch(
         history_BCTHW=empty_fields("prognostic", history_len),
         forcing_BCTHW=empty_fields("dynamic_forcing", history_len + num_steps - 1),
@@ -345,11 +350,14 @@ def _one_line_errors(beginning: str) -> Iterator[None]:
         raise
     except Exception as error:
         # A plugin's model may raise anything, and torch's messages have many lines.
-        first_line = next(iter(str(error).splitlines()), "")
+        error_lines = str(error).splitlines()
+        first_line = error_lines[0] if error_lines else ""
         message = f"{type(error).__name__}: {first_line}"
         # Notes say where the error comes from, such as the entry of a list.
         for note in getattr(error, "__notes__", ()):
             message += f" ({note})"
-        if isinstance(error, _NO_VALUES) or any(text in message for text in _META_MESSAGES):
+        # torch raises some errors about missing values as a plain RuntimeError, which only the text tells apart.
+        is_about_meta_device = any(text in message for text in _META_MESSAGES)
+        if isinstance(error, _NO_VALUES) or is_about_meta_device:
             raise _NeedsValues(message) from error
         raise ConfigError(f"{beginning}: {message}") from error

@@ -42,6 +42,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
         ConfigError: if adapters have no checkpoint to start from, or their base lies in the folder of this run.
         CheckpointError: if the base of adapters is missing or has changed, or a base contains only adapters.
     """
+    # Only a checkpoint of adapters has the key "base" in its meta.json.
     starts_from_run = starts_from_run_folder(config, origin)
     if starts_from_run and "base" in checkpoint.load_meta(origin):
         raise CheckpointError(
@@ -51,6 +52,8 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
         )
     if config.trainer.lora is None:
         return origin.resolve() if starts_from_run else None
+
+    # With adapters: the run either continues adapters of its own, or begins new ones from a trained model.
     if origin is None:
         raise ConfigError(
             "trainer.lora: adapters need a trained model; set trainer.resume to the folder of its run, or to one of "
@@ -88,10 +91,11 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
     """
 
     def find_path() -> Path:
-        recorded_path, new_path = Path(recorded["path"]), Path(resume)
-        # The new path may be that of the checkpoint, or the folder of its run.
-        names = ("", f"checkpoints/{recorded_path.name}", "checkpoints/best")
-        candidates = [recorded_path, *((new_path / name).resolve() for name in names)]
+        recorded_path = Path(recorded["path"])
+        candidates = [recorded_path]
+        # The new path may be that of the checkpoint itself, or the folder of its run.
+        for name in ("", f"checkpoints/{recorded_path.name}", "checkpoints/best"):
+            candidates.append((Path(resume) / name).resolve())
         for candidate in candidates:
             if candidate.is_dir() and describe_base(candidate)["weights"] == recorded["weights"]:
                 return candidate
@@ -119,6 +123,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
         CheckpointError: on every rank, if the base has other weights than the model.
     """
     stored_names = _load_base_weights(model, base)
+    # The product of a new adapter is zero, so the model begins as its base.
     fill_(model, initial_adapters(model, seed))
     added_values = find_added_tensors(model, stored_names, seed)
     if added_values:
@@ -152,6 +157,7 @@ def load_forecast_network(
         ConfigError: if the network cannot be split over these ranks.
         CheckpointError: if the checkpoint or the base of its adapters is missing, damaged or of another model.
     """
+    # Built without memory, so that a rank allocates no more than its own part.
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
@@ -165,6 +171,7 @@ def load_forecast_network(
         _load_base_weights(model, base)
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
+    # Parts of weights on several ranks cannot be merged, so there the adapters stay.
     if mesh.device_mesh is None:
         model = merge_adapters(model)
     return model.eval()

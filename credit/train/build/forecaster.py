@@ -80,6 +80,7 @@ def assemble_forecaster(
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path, config.data.channel_map())
     masked_cells = find_masked_cells(assets, reader, path)
+    # Channels and grid may agree although a step of the network means another time step.
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(
@@ -89,22 +90,21 @@ def assemble_forecaster(
     config = with_trained_settings(config, trained)
 
     # If only the forecast has a budget, the checkpoint has no layers, so they are built here.
-    layers = assets.layers if assets.layers is not None else build_budget_layers(config)
+    layers = assets.layers
+    if layers is None:
+        layers = build_budget_layers(config)
+    # The units of the checkpoint win: the network's outputs are in them.
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
 
     # Build the network with its weights on this rank's device.
-    local_rank = 0
-    if launch is not None:
-        local_rank = launch.local_rank
+    local_rank = launch.local_rank if launch is not None else 0
     device = choose_device(config.trainer.device, local_rank)
     retain_freed_memory(device)
     mesh = mesh or DeviceGrid()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
     # Fused weights are whole tensors, so a network that is split over ranks keeps its own.
     if mesh.device_mesh is None:
-        autocast_dtype = None
-        if config.inference.amp:
-            autocast_dtype = torch.bfloat16
+        autocast_dtype = torch.bfloat16 if config.inference.amp else None
         prepare_for_inference(model, autocast_dtype)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = FrameReader(reader, config.data, assets.climatology, masked_cells)
@@ -147,11 +147,13 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
     Raises:
         ConfigError: if the entries of ``inference.postprocess`` cannot be put in order with those of the trained model.
     """
+    # A variable without options in the trained config gets the defaults that it was trained with.
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
     options = {name: trained.data.options_of(name) for name in variables}
     # How a forecast sets forcing that is not known in advance is a choice of the forecast.
     forcing = config.data.variables.dynamic_forcing
-    for name in options.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
+    forcing_names = {*forcing.vars_3D, *forcing.vars_2D}
+    for name in options.keys() & forcing_names:
         forecast_options = config.data.options_of(name)
         update = {
             "in_forecast": forecast_options.in_forecast,
@@ -172,6 +174,7 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
     if config.inference.postprocess:
         kinds = ", ".join(entry.kind for entry in entries.values())
         logger.info("inference.postprocess changes the post-processing of the forecasts; its entries are now %s", kinds)
+    # The shorthand `hyperdiffusion` is one of the entries already.
     model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
     return config.model_copy(update={"model": model, "data": data})
 
@@ -200,6 +203,8 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
             other_kinds.append(entry.kind)
     num_parameters = sum(parameter.numel() for parameter in forecaster.stepper.model.parameters())
     trained_periods = ["/".join(period) for period in assets.trained_periods]
+
+    # Entries that every file has, then those of settings that are not the default.
     attributes: dict[str, str | int] = {
         "title": f"Forecasts of {config.experiment}",
         "experiment": config.experiment,
@@ -217,6 +222,11 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
             attributes["ensemble"] += f"; {noise.kind} noise inside the network, memory {', '.join(noise.memory)}"
             if config.inference.ensemble.control:
                 attributes["ensemble"] += ", member 0 without it"
+        if config.model.noise:
+            noise_use = config.inference.ensemble.model_noise
+            attributes["ensemble"] += f"; noise times {noise_use.amplitude:g}"
+            if noise_use.pairs:
+                attributes["ensemble"] += ", opposite in pairs of members"
     if config.inference.amp:
         attributes["precision"] = "bfloat16"
     if other_kinds:

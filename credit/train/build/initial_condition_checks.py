@@ -42,6 +42,7 @@ def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> d
     no_missing_cells_HW = np.zeros(assets.grid.shape, dtype=bool)
     forecast_inputs = [*assets.channels.group("prognostic"), *assets.channels.group("dynamic_forcing")]
     masked_cells: dict[str, np.ndarray] = {}
+    # All levels of a variable share its mask; `dict.fromkeys` lists each variable once and keeps the order.
     for variable in dict.fromkeys(channel.variable for channel in forecast_inputs):
         trained_mask_HW = assets.masks.get(variable, no_missing_cells_HW)
         data_mask_HW = reader.masks.get(variable, no_missing_cells_HW)

@@ -75,11 +75,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device: cuda, but torch sees no GPU on this host; set it to auto or cpu")
-    if name == "auto" and torch.cuda.is_available():
-        name = "cuda"
-    elif name == "auto":
-        name = "cpu"
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
+        # With more processes than GPUs on a host, several share one.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
@@ -146,9 +145,7 @@ def build_parallel_model(
     logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
 
     # From here on the network has its final structure; memory is allocated for this rank's shard only.
-    compile_function = None
-    if conf.compile:
-        compile_function = compile_blocks
+    compile_function = compile_blocks if conf.compile else None
     parallelize(
         model,
         mesh.device_mesh,
@@ -176,10 +173,11 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
     """
     if not sharded or not conf.amp:
         return None
-    # With adapters, weights gathered in bfloat16 would round away the small changes that adapters add to them. Under
-    # autocast the sum of both is rounded instead.
+    # FSDP2 would gather base weights and adapters in bfloat16, and rounding to it would lose the small changes that
+    # adapters add. Under autocast both are added in float32, and the sum is rounded.
     if conf.lora is not None:
         return None
+    # `_build_mp_policy` belongs to a fixed interface that takes the config as plain values.
     policy_config = conf.fsdp2_mp_policy or MixedPrecisionConfig()
     return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
 
@@ -244,10 +242,9 @@ def require_compiler(device: torch.device) -> None:
         if "CC" in os.environ:
             commands = [os.environ["CC"]]
     else:
+        # Inductor compiles the kernels of a CPU as C++.
         language = "C++"
-        default_command = "g++"
-        if sys.platform == "darwin":
-            default_command = "clang++"
+        default_command = "clang++" if sys.platform == "darwin" else "g++"
         commands = [os.environ.get("CXX", default_command)]
     problem = None
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -270,10 +267,10 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     """
     marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
     # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
-    wrapped_ids = set()
+    ids_of_children = set()
     for module in marked_modules:
-        wrapped_ids.update(id(child) for child in module.children())
-    units = [module for module in marked_modules if id(module) not in wrapped_ids]
+        ids_of_children.update(id(child) for child in module.children())
+    units = [module for module in marked_modules if id(module) not in ids_of_children]
     # All blocks count against one limit. Each needs up to five graphs: training, validation, the smaller last batch of
     # the validation, the preview, and with frozen weights one more for the first block, whose input needs a gradient
     # only from the second step of the rollout on.

@@ -64,6 +64,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
         DataError: on every rank, if the data or chunks of the store are missing; the message says how to write them.
     """
     reader, splits = open_fields(config)
+    # Source files have no chunks, and no record of what must be there.
     if isinstance(reader, StoreReader):
         run_on_rank0(lambda: require_undamaged(reader.path))
     return reader, splits
@@ -98,7 +99,8 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
     splits = build_splits(config.data, reader.calendar)
     step_minutes = config.data.step_minutes
     for split in splits.values():
-        split_times = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
+        is_in_split = (reader.times >= split.first) & (reader.times <= split.last)
+        split_times = reader.times[is_in_split]
         if (np.diff(split_times) > step_minutes).any():
             gaps = describe_gaps(split_times, reader.calendar, step_minutes)
             logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)

@@ -64,7 +64,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     """
     normalizer = build_normalizer(config, assets).to(device)
     static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    # Only if a prognostic channel has missing cells does the stepper have to keep them at the mean.
+    # The stepper keeps cells that are always missing at the mean; without such cells it is spared the multiplication.
     valid_CHW = None
     is_valid_CHW = find_valid_cells(assets, assets.channels.group("prognostic"))
     if not is_valid_CHW.all():
@@ -164,6 +164,10 @@ def build_objective_context(
     """
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     trainer = config.trainer
+    ensemble_group = mesh.ensemble_group if mesh is not None else None
+    # Losses of parts of the fields are built when the ensemble objective knows its parts.
+    device = stepper.normalizer.tendency_scale_C.device
+    build_losses = functools.partial(build_part_losses, config, assets, device)
     return ObjectiveContext(
         stepper=stepper,
         loss=loss,
@@ -174,8 +178,6 @@ def build_objective_context(
         members_at_once=trainer.members_at_once,
         valid_members=trainer.valid_members,
         field_shape=(len(assets.channels.output), *assets.grid.shape),
-        build_part_losses=functools.partial(
-            build_part_losses, config, assets, stepper.normalizer.tendency_scale_C.device
-        ),
-        ensemble_group=None if mesh is None else mesh.ensemble_group,
+        build_part_losses=build_losses,
+        ensemble_group=ensemble_group,
     )

@@ -81,16 +81,18 @@ def assemble_training(
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
 
-    # The monitor is checked before the statistics are fitted, which can take hours.
+    # Data and assets. The monitor is checked before the statistics are fitted, which can take hours.
     reader, splits = open_training_reader(config)
     require_measured_monitor(config, reader.channels)
     origin = choose_origin(config, process_info)
     config, assets = prepare_assets(config, reader, splits, mesh, origin)
 
+    # The network, with the weights that a new run begins with.
     model, autocast = build_parallel_model(config, assets, mesh, device)
     fill_model(model, origin, config.seed)
     model.train()
 
+    # Everything around the network, then the state of a resumed run.
     setup = RunSetup(config, process_info, device, mesh, reader, splits, assets, origin)
     components = build_components(setup, model, autocast, watchdog, draw, start_time, peak_rates or {})
     trainer = Trainer(components)
@@ -173,7 +175,8 @@ def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
     """
     checkpoint = prepare_start(config, process_info)
     base = choose_base_checkpoint(config, checkpoint)
-    # A run with a base starts from it, but at step 0.
+    # A new run with a base starts from it at step 0. When it is resumed, its own checkpoint is another path than the
+    # base.
     starts_from_base = base is not None and checkpoint.resolve() == base
     resumed = None if starts_from_base else checkpoint
     return Origin(checkpoint, resumed, base, find_initial_weights(config, checkpoint))
@@ -203,6 +206,7 @@ def prepare_assets(
             config, reader, mesh, origin.checkpoint, is_continuation=origin.resumed is not None
         )
     else:
+        # Rank 0 alone reads the training period; the result is sent to the other ranks.
         assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
         if origin.weights is not None:
             assets = adapt_assets_to_weights(config, assets, reader, origin.weights)
@@ -252,7 +256,10 @@ def build_components(
     Raises:
         DataError: if no sample fits into the training or the validation period.
     """
-    config, assets, device, mesh = setup.config, setup.assets, setup.device, setup.mesh
+    config = setup.config
+    assets = setup.assets
+    device = setup.device
+    mesh = setup.mesh
 
     # Components of a step: rollout and loss, update of the weights and of their average.
     stepper = build_stepper(config, assets, model, device, autocast)

@@ -91,7 +91,8 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders.
+        # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders. Unlike in training,
+        # the ranks of an ensemble group have different cases, and each computes all members of its own.
         placeholder=mesh.tensor_rank > 0,
     )
     share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)

@@ -47,9 +47,11 @@ class AsyncCheckpointer:
         self.committed_step: int | None = None
         self.longest_save_seconds = 0.0
         self._folder = folder
+        # gloo, because the threads exchange Python objects, which have no need of a GPU.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_main = current_rank() == 0
         self._writer = sharded.ShardWriter(self._group)
+        # One thread keeps the saves, and so their collectives, in the same order on all ranks.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._job: Future[None] | None = None
 
@@ -85,6 +87,7 @@ class AsyncCheckpointer:
         # There is one buffer in host memory, which the previous save must have written before it is filled again.
         self.wait_and_warn()
         start_time = time.perf_counter()
+        # The state in `meta` may change once this method returns, so it becomes text here and not in the thread.
         meta_text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
         staged = self._writer.copy(tensors)
         self._job = self._thread.submit(self._write, start_time, step, staged, assets, meta_text, links, keep)
@@ -196,6 +199,7 @@ class AsyncCheckpointer:
             if keep is not None:
                 prune_checkpoints(self._folder, keep)
 
+        # Each step is a collective, so a rank that fails stops all of them before the checkpoint gets its final name.
         try:
             run_on_all_ranks(prepare, self._group)
             manifest = self._writer.write(temporary, staged)
@@ -236,6 +240,7 @@ def _finalize_checkpoint(
         assets: name -> plain tensor, for assets.safetensors.
         meta_text: contents of meta.json.
     """
+    # safetensors refuses tensors that are not contiguous.
     contiguous_assets = {name: value.contiguous() for name, value in assets.items()}
     save_file(contiguous_assets, temporary / "assets.safetensors")
     (temporary / "meta.json").write_text(meta_text)

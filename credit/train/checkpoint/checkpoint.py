@@ -72,6 +72,7 @@ def move_link(folder: Path, name: str, target: Path) -> None:
         CheckpointError: if the link cannot be moved; it keeps its old target.
     """
     try:
+        # A relative link stays valid when the run's folder is moved.
         atomic_write(folder / name, lambda temporary: temporary.symlink_to(target.name))
     except CreditError as error:
         raise CheckpointError(str(error)) from error
@@ -147,7 +148,8 @@ def verify_checkpoint(path: Path) -> str | None:
         if manifest is None:
             return f"{MANIFEST} is missing or unreadable, so it was not finished"
         if current_rank() == 0:
-            file_names = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+            files = [file for file in path.rglob("*") if file.is_file()]
+            file_names = {str(file.relative_to(path)) for file in files}
             extra_names = sorted(file_names - manifest.keys() - {MANIFEST})
             if extra_names:
                 return f"{extra_names[0]} is not in {MANIFEST}"
@@ -160,6 +162,7 @@ def verify_checkpoint(path: Path) -> str | None:
                 return problem
         return None
 
+    # All ranks report the same problem, that of the lowest rank with one.
     for problem in run_on_all_ranks(verify_share):
         if problem is not None:
             return problem
@@ -257,9 +260,11 @@ def weights_fingerprint(path: Path, stem: str) -> str:
     manifest = _read_manifest(path) or {}
     for name, (_, crc32) in manifest.items():
         # Files are STEM/rank_00000.safetensors, or STEM.safetensors in format 1.
-        if name.split("/")[0].split(".")[0] == stem:
+        stem_of_file = name.split("/")[0].split(".")[0]
+        if stem_of_file == stem:
             checksums.append((name, crc32))
-    return f"{zlib.crc32(json.dumps(sorted(checksums)).encode()):08x}"
+    text = json.dumps(sorted(checksums))
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
@@ -291,8 +296,10 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
     """
 
     def read_metadata() -> Metadata | None:
-        # None for format 1, whose stems are single files.
-        return sharded.read_metadata(path / stem) if (path / stem).is_dir() else None
+        # In format 1 the stem is a single file.
+        if not (path / stem).is_dir():
+            return None
+        return sharded.read_metadata(path / stem)
 
     # This reads the heads of all files. If each of a thousand ranks did so, they would open a million files.
     metadata = run_on_rank0(read_metadata)
@@ -350,15 +357,15 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
         "of another shape": other_shapes,
     }
     # The message names the first three tensors of each kind of difference.
-    parts = []
+    descriptions = []
     for kind, names in differences.items():
         if names:
             ellipsis = ", ..." if len(names) > 3 else ""
-            parts.append(f"{len(names)} {kind} ({', '.join(names[:3])}{ellipsis})")
-    if parts:
+            descriptions.append(f"{len(names)} {kind} ({', '.join(names[:3])}{ellipsis})")
+    if descriptions:
         raise CheckpointError(
-            f"{origin}: these weights are of another model: {'; '.join(parts)}. Use the config that they were trained "
-            "with (it lies beside them in meta.json), or another save_loc for this one"
+            f"{origin}: these weights are of another model: {'; '.join(descriptions)}. Use the config that they were "
+            "trained with (it lies beside them in meta.json), or another save_loc for this one"
         )
 
 

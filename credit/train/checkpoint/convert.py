@@ -151,10 +151,12 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
 def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
     """Return the weights that make forecasts, with LoRA adapters merged into them: name -> whole weight on the CPU."""
     meta = checkpoint.load_meta(path)
+    # Without adapters the stored weights are complete, and no network has to be built.
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
+    # The run's own trainer section says where a base that was moved is now (``trainer.resume``).
     config = trained.model_copy(update={"trainer": config.trainer})
     network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), DeviceGrid())
     return network.state_dict()
@@ -197,6 +199,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
             names.append(channel.name)
             means.append(mean)
             stds.append(std)
+    # NaN stands for a statistic that is not known.
     unknown_C = np.full(len(names), np.nan)
     # Published files have no statistics of the tendencies. The deviation of the state replaces that of the tendencies,
     # which is not used unless model.residual is set.
@@ -240,6 +243,7 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
     """
     if name not in data:
         raise DataError(f"{path}: no variable {name}{did_you_mean(name, map(str, data.data_vars))}; see --rename")
+    # A variable with levels has one value for each level, any other variable a single value.
     array = data[name].squeeze()
     if channel.level is not None and array.ndim == 1:
         levels = np.asarray(data[array.dims[0]].values, dtype=np.float64)
@@ -260,12 +264,16 @@ def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
         DataError: if a coordinate is missing, or the coordinates are not those of a global grid.
     """
     coordinates = []
-    for choices in (("latitude", "lat"), ("longitude", "lon")):
-        available_names = [name for name in choices if name in static.variables]
-        if not available_names:
-            raise DataError(f"{path}: has no coordinate {choices[0]}")
-        coordinates.append(static[available_names[0]].values)
-    return LatLonGrid.from_coords(*coordinates, origin=str(path))
+    for long_name, short_name in (("latitude", "lat"), ("longitude", "lon")):
+        if long_name in static.variables:
+            name = long_name
+        elif short_name in static.variables:
+            name = short_name
+        else:
+            raise DataError(f"{path}: has no coordinate {long_name}")
+        coordinates.append(static[name].values)
+    lat, lon = coordinates
+    return LatLonGrid.from_coords(lat, lon, origin=str(path))
 
 
 def _read_static_field(

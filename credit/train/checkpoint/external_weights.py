@@ -52,7 +52,10 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
         CheckpointError: if the file cannot be read or does not contain a state dict.
     """
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else _load_torch_file(path)
+        if path.suffix == ".safetensors":
+            content = load_file(path)
+        else:
+            content = _load_torch_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
@@ -154,8 +157,7 @@ def describe_added_tensors(stored_names: Collection[str], added_names: Collectio
         shown_names = [*shown_names[:_MAX_NAMES_SHOWN], "..."]
     return (
         f"{len(stored_names)} tensors are loaded; {len(added_names)} that the model adds for its noise leave its "
-        "function unchanged at first: "
-        f"{', '.join(shown_names)}"
+        f"function unchanged at first: {', '.join(shown_names)}"
     )
 
 
@@ -181,6 +183,8 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
                        "training period are taken", path)  # fmt: skip
         return assets
     require_same_function(config, meta["config"], path, extendable_keys=EXTENDABLE_KEYS)
+    # What the weights depend on comes from the file. Arrays such as static fields are not in it, so those of the run's
+    # own data are used.
     trained = replace(
         assets,
         channels=ChannelMap.from_dict(meta["channels"]),
@@ -224,6 +228,7 @@ def _find_state_dict(content: Any) -> Mapping[str, Tensor] | None:
     """Return the state dict in the content of a file, None if there is none."""
     if not isinstance(content, Mapping):
         return None
+    # Some programs nest these keys, as in {"model": {"state_dict": ...}}.
     for key in _STATE_KEYS:
         if isinstance(content.get(key), Mapping):
             return _find_state_dict(content[key])

@@ -102,12 +102,12 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     if resume not in _RESUME_MODES:
 
         def inspect_path() -> tuple[bool, bool, bool, bool]:
-            is_own = Path(resume).resolve().parent == checkpoints.resolve()
-            return is_own, os.path.exists(resume), os.path.isfile(resume), _is_run_folder(resume)
+            is_in_this_run = Path(resume).resolve().parent == checkpoints.resolve()
+            return is_in_this_run, os.path.exists(resume), os.path.isfile(resume), _is_run_folder(resume)
 
         # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
-        is_own, exists, is_file, is_run = run_on_rank0(inspect_path)
-        if newest is not None and not is_own:
+        is_in_this_run, exists, is_file, is_run_folder = run_on_rank0(inspect_path)
+        if newest is not None and not is_in_this_run:
             # Weights of another run or program are for the start of a run.
             if not exists:
                 logger.warning(
@@ -117,7 +117,7 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
         if is_file:
             # `find_initial_weights` returns the file.
             return None
-        if is_run:
+        if is_run_folder:
             return _choose_best_of_run(Path(resume))
     path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
     if newest is not None and path.parent == checkpoints.resolve() and path != newest.resolve():
@@ -138,8 +138,9 @@ def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
     resume = config.trainer.resume
     if origin is None or resume in _RESUME_MODES:
         return False
-    is_own = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
-    return not is_own and run_on_rank0(lambda: _is_run_folder(resume))
+    # A run that has a checkpoint of its own is not new.
+    is_in_this_run = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
+    return not is_in_this_run and run_on_rank0(lambda: _is_run_folder(resume))
 
 
 def _choose_best_of_run(folder: Path) -> Path:
@@ -185,6 +186,7 @@ def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
+        # Every checkpoint is damaged: `choose_checkpoint` refuses `never` if there is an intact one.
         run_on_rank0(lambda: retention.set_checkpoints_aside(folder / "checkpoints"))
     return origin
 
@@ -245,24 +247,25 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
     """
     conf = config.trainer
     # Samples of a micro-step over all ranks; an optimizer step has a whole number of micro-steps.
-    batch = conf.train_batch_size * num_data_ranks
-    if batch * conf.grad_accum_every == samples:
+    samples_per_micro_step = conf.train_batch_size * num_data_ranks
+    if samples_per_micro_step * conf.grad_accum_every == samples:
         return config
-    if samples % batch:
+    if samples % samples_per_micro_step:
         # List every train_batch_size with which a whole number of micro-steps gives the same samples.
         possible_sizes = []
         for size in range(1, samples // num_data_ranks + 1):
             if samples % (size * num_data_ranks) == 0:
                 possible_sizes.append(str(size))
+        # There is none if the samples cannot be divided equally among the ranks.
         if possible_sizes:
             advice = f"train_batch_size {' or '.join(possible_sizes)} does"
         else:
             advice = "another number of ranks may"
         raise ConfigError(
             f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
-            f"{num_data_ranks} data ranks = {batch} does not divide that; {advice}"
+            f"{num_data_ranks} data ranks = {samples_per_micro_step} does not divide that; {advice}"
         )
-    accumulation = samples // batch
+    accumulation = samples // samples_per_micro_step
     logger.warning("trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d data ranks",
                    accumulation, conf.grad_accum_every, path.name, samples, num_data_ranks)  # fmt: skip
     trainer = conf.model_copy(update={"grad_accum_every": accumulation})
@@ -284,7 +287,9 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
     changes = []
     for key, trained_value, value in _list_changes(config, trained):
         concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
-        if concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS)):
+        # The keys of a run are either unchanged, as required above, or exceptions such as dropout.
+        is_reported = concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
+        if is_reported:
             changes.append(f"{key} ({trained_value} before, {value} now)")
     if changes:
         logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
@@ -312,7 +317,8 @@ def require_same_function(
     changes = []
     advice = "Go back to it, or choose another save_loc"
     for key, trained_value, value in _list_changes(config, trained):
-        if _is_below(key, fixed_keys) and not _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys)):
+        is_exception = _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
+        if _is_below(key, fixed_keys) and not is_exception:
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
             if _is_below(key, EXTENDABLE_KEYS):
                 advice = f"Go back to it. To change {key}, begin a new run with weights of credit convert --export"
@@ -322,8 +328,9 @@ def require_same_function(
 
 def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, value in the checkpoint, present value) of each key whose values differ."""
+    # An earlier version may have written the config: old keys get their new names, and new keys their defaults. A
+    # config that this version refuses is compared as it is.
     trained_values = _flatten(trained)
-    # An earlier version may have written the config: old keys get their new names, and new keys their defaults.
     with suppress(ConfigError):
         trained_values = _flatten(_dump_comparable(build_config(trained)))
     values = _flatten(_dump_comparable(config))

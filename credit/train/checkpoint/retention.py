@@ -34,6 +34,7 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
     """
     linked_paths = {(folder / name).resolve() for name in ("latest", "best")}
     removed = []
+    # The list is sorted from the oldest to the newest, and the newest are kept in any case.
     for path in list_checkpoints(folder)[: -keep.last]:
         step = parse_step(path)
         is_milestone = keep.every is not None and step % keep.every == 0
@@ -41,6 +42,7 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
             continue
         removed.append(path)
         if not dry_run:
+            # A folder that cannot be removed is tried again after the next save.
             shutil.rmtree(path, ignore_errors=True)
     return removed
 
@@ -80,5 +82,7 @@ def set_checkpoints_aside(folder: Path) -> None:
 def _remove_dangling_links(folder: Path) -> None:
     """Remove ``latest`` and ``best`` where their checkpoints no longer exist."""
     for name in ("latest", "best"):
-        if not (folder / name).exists():
-            (folder / name).unlink(missing_ok=True)
+        link = folder / name
+        # `exists` follows the link, and is False if its target is gone.
+        if not link.exists():
+            link.unlink(missing_ok=True)

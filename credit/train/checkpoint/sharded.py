@@ -96,6 +96,7 @@ class ShardWriter:
                 # Only a copy to pinned memory is asynchronous.
                 from_device = part.device.type != "cpu"
                 buffer = buffers.get(name)
+                # The first save allocates the buffers.
                 if buffer is None or buffer.shape != part.shape or buffer.dtype != part.dtype:
                     buffer = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=from_device)
                 self._parts[stem][name] = buffer.copy_(part, non_blocking=from_device)
@@ -151,7 +152,9 @@ class ShardWriter:
         Args:
             local_plans: stem -> plan of all parts that this rank has.
         """
-        if not all(run_on_all_ranks(lambda: local_plans == self._local_plans, self._group)):
+        # All ranks see the answers of all, so all of them take part in the scatter or none does.
+        is_unchanged = run_on_all_ranks(lambda: local_plans == self._local_plans, self._group)
+        if not all(is_unchanged):
             self._write_plans = scatter_from_rank0(local_plans, _assign_parts, self._group)
             self._local_plans = local_plans
         return self._write_plans
@@ -168,6 +171,7 @@ def _assign_parts(plans_by_rank: list[dict[str, SavePlan]]) -> list[dict[str, Sa
     """
     planner = DefaultSavePlanner(flatten_state_dict=False)
     write_plans: list[dict[str, SavePlan]] = [{} for _ in plans_by_rank]
+    # All ranks have the same stems. The planner assigns a part that several ranks have to one of them.
     for stem in plans_by_rank[0]:
         stem_plans, _ = planner.create_global_plan([plans[stem] for plans in plans_by_rank])
         for rank, plan in enumerate(stem_plans):
@@ -177,7 +181,7 @@ def _assign_parts(plans_by_rank: list[dict[str, SavePlan]]) -> list[dict[str, Sa
 
 def _write_parts(path: Path, plan: SavePlan, parts: Mapping[str, Tensor]) -> None:
     """Write the parts in `plan` as a safetensors file that DCP can read."""
-    # DCP finds a part again by the offset of its first element in the whole tensor.
+    # DCP finds a part again by the offset of its first element in the whole tensor, whose name is `fqn`.
     offsets = {item.index.fqn: {_OFFSETS_KEY: list(item.index.offset)} for item in plan.items}
     assert len(offsets) == len(plan.items), "a rank holds one part of a tensor"
     written_parts = {name: parts[name] for name in offsets}
@@ -235,6 +239,7 @@ def read_into(folder: Path, metadata: Metadata, state: Mapping[str, Tensor]) -> 
         state: name -> tensor to fill, for some or all tensors of the folder; plain tensors, or DTensors on any mesh.
     """
     assert not any(tensor.is_meta for tensor in state.values()), "a tensor without memory cannot be filled"
+    # The steps of `torch.distributed.checkpoint.load` for one rank alone, without its collectives.
     reader = HuggingFaceStorageReader(str(folder))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(state), metadata, is_coordinator=False)

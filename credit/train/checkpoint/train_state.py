@@ -64,6 +64,7 @@ class TrainState:
         Args:
             stored: output of `to_meta`, read from JSON.
         """
+        # An instance has the defaults, including those that a factory makes.
         initial_state = TrainState()
         for attribute in fields(self):
             key = _META_KEYS.get(attribute.name, attribute.name)
@@ -85,6 +86,7 @@ class TrainState:
         Raises:
             CreditError: if all values were infinite or NaN; the message has advice on the cause.
         """
+        # `best` keeps its initial value, infinity, until a validation is better; NaN never compares as better.
         if self.validations_since_best and math.isinf(self.best):
             raise CreditError(
                 f"trainer.monitor: {monitor} was finite in none of {self.validations_since_best} validations, so no "
@@ -95,7 +97,10 @@ class TrainState:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the values for a checkpoint, ready for JSON."""
-        return {_META_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        stored = {}
+        for name, value in asdict(self).items():
+            stored[_META_KEYS.get(name, name)] = value
+        return stored
 
 
 def build_checkpoint_meta(
@@ -116,6 +121,7 @@ def build_checkpoint_meta(
         num_data_ranks: number of ranks that read different samples.
         base: if the checkpoint has LoRA adapters, their base, see `credit.train.build.fine_tuning.describe_base`.
     """
+    # The key is missing, not null, in a checkpoint of all weights: its presence marks a checkpoint of adapters.
     base_entry = {}
     if base:
         base_entry["base"] = base

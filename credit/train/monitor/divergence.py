@@ -66,16 +66,17 @@ class DivergenceGuard:
             return
         state.nonfinite_steps.clear()
 
-        # A jump is measured against the median of the last losses, which one bad step does not change.
         spike_config = self._spike_config
         if spike_config is None:
             return
-        # Too few losses are not yet typical of the run: they fall steeply at its start.
+        # A jump is measured against the median of the last losses, which one bad step hardly changes. Fewer losses than
+        # a window are not typical of the run yet, because the loss falls steeply at its start.
         if len(state.losses) >= spike_config.window:
             typical_loss = median(state.losses)
             if loss > spike_config.factor * typical_loss:
                 problem = f"the loss jumped to {loss:.4g} from a usual {typical_loss:.4g} (trainer.loss_spike)"
                 if state.spikes < spike_config.limit:
+                    # The loss that jumped is not appended, so it does not become typical.
                     raise RollbackRequired([step], True, problem)
                 logger.warning("step %d: %s; trainer.loss_spike.limit is used up", step + 1, problem)
         state.losses = [*state.losses, loss][-spike_config.window :]

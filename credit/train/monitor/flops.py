@@ -38,7 +38,9 @@ class FlopCounter:
         self._assets = assets
         conf = config.trainer
         policy = build_mixed_precision_policy(conf, sharded)
-        if conf.amp and (policy is None or policy.param_dtype == torch.bfloat16):
+        # With `amp` and no policy the network runs under autocast, which is always bfloat16 here.
+        computes_in_bfloat16 = conf.amp and (policy is None or policy.param_dtype == torch.bfloat16)
+        if computes_in_bfloat16:
             self._rate = "bfloat16"
         elif conf.tf32:
             self._rate = "tf32"
@@ -63,6 +65,7 @@ class FlopCounter:
             if steps > 1:
                 for rate, count in self._further_step.items():
                     counts[rate] += (steps - 1) * count
+        # torch raises it for operations that need the values of a tensor.
         except RuntimeError as error:
             first_line = str(error).split("\n")[0]
             logger.info("operations are not counted, as the network needs values: %s", first_line)
@@ -87,6 +90,7 @@ class FlopCounter:
         """
         config = self._config
         assets = self._assets
+        # On the meta device tensors have shapes and no values, so counting takes no memory and no arithmetic.
         with torch.device("meta"):
             model = build_network(config, assets.channels, assets.grid, assets.attributes)
             lora = config.trainer.lora

@@ -29,6 +29,7 @@ class GpuEnergy:
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
+        # The first reading shows whether the GPU has a counter.
         try:
             self._read_joules = self._read_counter
             self._last_joules = self._read_joules()
@@ -48,7 +49,7 @@ class GpuEnergy:
             return math.nan
         increase = joules - self._last_joules
         self._last_joules = joules
-        # The counter starts again at 0 when the driver is loaded again; its value is then the energy since.
+        # The counter starts at 0 when the driver is loaded again; its value is then the energy since that moment.
         return increase if increase >= 0 else joules
 
     def _read_counter(self) -> float:
@@ -86,13 +87,15 @@ class EnergyMeter:
         self._is_known = False
         if device.type != "cuda":
             return
+        local_uuid = None
         opened_gpu = _open_device(device)
-        # Ranks that share a GPU have the same UUID.
-        uuids = run_on_all_ranks(lambda: opened_gpu and opened_gpu[0])
         if opened_gpu is not None:
+            local_uuid, gpu = opened_gpu
+        # Ranks that share a GPU have the same UUID.
+        uuids = run_on_all_ranks(lambda: local_uuid)
+        if local_uuid is not None:
             self._is_known = True
-            uuid, gpu = opened_gpu
-            if uuids.index(uuid) == current_rank():
+            if uuids.index(local_uuid) == current_rank():
                 self._gpu = gpu
 
     def pop_joules(self) -> float:

@@ -79,10 +79,12 @@ class MetricsLog:
         row = _replace_nonfinite(row)
         self._pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         if self._board is not None:
+            # TensorBoard takes single numbers, so the nested mappings are flattened.
             scalars = {**row, **row.get("valid", {})}
             for key, value in row.get("early", {}).items():
                 scalars[f"early/{key}"] = value
             for key, value in scalars.items():
+                # This leaves out the mappings themselves, and values that were not finite.
                 if isinstance(value, int | float) and key != "step":
                     self._board.add_scalar(key, value, row["step"])
 
@@ -102,7 +104,8 @@ class MetricsLog:
         try:
             # A write to an unbuffered file may take only some of the bytes; the others stay pending.
             while self._pending:
-                del self._pending[: self._file.write(self._pending)]
+                num_written = self._file.write(self._pending)
+                del self._pending[:num_written]
             os.fsync(self._file.fileno())
         except OSError as error:
             logger.warning("%s: cannot be written (%s); tried again later", self._path, error.strerror)
@@ -207,8 +210,10 @@ def write_failure(
         every_rank: True if each rank calls this function. Then the first reason stays, because the other ranks only
             report that a rank is gone.
     """
-    # Other lines of a message are advice; the reason is one line.
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    # STATUS has the first line of the message; further lines are advice.
+    message_lines = str(error).splitlines()
+    reason = message_lines[0] if message_lines else type(error).__name__
+    # A person may interrupt twice at the same step, which says nothing about the run.
     is_permanent = is_repeated_failure(before, step, reason) and not isinstance(error, KeyboardInterrupt)
     if is_permanent or not isinstance(error, RETRYABLE_ERRORS):
         write_status(folder, "failed", step, reason, job_id)
@@ -228,6 +233,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    # The times are in UTC, as the Z behind them says.
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -250,10 +256,12 @@ def _remove_rows_after(path: Path, start_step: int) -> None:
     remaining_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= start_step:
-                remaining_lines.append(line + "\n")
+            row = json.loads(line)
         except ValueError:
+            # A killed run may have left half a row.
             continue
+        if row["step"] <= start_step:
+            remaining_lines.append(line + "\n")
     atomic_write_text(path, "".join(remaining_lines))
 
 

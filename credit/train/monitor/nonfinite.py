@@ -26,6 +26,7 @@ def find_nonfinite_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str
     """
     problems: list[str] = []
 
+    # Each layer has a hook on its output, and that hook puts another one on the gradient of the output.
     def build_forward_hook(name: str) -> Callable:
         def check_output(module: nn.Module, args: tuple, output: object) -> None:
             # Only the first problem counts, because it spreads through all layers after it.

@@ -176,11 +176,13 @@ class Preview:
             persistence, in the data's units, for every channel and lead time. A value that is not finite is None.
         """
         model = self._stepper.model
-        was_training = model.training
-        is_stopped = False
         num_steps = self._plan.lead_minutes // self._conf.step_minutes
         lead_hours = [(number + 1) * self._conf.step_minutes / 60 for number in range(num_steps)]
         errors = RootMeanSquareError(MetricContext(self._stepper.channels, self._weight_CHW, lead_hours))
+
+        # Add the errors of the cases of this rank, with the network in eval mode.
+        was_training = model.training
+        is_stopped = False
         model.eval()
         for (case,), num_counted in zip(self._share.batches, self._share.counted, strict=True):
             is_stopped = any_rank_stops(stop, self._weight_CHW.device)
@@ -190,6 +192,8 @@ class Preview:
         model.train(was_training)
         if is_stopped:
             return None
+
+        # Average over the cases of all ranks.
         scores = {}
         for name, square_sum_LC in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
             # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks. Times
@@ -221,9 +225,11 @@ class Preview:
                 continue
             truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)
             # The metric takes ensembles, so the forecast gets a member dimension of length 1.
-            errors.add(number, output_BCHW[:, None, self._channel_index], initial_1CHW, truth_1CHW)
-            if number == num_steps - 1 and case == 0 and self._is_main:
-                self._set_maps(truth_1CHW[0].cpu().numpy(), output_BCHW[0, self._channel_index].cpu().numpy())
+            forecast_11CHW = output_BCHW[:, None, self._channel_index]
+            errors.add(number, forecast_11CHW, initial_1CHW, truth_1CHW)
+            is_drawn = number == num_steps - 1 and case == 0
+            if is_drawn and self._is_main:
+                self._set_maps(truth_1CHW[0].cpu().numpy(), forecast_11CHW[0, 0].cpu().numpy())
 
     def _read_truth(self, minutes: int) -> torch.Tensor:
         """Return the scored channels (1, C, H, W) at a time in minutes, with 0 in cells that are always missing."""
@@ -241,7 +247,7 @@ class Preview:
     def _draw_previews(self, step: int, scores: Mapping[str, float | None], log: MetricsLog) -> None:
         """Draw the previews so far; an error is logged, because training must go on."""
         try:
-            # The present scores are added because the row may not be in the file yet, if the disk is full.
+            # The present scores are added because their row may not be in the file: a full disk delays it.
             history = {**read_preview_scores(self._folder), step: scores}
             plan = self._plan
             paths = self._draw(

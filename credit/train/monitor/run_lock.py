@@ -119,6 +119,7 @@ class RunLock:
     ) -> None:
         self._released.set()
         self._thread.join()
+        # The file stays if another job has taken the lock meanwhile.
         with suppress(OSError):
             if self._is_mine(self._read()):
                 self._path.unlink(missing_ok=True)
@@ -130,6 +131,7 @@ class RunLock:
             ConfigError: if the folder cannot be written.
         """
         try:
+            # Mode "x" creates the file or fails, in one operation of the file system.
             with self._path.open("xb") as file:
                 file.write(self._encode())
         except FileExistsError:
@@ -147,15 +149,19 @@ class RunLock:
             other: contents of the file.
         """
         if other["host"] == self._contents["host"]:
-            # A chained comparison: the start times must be equal, and they must be known.
-            return _read_process_start(other["pid"]) == other["started"] is not None
+            # None is the start time of a process that is not alive.
+            if other["started"] is None:
+                return False
+            return _read_process_start(other["pid"]) == other["started"]
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
         deadline = time.monotonic() + self._silence
         while time.monotonic() < deadline:
+            # Looking every second ends the wait soon after a beat.
             time.sleep(min(self._beat, 1.0))
             contents = self._read()
             if contents is None:
                 return False
+            # Another process id means that a third job has taken the folder since.
             if contents["beat"] != other["beat"] or contents["pid"] != other["pid"]:
                 return True
         return False

@@ -47,6 +47,7 @@ class StopSignal:
             end_times["walltime"] = time.monotonic() + walltime_seconds
         if environ.get(JOB_END):
             end_times["end of the job"] = time.monotonic() + _seconds_left(environ[JOB_END])
+        # (name, time) of the earlier end, None without a limit.
         self._end = min(end_times.items(), key=lambda item: item[1], default=None)
         self._stop_file = None if folder is None else folder / "STOP"
         self._signal: signal.Signals | None = None
@@ -84,6 +85,7 @@ class StopSignal:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.
         if self._stop_file is not None and os.path.exists(self._stop_file):
+            # The file is removed, or the continued run would stop at once.
             self._stop_file.unlink(missing_ok=True)
             return "file STOP"
         if self._end is not None:

@@ -70,6 +70,7 @@ def write_partial_summary(
         length: number of rollout steps of the last optimizer step.
         peak_gb: largest peak memory of the processes whose memory is known, in GB.
     """
+    # Called for its effect: it brings the hours up to now.
     meter.to_dict()
     speeds = [row["samples_per_s"] for row in iterate_rows_with_key(folder, "samples_per_s")]
     summary = build_summary(meter, train_state, monitor, length, speeds, peak_gb)
@@ -95,6 +96,7 @@ def build_summary(
         speeds: samples per second of each step, from metrics.jsonl.
         peak_gb: largest peak memory of the processes since the run was last started, in GB.
     """
+    # A zero in the summary would be taken for a measurement, so values of 0 become None and are left out at the end.
     spent = meter.spent
     wall_s = spent.wall_hours * 3600
     # The energy is that of the counted steps only.
@@ -147,11 +149,13 @@ def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -
         folder: the run's folder.
         total_steps: number of steps of the whole run.
     """
+    # Values that are not known are missing in the summary, and their lines in the table.
     get = summary.get
     hours = []
     for kind in ("gpu", "process"):
-        if get(f"{kind}_hours"):
-            hours.append(f"{get(f'{kind}_hours'):.3g} {kind} hours")
+        kind_hours = get(f"{kind}_hours")
+        if kind_hours:
+            hours.append(f"{kind_hours:.3g} {kind} hours")
     shares = {name: f"{value:.0%}" for name, value in get("time_shares").items()}
     # title of a line -> its text, in the order of the table
     lines = {
@@ -186,7 +190,10 @@ def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -
 def _format_rate(summary: Mapping[str, Any]) -> str:
     """Return the operations per second on each device, such as "120 TFLOP/s a GPU, MFU 38.4% of NVIDIA H100"."""
     tflops = summary["tflops"]
-    rate = f"{tflops:.3g} TFLOP/s" if tflops > 1 else f"{tflops * 1e3:.3g} GFLOP/s"
+    if tflops > 1:
+        rate = f"{tflops:.3g} TFLOP/s"
+    else:
+        rate = f"{tflops * 1e3:.3g} GFLOP/s"
     unit = "process" if summary["device"] == "cpu" else "GPU"
     text = f"{rate} a {unit}"
     if summary.get("mfu"):

@@ -114,9 +114,10 @@ class UsageMeter:
         stored_fields = {name: value for name, value in stored.items() if name in field_names}
         self.spent = Usage(**stored_fields) if stored_fields else Usage(since=step)
         # Hours and energy only grow, so the largest value is the latest, and includes steps that will be repeated.
-        rows = [*rows]
+        rows = list(rows)
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             stored_value = getattr(self.spent, name)
+            # An energy that was unknown once stays unknown for the whole run.
             if stored_value is not None:
                 logged_values = [row[name] for row in rows if name in row]
                 setattr(self.spent, name, max([stored_value, *logged_values]))
@@ -133,7 +134,8 @@ class UsageMeter:
         try:
             yield
         finally:
-            setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - start_time)
+            total_seconds = getattr(self.spent, name) + time.perf_counter() - start_time
+            setattr(self.spent, name, total_seconds)
 
     def pop_joules(self) -> float:
         """Return the joules of this process's GPU since the last call, NaN if they are not known.
@@ -150,6 +152,7 @@ class UsageMeter:
         """
         total_kwh = self.spent.energy_kwh
         if total_kwh is not None and math.isfinite(joules):
+            # 1 kWh is 3.6e6 J.
             self.spent.energy_kwh = total_kwh + joules / 3.6e6
         else:
             # A sum of some ranks or some steps would be mistaken for the energy of the run.
@@ -209,6 +212,7 @@ class UsageMeter:
             The operations in 1e12, and the seconds. Both are None if the operations cannot be counted; the seconds are
             None if the peak rates are not known.
         """
+        # rate -> operations of all steps for one micro-batch. Steps of the same length have the same operations.
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
             counts = self._flop_counter.operations(length)
@@ -219,6 +223,7 @@ class UsageMeter:
         tflop_by_rate = {rate: count * self._micro_batches / 1e12 for rate, count in total_counts.items()}
         ideal_s = None
         if self.peak_rates:
+            # Peak rates are in TFLOP/s.
             ideal_s = sum(tflop / self.peak_rates[rate] for rate, tflop in tflop_by_rate.items())
         return sum(tflop_by_rate.values()), ideal_s
 
@@ -228,6 +233,7 @@ class UsageMeter:
         hours = (now - self._last_time) / 3600
         self._last_time = now
         self.spent.wall_hours += hours
+        # `_hours_field` is "gpu_hours" or "process_hours"; both count every process.
         process_hours = getattr(self.spent, self._hours_field) + hours * self.processes
         setattr(self.spent, self._hours_field, process_hours)
 

@@ -44,15 +44,16 @@ def draw_all_figures(
         "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of blocks "
         f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has none."
     )
-    figures = [(caption, style.save_figure(folder / "skill.png", scores.plot_skill, table, channels))]
+    path = style.save_figure(folder / "skill.png", scores.plot_skill, table, channels)
+    figures = [(caption, path)]
     if "crps" in table.dataset:
         caption = (
             "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
             "over the error of the mean, corrected for the number of members: below 1 the ensemble is overconfident."
         )
-        figures.append(
-            (caption, style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels))
-        )
+        path = style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels)
+        figures.append((caption, path))
+    # There may be ranks of another forecast only, if the model is a single forecast.
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
         figures += _draw_calibration(table, channels, lead_hours, folder)
 
@@ -65,7 +66,8 @@ def draw_all_figures(
             "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
             "ratio below 1: the forecast is too smooth."
         )
-        figures.append((caption, style.save_figure(folder / "spectra.png", spectra.plot_spectra, table, channels)))
+        path = style.save_figure(folder / "spectra.png", spectra.plot_spectra, table, channels)
+        figures.append((caption, path))
     if log is not None:
         path = style.save_figure(folder / "loss.png", style.plot_loss, log.train, log.valid)
         figures.append(("Training and validation loss.", path))

@@ -124,10 +124,13 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
         pixels: (height, width, 3) uint8 red, green and blue.
         palette: (128, 3) uint8 red, green and blue.
     """
-    # Each colour becomes one number, so that equal colours are found quickly.
+    # Each colour becomes one number (red, green and blue in 8 bits each), so that equal colours are found quickly.
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
     unique_codes, inverse = np.unique(codes, return_inverse=True)
-    colors = np.stack([unique_codes >> 16, unique_codes >> 8 & 255, unique_codes & 255], axis=1)
+    red = unique_codes >> 16
+    green = unique_codes >> 8 & 255
+    blue = unique_codes & 255
+    colors = np.stack([red, green, blue], axis=1)
     difference = colors[:, None] - palette[None].astype(np.int32)
     squared_distance = (difference**2).sum(axis=-1)
     palette_index = squared_distance.argmin(axis=1).astype(np.uint8)

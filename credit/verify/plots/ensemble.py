@@ -37,6 +37,7 @@ def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         crps_axis.set_xlim(0, leads[-1] * 1.02)
         crps_axis.set_ylim(bottom=0)
         crps_axis.set_ylabel(f"CRPS ({format_units(table.units(channel))})")
+        # The line of a perfect ensemble, at 1, must not lie at the edge.
         ratio_axis.set_ylim(bottom=0, top=max(1.2, ratio_axis.dataLim.y1 * 1.05))
         ratio_axis.set_ylabel("Spread / error of the mean")
         ratio_axis.set_xlabel(f"Lead time ({unit})")
@@ -58,9 +59,11 @@ def plot_rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequ
     """
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.2)
     axes = figure.subplots(1, len(channels), sharey=True, squeeze=False)[0]
+    # The lightest colours of the map are hard to see on white.
     colors = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
     # The model may have fewer members, and so fewer ranks, than another ensemble in the table.
     ranks = table.dataset["ranks"].sel(forecast="model", region="global").dropna("rank", how="all")
+    # The line of a flat histogram; ranks are whole numbers in the middle of their bins.
     flat_frequency = 1.0 / ranks.sizes["rank"]
     edges = np.arange(ranks.sizes["rank"] + 1) - 0.5
     for axis, channel in zip(axes, channels, strict=True):

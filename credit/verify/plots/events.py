@@ -27,6 +27,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
     """
     figure = new_figure(max(3.1 * len(table.events) + 0.6, MIN_WIDTH), 4.9)
     axes = figure.subplots(2, len(table.events), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
+    # The lightest colours of the map are hard to see on white.
     colors = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
     data = table.dataset.sel(forecast="model", region="global")
     for column, event in enumerate(table.events):
@@ -43,9 +44,11 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             )
             diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
-        # The frequency of the event whatever was forecast, at the last lead time of the loop.
+        # The frequency of the event whatever was forecast. It hardly depends on the lead time, so that of the last one,
+        # which the loop above leaves in `frequency` and `observed`, stands for all.
         base_rate = float(np.nansum(frequency * observed))
         diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
+        # The definition of the event stands between its name and the panel.
         diagram_axis.set_title(event, pad=18)
         diagram_axis.annotate(
             event_data["event_definition"].item(),
@@ -56,6 +59,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             ha="center",
             va="bottom",
         )
+        # A margin, so that points at 0 and 1 are not cut off.
         diagram_axis.set_xlim(-0.03, 1.03)
         diagram_axis.set_ylim(-0.03, 1.03)
         frequency_axis.set_ylim(0, 1.03)

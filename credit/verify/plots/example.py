@@ -36,6 +36,7 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     Raises:
         CreditError: if a figure cannot be written.
     """
+    # Figures show the mean of an ensemble, not its members.
     forecast_name = verification.table.display_name("model")
     if verification.evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
@@ -77,6 +78,7 @@ def _draw_time_diagrams(
     figures = []
     for name in verification.figure_channels:
         units = verification.table.units(name)
+        # One diagram has longitude and time, the other time and latitude.
         band_means = _channel_fields_by_lead(evolution.band_means, name)
         if _can_be_drawn(band_means):
             path = save_figure(
@@ -108,7 +110,9 @@ def _draw_animations(
     """Write an animation of the example for each animated channel; return (caption, path) of each."""
     all_frames = verification.evolution.animation_frames
     figures = []
-    for name in dict.fromkeys(channel for channel, _ in all_frames):
+    # Each animated channel once, in the order of the frames.
+    animated_channels = dict.fromkeys(channel for channel, _ in all_frames)
+    for name in animated_channels:
         frames = _channel_fields_by_lead(all_frames, name)
         path = write_animation(
             folder / f"animation_{name}.gif", name, verification.table.units(name), frames, forecast_name,

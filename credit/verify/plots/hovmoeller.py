@@ -49,17 +49,19 @@ def plot_hovmoeller(
         calendar: calendar of the times.
         background: grid of the W columns, and the order in which maps show them.
     """
-    time_axis, unit = _time_edges(band_means)
+    lead_edges, unit = _compute_lead_edges(band_means)
     south, north = band
     band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
     start = calendar.format(initial_time).replace("T", " ")
     title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
+    # (2, time, longitude), with the columns in the order of `background.edges`.
     values = _stack_truth_and_forecast(band_means)[..., background.column_order]
-    figure, axes = _draw_panels(channel, units, background.edges, time_axis, values, title)
+    figure, axes = _draw_panels(channel, units, background.edges, lead_edges, values, title)
     for axis in axes:
         format_longitude_axis(axis, background)
         axis.set_xlabel("Longitude")
     axes[0].set_ylabel(f"Lead time ({unit})")
+    # The panels share their axes, so this turns all of them.
     axes[0].invert_yaxis()
     return figure
 
@@ -79,11 +81,12 @@ def plot_latitude_time(
         calendar: calendar of the times.
         grid: grid of the H rows.
     """
-    time_axis, unit = _time_edges(zonal_means)
-    title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC"
+    lead_edges, unit = _compute_lead_edges(zonal_means)
+    start = calendar.format(initial_time).replace("T", " ")
+    title = f"{channel}, zonal mean: {forecast_name} from {start} UTC"
     # (2, latitude, time), because time is on the horizontal axis here.
     values = _stack_truth_and_forecast(zonal_means).swapaxes(1, 2)
-    figure, axes = _draw_panels(channel, units, time_axis, grid.lat_bounds, values, title)
+    figure, axes = _draw_panels(channel, units, lead_edges, grid.lat_bounds, values, title)
     for axis in axes:
         format_latitude_axis(axis)
         axis.set_xlabel(f"Lead time ({unit})")
@@ -99,7 +102,7 @@ def _format_latitude(value: float) -> str:
     return f"{abs(value):g}°{side}"
 
 
-def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
+def _compute_lead_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
     """Return the edges of the time intervals around the lead times, and their unit.
 
     Args:
@@ -108,8 +111,9 @@ def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, 
     Returns:
         (L + 1,) edges in hours or days, and the name of the unit, "hours" or "days".
     """
-    unit, hours = choose_lead_unit(max(pairs) / 60)
-    return time_edges(np.array(list(pairs)) / 60 / hours), unit
+    # Minutes become hours, and these the unit of figures.
+    unit, unit_hours = choose_lead_unit(max(pairs) / 60)
+    return time_edges(np.array(list(pairs)) / 60 / unit_hours), unit
 
 
 def time_edges(times: np.ndarray) -> np.ndarray:
@@ -119,7 +123,10 @@ def time_edges(times: np.ndarray) -> np.ndarray:
     middle of their intervals.
     """
     middles = (times[:-1] + times[1:]) / 2
-    return np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
+    # The first and the last middle, mirrored at the outer times.
+    first_edge = 2 * times[0] - middles[0]
+    last_edge = 2 * times[-1] - middles[-1]
+    return np.concatenate([[first_edge], middles, [last_edge]])
 
 
 def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
@@ -168,6 +175,7 @@ def _draw_panels(
         meshes.append(axis.pcolormesh(x_edges, y_edges, field, cmap=colors, vmin=smallest, vmax=largest))
         axis.grid(False)
         axis.set_title(panel_title)
+    # One colour bar belongs to truth and forecast, the other to the error.
     figure.colorbar(meshes[0], ax=axes[:2], label=f"{channel} ({units})", **WIDE_COLORBAR)
     add_narrow_colorbar(figure, meshes[2], axes[2], f"forecast minus truth ({units})")
     add_title(figure, title)

@@ -91,7 +91,8 @@ class MapBackground:
             reader: reader of the data.
             grid: grid of the maps; None for the grid of the data.
         """
-        land = _land_fraction(reader)
+        land = _read_land_fraction(reader)
+        # The land fraction is on the grid of the data, which may differ from that of the maps.
         if grid is not None and land is not None and reader.grid.describe_mismatch(grid):
             land = Regridder(reader.grid, grid, "conservative").apply(land)
         return cls(grid or reader.grid, land)
@@ -99,7 +100,9 @@ class MapBackground:
     @cached_property
     def column_order(self) -> np.ndarray:
         """(W,) indices of the columns of the grid from west to east on the map, starting at the dateline."""
-        return np.roll(np.arange(len(self.grid.lon)), -int(self._is_beyond_dateline.argmax()))
+        # `argmax` is the first column beyond the dateline; it is 0, and nothing moves, if there is none.
+        first_column = int(self._is_beyond_dateline.argmax())
+        return np.roll(np.arange(len(self.grid.lon)), -first_column)
 
     @cached_property
     def edges(self) -> np.ndarray:
@@ -128,7 +131,7 @@ class MapBackground:
         return equal_earth(lon - self.edges[0] - 180.0, lat)
 
 
-def _land_fraction(reader: FieldReader) -> np.ndarray | None:
+def _read_land_fraction(reader: FieldReader) -> np.ndarray | None:
     """Return the land fraction, (H, W) from 0 to 1; None if it is not among the static fields of the data."""
     for number, channel in enumerate(reader.channels.static_stored):
         if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
@@ -159,7 +162,8 @@ def draw_map(
     """
     colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
-    mesh = axis.pcolormesh(x, y, field[:, background.column_order], cmap=colors, vmin=low, vmax=high, rasterized=True)
+    values = field[:, background.column_order]
+    mesh = axis.pcolormesh(x, y, values, cmap=colors, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
         _draw_coastline(axis, background)
     _draw_graticule(axis, background)
@@ -181,12 +185,14 @@ def _draw_graticule(axis: Axes, background: MapBackground) -> None:
         label = _format_degrees(parallel, "S", "N")
         axis.annotate(label, (x[0], y[0]), (-2, 0), ha="right", va="center", **_LABEL)
     for meridian in _MERIDIANS:
+        # A meridian on the edge would be drawn over the outline.
         if west < meridian < east:
             x, y = background.project(np.full(61, float(meridian)), latitudes)
             axis.plot(x, y, **_GRATICULE)
             if abs(meridian) < 180:
                 label = _format_degrees(meridian, "W", "E")
                 axis.annotate(label, (x[0], y[0]), (0, -2), ha="center", va="top", **_LABEL)
+    # The outline runs north along the western edge, then south along the eastern edge, and closes at its start.
     outline_lon = np.concatenate([np.full(61, west), np.full(61, east), [west]])
     outline_lat = np.concatenate([latitudes, latitudes[::-1], latitudes[:1]])
     axis.plot(*background.project(outline_lon, outline_lat), color="black", linewidth=0.6, clip_on=False)
@@ -210,7 +216,8 @@ def _draw_coastline(axis: Axes, background: MapBackground) -> None:
     """Draw the line where the land fraction is one half, up to the edges of the map."""
     land = background.land[:, background.column_order]
     edges = background.edges
-    # The first and the last column meet at the edges of the map.
+    # The first and the last column meet at the edges of the map. Contours run between the centres of cells, so their
+    # mean is added at both edges.
     land_at_edge = (land[:, :1] + land[:, -1:]) / 2
     lon = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2, edges[-1:]])
     x, y = background.project(*np.meshgrid(lon, background.grid.lat))
@@ -346,6 +353,7 @@ def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: Ma
     factor, units = display_units(units)
     field = factor * field
     values = factor * values
+    # The map is on the left, the histogram on the right.
     figure = new_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
     mesh = draw_map(left, field, background, FIELD_COLORMAP, *robust_range([field]))
@@ -365,6 +373,7 @@ def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
         fields: fields, all of the same shape.
     """
     low, high = np.nanpercentile(np.stack(fields), [0.5, 99.5])
+    # A constant field, such as precipitation in a dry region, needs some range.
     if high <= low:
         high = low + 1.0
     return float(low), float(high)

@@ -89,17 +89,19 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
         selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
         earlier_steps = [earlier_steps[index] for index in selected]
     # The names of the scores end with the lead time, as in rmse/z500/24h.
-    longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest_step])
+    lead_names = [key.rpartition("/")[2] for key in history[latest_step]]
+    longest = max(float(lead_name.removesuffix("h")) for lead_name in lead_names)
     time_unit, hours = choose_lead_unit(longest)
     colors = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier_steps)))
     figure = new_figure(max(2.9 * len(units) + 0.6, MIN_WIDTH), 3.4)
     axes = figure.subplots(1, len(units), sharex=True, squeeze=False)[0]
     for axis, (channel, unit) in zip(axes, units.items(), strict=True):
-        _, persistence = _curve(history[latest_step], "persistence", channel, hours)
+        _, persistence = _select_curve(history[latest_step], "persistence", channel, hours)
         largest_persistence = np.nanmax(persistence, initial=0.0)
         for step, color in zip(earlier_steps, colors, strict=True):
-            axis.plot(*_curve(history[step], "rmse", channel, hours), color=color, linewidth=1.2, label=f"Step {step}")
-        leads, rmse = _curve(history[latest_step], "rmse", channel, hours)
+            step_leads, step_rmse = _select_curve(history[step], "rmse", channel, hours)
+            axis.plot(step_leads, step_rmse, color=color, linewidth=1.2, label=f"Step {step}")
+        leads, rmse = _select_curve(history[latest_step], "rmse", channel, hours)
         style = {"color": "#08306B", "linewidth": 2.4, "marker": "o", "markersize": 3.5, "zorder": 5}
         axis.plot(leads, rmse, label=f"Step {latest_step}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
@@ -121,7 +123,7 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
     return figure
 
 
-def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
+def _select_curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the values of a score of one channel.
 
     Args:
@@ -138,8 +140,10 @@ def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.nd
     for key, value in scores.items():
         score, score_channel, lead = key.split("/")
         if score == name and score_channel == channel:
+            # Scores are logged as JSON, which has no NaN.
             if value is None:
                 value = np.nan
             value_by_hour[float(lead.removesuffix("h"))] = value
     lead_hours = sorted(value_by_hour)
-    return np.array(lead_hours) / hours, np.array([value_by_hour[lead] for lead in lead_hours])
+    values = [value_by_hour[lead] for lead in lead_hours]
+    return np.array(lead_hours) / hours, np.array(values)

@@ -68,6 +68,7 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
+    # The upper and the lower panel of a column belong to one channel.
     for column, channel in enumerate(channels):
         rmse_axis, acc_axis = axes[:, column]
         for name in table.forecasts:
@@ -93,6 +94,7 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 def forecast_styles(table: ScoreTable) -> dict[str, dict]:
     """Return name of a forecast or baseline -> keyword arguments of matplotlib for its curves in every figure."""
+    # All colours as solid lines first, then dashed and dotted ones; after nine forecasts the styles repeat.
     other_styles = cycle(product(_OTHER_LINES, _OTHER_COLORS))
     styles = {}
     for name in table.forecasts:
@@ -136,6 +138,7 @@ def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
         unit: ``hours`` or ``days``.
     """
     if unit == "hours":
+        # The smallest step that makes at most eight intervals; 48 h have eight of 6 h.
         step = next(step for step in (1, 2, 3, 6) if longest <= 8 * step)
         axis.xaxis.set_major_locator(MultipleLocator(step))
 
@@ -205,6 +208,7 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
     """
     num_regions = len(table.regions)
     num_rows = math.ceil(num_regions / _MAX_PANEL_COLUMNS)
+    # At least one row of panels, even if it alone is too tall.
     rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _panel_height(table)))
     regions_per_row = math.ceil(num_regions / num_rows)
     regions_per_page = regions_per_row * min(num_rows, rows_per_page)
@@ -298,6 +302,7 @@ def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool
 
 def _panel_height(table: ScoreTable) -> float:
     """Return the height in inches of a panel of a scorecard, including its title and the labels of its lead times."""
+    # Height of a row, and of everything else.
     return 0.24 * len(scorecard_rows(table)) + 1.2
 
 
@@ -310,6 +315,7 @@ def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
         columns = list(range(len(lead_hours)))
         unit = "hours"
         unit_hours = 1.0
+    # More labels than about six would overlap.
     columns = columns[:: math.ceil(len(columns) / 6)]
     labels = [f"{lead_hours[column] / unit_hours:g}" for column in columns]
     axis.set_xticks([column + 0.5 for column in columns], labels)

@@ -33,8 +33,10 @@ def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
     data = data[["power", "power_ratio", "power_truth"]].isel(wavenumber=slice(1, None))
     wavenumbers = data["wavenumber"].values
     leads = data["spectrum_lead"].values
+    # The points of a curve lie too close together for markers.
     styles = {name: {**style, "marker": ""} for name, style in forecast_styles(table).items()}
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.7 + 1.4 * len(leads))
+    # The panel of the power is twice as high as those of the ratios.
     heights = [2] + [1] * len(leads)
     axes = figure.subplots(len(heights), len(channels), sharex=True, squeeze=False, height_ratios=heights)
     for (power_axis, *ratio_axes), channel in zip(axes.T, channels, strict=True):
@@ -57,7 +59,8 @@ def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
         power_axis.set_ylabel(f"Power at {leads[-1]:g} h ({format_units(table.units(channel), 2)})")
         for axis, lead in zip(ratio_axes, leads, strict=True):
             axis.axhline(1.0, color="black", linewidth=0.8)
-            axis.set_ylim(0, np.clip(1.05 * largest_ratio, _MIN_RATIO_LIMIT, _MAX_RATIO_LIMIT))
+            ratio_limit = np.clip(1.05 * largest_ratio, _MIN_RATIO_LIMIT, _MAX_RATIO_LIMIT)
+            axis.set_ylim(0, ratio_limit)
             axis.set_ylabel(f"Over truth, {lead:g} h")
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= wavenumbers[-1]]
         ratio_axes[-1].set_xticks(ticks, [str(tick) for tick in ticks], minor=False)

@@ -6,6 +6,7 @@ import matplotlib, so commands that draw nothing start fast.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ def format_units(units: str, power: int = 1) -> str:
         # A name and its exponent, as s-2; other texts are shown as they are.
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", factor)
         if match is None:
+            # Units that cannot be parsed get the power as a whole.
             return units if power == 1 else f"({units})$^{power}$"
         exponent = int(match[2] or 1) * power
         if exponent == 1:
@@ -150,6 +152,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     """Put one legend below all panels, with each label of the `axes` once and in as many columns as fit."""
+    # A curve has the same style in all panels, so the last one stands for all.
     lines_by_name = {}
     for axis in axes:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -160,7 +163,7 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     for columns in range(len(names), 0, -1):
         legend = figure.legend(lines_by_name.values(), names, loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
-            rows = -(-len(names) // columns)
+            rows = math.ceil(len(names) / columns)
             figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * (rows - 1))
             return
         legend.remove()
@@ -173,4 +176,5 @@ def add_title(figure: Figure, text: str) -> None:
 
 def wrap_text(text: str, max_letters: int) -> str:
     """Return text wrapped to lines of at most `max_letters` letters, which end at spaces or underscores if possible."""
+    # A space after each underscore, which is removed again, lets the line break there.
     return fill(text.replace("_", "_ "), max_letters).replace("_ ", "_")

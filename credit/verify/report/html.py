@@ -27,6 +27,7 @@ def render_template(template: str, **values: Any) -> str:
     Raises:
         jinja2.TemplateNotFound: if there is no such template.
     """
+    # Texts such as names of forecasts come from users, so all values are escaped.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.verify.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -46,7 +47,8 @@ def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, i
     for caption, path in figures:
         with Image.open(path) as image:
             min_width = round(_MIN_SCALE * image.width)
-        embedded.append((caption, base64.b64encode(path.read_bytes()).decode(), min_width))
+        encoded = base64.b64encode(path.read_bytes()).decode()
+        embedded.append((caption, encoded, min_width))
     return embedded
 
 

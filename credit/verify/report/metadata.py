@@ -56,8 +56,10 @@ def read_training_log(path: Path) -> TrainingLog | None:
         except ValueError:
             # A run that is still training, or was killed, may have written a part of its last line.
             continue
+        # A row has the training loss at its top level and, after a validation, the validation loss in "valid".
         for metrics, losses in ((row, train), (row.get("valid", {}), valid)):
             loss = metrics.get("loss")
+            # A loss that was not finite is null in the log.
             if loss is not None and math.isfinite(loss):
                 losses.append((row["step"], loss))
     if not train:
@@ -73,6 +75,7 @@ def describe_data(config: DataConfig) -> list[str]:
     # A dict keeps the order, and drops texts that several sources have in common.
     texts: dict[str, None] = {}
     for number, source in enumerate(config.sources):
+        # The first file stands for all files of its source.
         try:
             path = expand_paths(source, f"data.sources.{number}")[0]
             with open_file(path, source) as dataset:
@@ -89,6 +92,7 @@ def describe_truth(config: DataConfig) -> str:
     names = []
     for source in config.sources:
         name = source.type or source.path
+        # A source may have a list of paths.
         if isinstance(name, str):
             names.append(name)
         else:
@@ -119,6 +123,7 @@ def describe_forecasts(
     """
     forecasts = []
     for name in members:
+        # Baselines have no files; they need no forcing.
         default = {}
         if name in BASELINES:
             default = {"forcing": _NONE}
@@ -126,7 +131,7 @@ def describe_forecasts(
     described: dict[str, list] = {
         "members": list(members.values()),
         "forcing": [str(forecast.get("forcing", _UNKNOWN)) for forecast in forecasts],
-        "prescribed_forcing": [_prescribed_forcing(forecast.get("forcing")) for forecast in forecasts],
+        "prescribed_forcing": [_list_prescribed_forcing(forecast.get("forcing")) for forecast in forecasts],
     }
     for attribute in _FORECAST_ATTRIBUTES:
         described[attribute] = [str(forecast.get(attribute, "")) for forecast in forecasts]
@@ -138,7 +143,7 @@ def is_prescribed(forcing: str) -> bool:
     return forcing not in (_NONE, _UNKNOWN)
 
 
-def _prescribed_forcing(forcing: object) -> str:
+def _list_prescribed_forcing(forcing: object) -> str:
     """Return the forcing variables whose observed future values a forecast used, as text.
 
     Args:
@@ -152,7 +157,8 @@ def _prescribed_forcing(forcing: object) -> str:
         return _UNKNOWN
     observed = []
     for entry in str(forcing).split("; "):
-        fields = entry.split(": ")
-        if fields[-1] == "observed":
-            observed.append(fields[0])
+        # An entry is the name of a variable and its origin.
+        words = entry.split(": ")
+        if words[-1] == "observed":
+            observed.append(words[0])
     return ", ".join(observed) or _NONE

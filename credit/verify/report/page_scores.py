@@ -155,12 +155,12 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
     for row in scorecard_rows(table):
         card.append({"name": row.name, "score": row.score, "row": row.row})
     page = {
-        "forecasts": _forecast_entries(table),
-        "references": _labelled_names(table, references),
-        "regions": _labelled_names(table, table.regions),
+        "forecasts": _build_forecast_entries(table),
+        "references": _label_names(table, references),
+        "regions": _label_names(table, table.regions),
         "seasons": seasons,
         "leads": [table.lead_hours[lead] for lead in leads],
-        "rows": list(_row_entries(table)),
+        "rows": list(_build_row_entries(table)),
         "card": card,
         "level_units": str(data.attrs["level_units"]),
         "metrics": [score.to_dict() for score in scores],
@@ -174,7 +174,7 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
     return page, _describe_left_out(table, budget, variables)
 
 
-def _labelled_names(table: ScoreTable, names: Sequence[str]) -> list[dict[str, str]]:
+def _label_names(table: ScoreTable, names: Sequence[str]) -> list[dict[str, str]]:
     """Return {"name": ..., "label": ...} of each reference or region; the page shows the label."""
     return [{"name": name, "label": table.display_name(name)} for name in names]
 
@@ -188,7 +188,7 @@ def _pack_all_curves(
     """
     leads = budget.leads(len(table.lead_hours))
     curves = {}
-    for score, suffix, all_seasons_only in _curve_sets(scores, budget):
+    for score, suffix, all_seasons_only in _list_curve_sets(scores, budget):
         curves_by_season = []
         for season in season_index:
             if all_seasons_only and season > 0:
@@ -206,7 +206,7 @@ def _pack_all_curves(
     return curves
 
 
-def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
+def _list_curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
     """Yield (score, suffix, True if single seasons lack it); the suffix is "" or that of an end of the interval."""
     for score in scores:
         yield score, "", False
@@ -217,7 +217,7 @@ def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[t
 
 def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
     """Return the largest budget within the limit; intervals of seasons go first, then lead times, then seasons."""
-    # Strides are powers of two; the largest leaves the first and the last lead time.
+    # Strides are powers of two; the largest leaves only the first and the last lead time.
     num_leads = len(table.lead_hours)
     strides = [2**power for power in range(num_leads.bit_length())]
     budgets = [PageBudget()]
@@ -236,14 +236,14 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
     # The first season is all seasons together. The scorecard has differences and their significance.
     all_seasons = len(table.seasons) if budget.seasons else 1
     num_curves = all_seasons * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
-    for score, _, all_seasons_only in _curve_sets(list_report_scores(table), budget):
+    for score, _, all_seasons_only in _list_curve_sets(list_report_scores(table), budget):
         num_seasons = 1 if all_seasons_only else all_seasons
-        num_score_rows = _num_rows(table) if score.rows is None else len(score.rows)
+        num_score_rows = _count_rows(table) if score.rows is None else len(score.rows)
         num_curves += num_seasons * len(table.forecasts) * num_score_rows
     return num_curves * len(table.regions) * len(budget.leads(len(table.lead_hours)))
 
 
-def _num_rows(table: ScoreTable) -> int:
+def _count_rows(table: ScoreTable) -> int:
     """Return the number of rows of a page; its rows are the channels and then the wind vectors."""
     return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
 
@@ -266,7 +266,7 @@ def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int,
     curves = []
     for forecast_curves in packed:
         curves_by_row = dict(zip(score.rows, forecast_curves, strict=True))
-        curves.append([curves_by_row.get(row) for row in range(_num_rows(table))])
+        curves.append([curves_by_row.get(row) for row in range(_count_rows(table))])
     return curves
 
 
@@ -295,7 +295,8 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
     # Curves of whole numbers need no decimal places.
     power = np.where((values % 1.0).any(axis=1), power, np.maximum(power, 0))
     integers = np.rint(values * 10.0 ** -power[:, None]).astype(np.int64)
-    # A missing value repeats the one before it, so that the step to the next value is right.
+    # A missing value repeats the one before it, so that the step to the next value is right. `last_finite` is the index
+    # of the last value up to each lead time, -1 before the first.
     last_finite = np.maximum.accumulate(np.where(is_finite, np.arange(num_leads), -1), axis=1)
     filled = np.take_along_axis(integers, np.maximum(last_finite, 0), axis=1)
     filled = np.where(last_finite >= 0, filled, 0)
@@ -311,7 +312,7 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
     return packed
 
 
-def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
+def _build_forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
     """Return name, label and line style of each forecast and baseline, with values that JSON can hold."""
     entries = []
     for name, style in forecast_styles(table).items():
@@ -327,7 +328,7 @@ def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
     return entries
 
 
-def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
+def _build_row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
     """Yield name, variable, level and units, as text, of each row of the page: the channels, then the wind vectors."""
     data = table.dataset
     for prefix in ("", "wind_"):

@@ -74,6 +74,7 @@ def select_comparable_scores(
     comparable = []
     for published in load_published_scores():
         has_same_grid = abs(published.grid_degrees / grid_degrees - 1) < _GRID_TOLERANCE
+        # The truth of a table is given by the paths of its sources, which usually name the reanalysis.
         has_same_truth = published.truth.lower() in truth
         if has_same_grid and has_same_truth and _covers_years(cases, *published.years, longest_lead, calendar):
             comparable.append(published)
@@ -96,7 +97,8 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
     start = calendar.parse(f"{first}-01-01")
     end = calendar.parse(f"{last + 1}-01-01")
     is_inside = start <= cases[0] and cases[-1] < end
-    # Gaps between neighbours, and to the beginning and the end of the years.
+    # Gaps between neighbours, and to the beginning and the end of the years. With the end moved by the lead time, the
+    # last gap may be longer or even negative.
     gaps = np.diff([start, *cases, end - lead])
     return is_inside and bool((gaps <= _MAX_GAP).all())
 
@@ -119,7 +121,10 @@ def compare_with_published(
     rows = []
     for published in comparable:
         for channel, scores in published.rmse.items():
-            if channel not in table.channels or normalise_units(table.units(channel)) != _UNITS[channel]:
+            if channel not in table.channels:
+                continue
+            # Scores in other units cannot be compared.
+            if normalise_units(table.units(channel)) != _UNITS[channel]:
                 continue
             for lead, score in scores.items():
                 if lead in table.lead_hours:

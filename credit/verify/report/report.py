@@ -105,6 +105,7 @@ def _compare_with_published(
 
     The published scores are those on the grid and of the years of the verification.
     """
+    # Spacing of the columns, which cover the whole circle.
     grid_degrees = 360.0 / verification.grid.shape[1]
     comparable = select_comparable_scores(verification.table, grid_degrees, verification.cases, archive.calendar)
     return compare_with_published(comparable, verification.table)
@@ -132,7 +133,7 @@ def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, st
         image = None
         width = 0
         if path.stat().st_size <= _MAX_ANIMATION_BYTES:
-            ((_, image, width),) = embed_figures([(caption, path)])
+            [(_, image, width)] = embed_figures([(caption, path)])
         animations.append((caption, path.name, image, width))
     return animations
 
@@ -173,6 +174,7 @@ def _list_facts(
         if forecast != "model":
             suffix = f" of {forecast}"
         for name, attribute in _FORECAST_ATTRIBUTES:
+            # Attributes that the files of the forecast lack are "".
             value = table.forecast_attribute(attribute, forecast)
             if value:
                 facts.append((f"{name}{suffix}", value))
@@ -181,8 +183,8 @@ def _list_facts(
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))
         if log.valid:
-            best = min(log.valid, key=lambda row: row[1])
-            facts.append(("Validation loss", f"lowest {best[1]:.4g} at step {best[0]}"))
+            best_step, best_loss = min(log.valid, key=lambda row: row[1])
+            facts.append(("Validation loss", f"lowest {best_loss:.4g} at step {best_step}"))
     # Data, cases and baselines.
     leads = table.lead_hours
     facts += [
@@ -215,6 +217,7 @@ def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
         if score["wind"]:
             explanation += f" Of wind vectors: {score['wind']}"
         terms.append((score["label"], explanation))
+    # The explanations of blocks have two placeholders for their numbers.
     for term, text in TERMS:
         terms.append((term, text.format(least=page["least_blocks"], enough=page["enough_blocks"])))
     return [*terms, *BASELINE_DESCRIPTIONS]
@@ -229,8 +232,11 @@ def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[s
     rows = []
     for channel in table.channels:
         for hours in table.summary_leads():
-            rmse = [_format_number(table.score(name, channel, hours)) for name in table.forecasts]
-            acc = [_format_number(table.score(name, channel, hours, "acc"), ".3f") for name in table.forecasts]
+            rmse = []
+            acc = []
+            for name in table.forecasts:
+                rmse.append(_format_number(table.score(name, channel, hours)))
+                acc.append(_format_number(table.score(name, channel, hours, "acc"), ".3f"))
             rows.append((channel, table.units(channel), f"{hours:g} h", rmse, acc))
     return rows
 

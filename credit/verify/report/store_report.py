@@ -41,11 +41,13 @@ def write_data_report(config: DataConfig) -> Path:
     path = Path(config.store)
     description = read_description(path)
     time_index = np.unique(np.linspace(0, len(reader.times) - 1, _SAMPLED_TIMES).astype(int))
+    # The map is of the middle one of these times.
     map_index = int(time_index[len(time_index) // 2])
     map_time = reader.calendar.format(reader.times[map_index])
     field_CHW = reader.read(map_index)
+    # Of large grids every second, third, ... row and column is enough for the histograms. The number of values falls
+    # with the square of the stride.
     num_values = len(time_index) * math.prod(reader.grid.shape)
-    # Of large grids every second, third, ... row and column is enough for the histograms.
     stride = max(1, round(math.sqrt(num_values / _SAMPLED_VALUES)))
     values_TCHW = np.stack([reader.read(int(index))[:, ::stride, ::stride] for index in time_index])
     # Times that were left out, and values that do not suit the units.
@@ -57,7 +59,7 @@ def write_data_report(config: DataConfig) -> Path:
         version=__version__,
         notices=notices,
         facts=_list_facts(reader, description, path),
-        rows=_statistics_rows(reader, config),
+        rows=_tabulate_statistics(reader, config),
         figures=_draw_figures(reader, field_CHW, values_TCHW, map_time),
         sampled=len(time_index),
         every=stride,
@@ -100,7 +102,7 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
     ]
 
 
-def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]:
+def _tabulate_statistics(reader: StoreReader, config: DataConfig) -> list[list[str]]:
     """Return the rows of the table of statistics, one for each channel, with cells as text.
 
     The cells are name, units, transform, mean, standard deviation, standard deviation of the tendency, minimum and
@@ -118,7 +120,7 @@ def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]
             transform_text = f"{transform.kind}, unit {transform.unit:g}"
         columns = (statistics.mean, statistics.std, statistics.tendency_std, statistics.minimum, statistics.maximum)
         numbers = [f"{values[index]:.4g}" for values in columns]
-        rows.append([name, _units(reader, channel), transform_text, *numbers])
+        rows.append([name, _find_units(reader, channel), transform_text, *numbers])
     return rows
 
 
@@ -144,11 +146,11 @@ def _draw_figures(
         figures = []
         for number, (channel, field, values, time) in enumerate(panels):
             path = Path(folder) / f"{number}.png"
-            save_figure(path, plot_map_and_histogram, field, values, background, _units(reader, channel))
+            save_figure(path, plot_map_and_histogram, field, values, background, _find_units(reader, channel))
             figures.append((f"{channel.name}, {time}", path))
         return embed_figures(figures)
 
 
-def _units(reader: StoreReader, channel: Channel) -> str:
+def _find_units(reader: StoreReader, channel: Channel) -> str:
     """Return the units of a channel, "" if the store does not have them."""
     return reader.attributes.get(channel.variable, {}).get("units", "")

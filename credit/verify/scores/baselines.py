@@ -119,7 +119,9 @@ def fit_damping(
     sums_by_time = {}
     for share in shares:
         sums_by_time |= share
-    product, square = sum(sums_by_time[minutes] for minutes in initial_times.tolist())
+    sums_2LC = sum(sums_by_time[minutes] for minutes in initial_times.tolist())
+    # The slope of the fit is the sum of the products divided by that of the squares.
+    product, square = sums_2LC
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
@@ -152,14 +154,15 @@ class _AnomalyProductSums:
             initial_times: initial times in minutes.
             hide_progress: True hides the progress bar.
         """
-        # Valid time -> pairs of initial time and lead time that need the anomaly at this valid time.
         shape = 2, len(self.leads), len(self.area_mean.names)
         sums = {initial: np.zeros(shape) for initial in initial_times}
+        # Valid time -> (initial time, index of the lead time) of the pairs that need the anomaly at this valid time.
         pairs_by_valid_time: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for initial in initial_times:
             for number, lead in enumerate(self.leads):
                 if initial + lead in self.train_times:
                     pairs_by_valid_time[initial + lead].append((initial, number))
+        # Initial time -> its last valid time, which the loop in increasing order writes last.
         last_valid_time = {}
         for minutes in sorted(pairs_by_valid_time):
             for initial, _ in pairs_by_valid_time[minutes]:
@@ -168,15 +171,19 @@ class _AnomalyProductSums:
         # One pass over all times, in which the anomaly of a time is first a later one, then an initial one.
         states: dict[int, BaselineState] = {}
         times = sorted({*last_valid_time, *pairs_by_valid_time})
-        for minutes in ProgressBar(times, "damping", disable=True if hide_progress else None):
+        # None hides the bar where the output is not a terminal.
+        hide_bar = True if hide_progress else None
+        for minutes in ProgressBar(times, "damping", disable=hide_bar):
             reference = ReferenceFields(
                 self.fields(minutes), np.asarray(self.climatology(minutes)), "training data", "climatology"
             )
             if minutes in pairs_by_valid_time:
                 pairs = pairs_by_valid_time[minutes]
-                products = self._products([states[initial].anomaly for initial, _ in pairs], reference)
+                initial_anomalies = [states[initial].anomaly for initial, _ in pairs]
+                products = self._products(initial_anomalies, reference)
                 for (initial, number), product_C in zip(pairs, products, strict=True):
                     sums[initial][0, number] = product_C
+                    # The globe is the only region, with the index 0.
                     sums[initial][1, number] = states[initial].variance[:, 0]
             # Initial times whose last lead time has been read are dropped.
             for initial in list(states):
@@ -196,17 +203,18 @@ class _AnomalyProductSums:
         Returns:
             (number of initial anomalies, C) global means.
         """
-        means = self.area_mean
+        area_mean = self.area_mean
 
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
-            truth_P = means.channel_values(reference.truth, channel)
-            anomaly_P = truth_P - means.channel_values(reference.climatology, channel)
+            truth_P = area_mean.channel_values(reference.truth, channel)
+            anomaly_P = truth_P - area_mean.channel_values(reference.climatology, channel)
             for number, initial_anomaly in enumerate(initial_anomalies):
-                product_sums(
-                    initial_anomaly[channel].reshape(-1), anomaly_P, means.segments, out_KS[number : number + 1]
-                )
+                initial_anomaly_P = initial_anomaly[channel].reshape(-1)
+                # A slice, because the kernel writes into an array (1, S).
+                product_sums(initial_anomaly_P, anomaly_P, area_mean.segments, out_KS[number : number + 1])
 
-        return means.reduce_channels(len(initial_anomalies), sum_channel, reference.by_description())[:, :, 0]
+        means_KCR = area_mean.reduce_channels(len(initial_anomalies), sum_channel, reference.by_description())
+        return means_KCR[:, :, 0]
 
 
 def build_baseline_fields(

@@ -62,9 +62,12 @@ class ClimatologicalSample:
         self._calendar = calendar
         self._by_hour = by_hour
         self._max_season_times = max(_CACHE_BYTES // field_bytes, MIN_TIMES)
+
+        def read_float32(minutes: int) -> np.ndarray:
+            return fields(minutes).astype(np.float32)
+
         # Consecutive seasons share most of their times, so a cache of one season's size serves them.
-        cache = lru_cache(maxsize=self._max_season_times)
-        self._read_cached = cache(lambda minutes: fields(minutes).astype(np.float32))
+        self._read_cached = lru_cache(maxsize=self._max_season_times)(read_float32)
         train_times = times[(times >= train.first) & (times <= train.last)]
         self._minutes = self._sample_times(train_times)
         self._year_fractions = calendar.year_fraction(self._minutes)
@@ -105,7 +108,8 @@ class ClimatologicalSample:
 
     def read_season(self, season: Season) -> np.ndarray:
         """Return the fields at the K times in the sample of a season, (C, K, P) float32 in the units of the data."""
-        return np.stack([self._read_cached(minutes) for minutes in self.season_times(season).tolist()], axis=1)
+        season_times = self.season_times(season).tolist()
+        return np.stack([self._read_cached(minutes) for minutes in season_times], axis=1)
 
     def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
         """Return the number of times in the smallest sample that the given valid times need, and one such valid time.
@@ -132,6 +136,8 @@ def _spread(times: np.ndarray, max_times: int) -> np.ndarray:
     """
     if len(times) <= max_times:
         return times
+    # Number of each interval, and position within it from 0 to 1.
     number = np.arange(max_times)
-    position = (number + number * _GOLDEN_RATIO % 1.0) * len(times) / max_times
+    offset = number * _GOLDEN_RATIO % 1.0
+    position = (number + offset) * len(times) / max_times
     return times[np.unique(position.astype(int))]

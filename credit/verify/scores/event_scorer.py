@@ -80,6 +80,7 @@ class EventScorer:
         self._area_mean = area_mean
         self._names = [channel.name for channel in channels]
         self._thresholds: EventThresholds | None = None
+        # Without events and SEEPS nothing is read from the training period.
         if not self.channels:
             return
 
@@ -89,14 +90,11 @@ class EventScorer:
 
         # Climate of the channels that events or precipitation need, if the training period is long enough.
         cells = area_mean.valid_CP.shape[1]
+        field_bytes = 4 * len(self.channels) * cells
         climate = ClimatologicalSample(
-            read_training_fields,
-            reader.times,
-            train,
-            reader.calendar,
-            config.climatology.by_hour,
-            field_bytes=4 * len(self.channels) * cells,
+            read_training_fields, reader.times, train, reader.calendar, config.climatology.by_hour, field_bytes
         )
+        # Every case at every lead time.
         valid_times = np.unique(sample.cases[:, None] + sample.leads)
         self._has_climate = has_climate(
             self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar
@@ -111,18 +109,20 @@ class EventScorer:
                 self._climate_description += ", at the same hour of the day"
         # All forecasts of a group are scored at one lead time, then at the next. The cache of thresholds must hold the
         # seasons of all their valid times, or they would be computed again and again.
-        seasons_of_groups = []
+        num_seasons_of_groups = []
         for group in sample.groups:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
             seasons = {climate.season_of(minutes) for minutes in group_times.tolist()}
-            seasons_of_groups.append(len(seasons))
+            num_seasons_of_groups.append(len(seasons))
+        usable_climate = climate if self._has_climate else None
+        climate_index = {channel: index for index, channel in enumerate(self.channels)}
         self._thresholds = EventThresholds(
             self.events,
             self.precipitation,
-            climate if self._has_climate else None,
-            {channel: index for index, channel in enumerate(self.channels)},
+            usable_climate,
+            climate_index,
             cells,
-            cached_seasons=1 + max(seasons_of_groups),
+            cached_seasons=1 + max(num_seasons_of_groups),
         )
 
     def empty(
@@ -186,6 +186,7 @@ class EventScorer:
         members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
         truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
         for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
+            # The forecast may lack the channel, and the climatology has no event statistics.
             if event.channel not in channels or name not in scores.events:
                 continue
             # `EventStatistics` only counts values above a threshold. A value is below a threshold if the value times -1
@@ -235,6 +236,7 @@ class EventScorer:
         if seeps is None or not self._has_climate:
             return
         for number, precipitation in enumerate(self.precipitation):
+            # The area does not depend on the forecast, so the statistics of any forecast serve.
             if not (seeps.area[:, :, number] > 0).any():
                 logger.warning(
                     "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "

@@ -94,17 +94,19 @@ class EventStatistics(CaseStatistics):
             forecast_R, occurred_R = area_mean.means_of_channel(
                 np.stack([forecast_P, forecast_P & occurred_P]), channel
             )
+            # All regions of this case, lead time and event.
             self.forecasts[(*index, slice(None), k)] = forecast_R
             self.occurrences[(*index, slice(None), k)] = occurred_R
         # The Brier score follows from these fractions: the error is k / M without the event and 1 - k / M with it.
         probability_K = self.probabilities
         forecast_RK = self.forecasts[index]
         occurred_RK = self.occurrences[index]
-        miss_and_hit = (forecast_RK - occurred_RK) * probability_K**2 + occurred_RK * (1 - probability_K) ** 2
-        self.brier[index] = miss_and_hit.sum(axis=-1)
+        squared_error_RK = (forecast_RK - occurred_RK) * probability_K**2 + occurred_RK * (1 - probability_K) ** 2
+        self.brier[index] = squared_error_RK.sum(axis=-1)
         if self.num_members > 1:
-            spread = (forecast_RK * probability_K * (1 - probability_K)).sum(axis=-1)
-            self.brier_fair[index] = self.brier[index] - spread / (self.num_members - 1)
+            # The mean of p (1 - p), the variance over members, each of which forecasts 0 or 1.
+            variance_R = (forecast_RK * probability_K * (1 - probability_K)).sum(axis=-1)
+            self.brier_fair[index] = self.brier[index] - variance_R / (self.num_members - 1)
         reference_error_P = np.where(valid_P, (climatology_P - occurred_P) ** 2, 0.0)
         self.reference[index] = area_mean.means_of_channel(reference_error_P[None], channel)[0]
 
@@ -154,6 +156,7 @@ class EventStatistics(CaseStatistics):
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
+        # Every occurrence of the event was forecast with one of the probabilities.
         base_rate = occurred.sum(axis=-1)
         # With f(p) = occurred / forecast, forecast * (p - f(p))^2 equals (forecast * p - occurred)^2 / forecast. A
         # probability that was never forecast has no term.
@@ -195,5 +198,6 @@ class EventStatistics(CaseStatistics):
             reference = cases["reference"] / means["reference"]
             for score, skill in (("brier", "brier_skill"), ("brier_fair", "brier_skill_fair")):
                 contributions[score] = cases[score]
+                # The derivative of score / reference, up to a factor that all cases share.
                 contributions[skill] = cases[score] / means[score] - reference
         return contributions

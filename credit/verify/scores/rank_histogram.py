@@ -51,6 +51,7 @@ class RankHistogram:
             lead: index of the lead time.
             frequency_CRK: area fraction in which the truth has each rank, adding up to 1 over K.
         """
+        # Sums of multiples of one power of two have no rounding error.
         self.ranks[lead] += np.rint(frequency_CRK * _ROUNDING) / _ROUNDING
         self.cases[lead] += 1
 
@@ -65,6 +66,7 @@ class RankHistogram:
                 f"ranks among {self.num_members} members and among {other.num_members} cannot be added: their "
                 "histograms have different numbers of ranks; score ensembles of different size separately"
             )
+        # All processes score the same lead times, channels and regions.
         assert self.ranks.shape == other.ranks.shape
         return RankHistogram(self.cases + other.cases, self.num_members, self.ranks + other.ranks)
 
@@ -84,8 +86,10 @@ class RankHistogram:
           Above 1 the spread is too small (or there is a bias), below 1 it is too large.
         """
         frequencies = self.frequencies()
-        flat = 1.0 / (self.num_members + 1)
+        flat_frequency = 1.0 / (self.num_members + 1)
+        # In the first rank the truth is below all members, in the last rank above all.
+        outliers = frequencies[..., 0] + frequencies[..., -1]
         return {
-            "rank_deviation": np.abs(frequencies - flat).sum(axis=-1),
-            "rank_outliers": (frequencies[..., 0] + frequencies[..., -1]) / (2 * flat),
+            "rank_deviation": np.abs(frequencies - flat_frequency).sum(axis=-1),
+            "rank_outliers": outliers / (2 * flat_frequency),
         }

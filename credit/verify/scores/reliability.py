@@ -56,7 +56,8 @@ class ReliabilityStatistics(CaseStatistics):
 
         def pool(values_NLERK: np.ndarray) -> np.ndarray:
             # Sum over the probabilities that share a point; events and their points become one dimension.
-            pooled_NLEBR = np.moveaxis(np.add.reduceat(values_NLERK, edges, axis=-1), -1, 3)
+            pooled_NLERB = np.add.reduceat(values_NLERK, edges, axis=-1)
+            pooled_NLEBR = np.moveaxis(pooled_NLERB, -1, 3)
             return pooled_NLEBR.reshape(*pooled_NLEBR.shape[:2], -1, pooled_NLEBR.shape[-1])
 
         return cls(
@@ -89,6 +90,7 @@ class ReliabilityStatistics(CaseStatistics):
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Return the contribution of each case to the observed frequency; see `CaseStatistics.contributions`."""
+        # The derivative of occurrence / frequency, up to a factor that all cases share.
         return {OBSERVED_FREQUENCY: cases["occurrence"] - metrics[OBSERVED_FREQUENCY] * cases["frequency"]}
 
     def observed_intervals(self, leads: np.ndarray) -> np.ndarray:

@@ -55,15 +55,17 @@ def compute_seeps_penalty(
     Returns:
         (...) float64, 0 where the categories are equal; NaN where SEEPS is not defined or a value is missing.
     """
+    # Probabilities of dry and of heavy, in the notation of the paper.
     p1 = np.where(is_seeps_defined(dry_probability), dry_probability, np.nan)
     p3 = (1 - p1) / 3
-    wet_penalty = _binary_penalty(forecast >= DRY_BELOW_MM, truth >= DRY_BELOW_MM, 1 - p1)
-    heavy_penalty = _binary_penalty(forecast > heavy_above, truth > heavy_above, p3)
+    wet_penalty = _compute_binary_penalty(forecast >= DRY_BELOW_MM, truth >= DRY_BELOW_MM, 1 - p1)
+    heavy_penalty = _compute_binary_penalty(forecast > heavy_above, truth > heavy_above, p3)
+    # A comparison with NaN is False, so that a missing value would count as dry.
     is_missing = np.isnan(forecast) | np.isnan(truth) | np.isnan(heavy_above)
     return np.where(is_missing, np.nan, 0.5 * (wet_penalty + heavy_penalty))
 
 
-def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
+def _compute_binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
     """Return the cost of a yes-or-no forecast of one category, (...) float64; see the module docstring.
 
     Args:
@@ -71,9 +73,9 @@ def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.nda
         truth: (...) bool, True if the category happened.
         probability: (...) climatological probability of the category. The cost is NaN where it is NaN.
     """
-    wrong = np.where(truth, 1 / probability, 1 / (1 - probability))
+    error_cost = np.where(truth, 1 / probability, 1 / (1 - probability))
     # The product, rather than 0, is NaN where the probability is.
-    return np.where(forecast == truth, 0.0 * probability, wrong)
+    return np.where(forecast == truth, 0.0 * probability, error_cost)
 
 
 @dataclass
@@ -128,11 +130,14 @@ class SeepsStatistics(CaseStatistics):
         """
         self.require_members(len(members_MP))
         is_defined_P = is_seeps_defined(dry_probability_P) & area_mean.valid_CP[channel]
+        # Sum of the penalties of the members, one member at a time to save memory.
         penalty_P = 0.0
         for member_P in members_MP:
             penalty_P = penalty_P + compute_seeps_penalty(member_P, truth_P, dry_probability_P, heavy_above_P)
-        fields = np.stack([np.where(is_defined_P, penalty_P / self.num_members, 0.0), is_defined_P])
-        penalty_R, area_R = area_mean.means_of_channel(fields, channel)
+        # Area means over whole regions: the score divides the penalty by the area in which SEEPS is defined.
+        mean_penalty_P = np.where(is_defined_P, penalty_P / self.num_members, 0.0)
+        fields_2P = np.stack([mean_penalty_P, is_defined_P])
+        penalty_R, area_R = area_mean.means_of_channel(fields_2P, channel)
         self.penalty[index] = penalty_R
         self.area[index] = area_R
 
@@ -145,4 +150,5 @@ class SeepsStatistics(CaseStatistics):
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Return the contribution of each case to SEEPS; see `CaseStatistics.contributions`."""
+        # The derivative of penalty / area, up to a factor that all cases share.
         return {"seeps": cases["penalty"] - metrics["seeps"] * cases["area"]}

@@ -48,6 +48,7 @@ class SphericalSpectrum:
         waves = np.fft.rfft(np.asarray(fields, dtype=np.float64), axis=-1) / fields.shape[-1]
         power = np.zeros((*fields.shape[:-2], len(self._analysis)))
         for m, matrix in enumerate(self._analysis):
+            # The harmonics of order m have the degrees m and above, one in each row of the matrix.
             coefficients = waves[..., m] @ matrix.T
             # A real field has the same power at wavenumber -m.
             multiplicity = 1.0 if m == 0 else 2.0

@@ -80,6 +80,7 @@ class Event:
         if threshold is None:
             limit = f"quantile {quantile:g} of its season"
         else:
+            # The text has the number of the config, before it is rounded.
             limit = f"{threshold:g} {units}".rstrip()
             threshold = float(np.float32(threshold))
         return cls(name, channel, sign, threshold, quantile, f"{config.channel} {_SIDES[sign]} {limit}")
@@ -112,12 +113,11 @@ def build_events(
         ConfigError: if the channel of an event is not scored.
     """
     names = [channel.name for channel in channels]
+    scored_events = []
     for name, config in events.items():
         if config.channel not in names:
             key = f'verification.events.{name}.channel: "{config.channel}"'
             raise ConfigError(f"{key} is not scored{did_you_mean(config.channel, names)}")
-    scored_events = []
-    for name, config in events.items():
         index = names.index(config.channel)
         units = str(attributes.get(channels[index].variable, {}).get("units", ""))
         scored_events.append(Event.build(name, config, index, units))
@@ -139,6 +139,7 @@ def find_precipitation_channels(
         ConfigError: if a requested channel is not scored, is not a sum over the time step, or has units that are not a
             depth of water.
     """
+    # A requested name that is not scored is an error, not a channel to skip.
     names = [channel.name for channel in channels]
     for name in requested or ():
         if name not in names:
@@ -255,10 +256,12 @@ class EventThresholds:
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         """Return the thresholds of a season as `thresholds_at` does. Without a climatology, `season` is None."""
-        # Without a climate events have thresholds in the units of the data only, and precipitation has none.
+        # Without a climate, events have thresholds in the units of the data only, and precipitation has none.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
-            event_pairs = [(np.array([event.sign * event.threshold]), unknown) for event in self._events]
+            event_pairs = []
+            for event in self._events:
+                event_pairs.append((np.array([event.sign * event.threshold]), unknown))
             return event_pairs, [(unknown, unknown)] * len(self._precipitation)
         fields_CKP = self._climate.read_season(season)
         event_pairs = []
@@ -289,8 +292,10 @@ def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.nda
         threshold = np.quantile(values_KP, event.quantile, axis=0)
     else:
         threshold = np.array([event.threshold])
+    # With its sign changed, an event "below" is one above the threshold.
     threshold = event.sign * threshold.astype(np.float64)
-    return threshold, (event.sign * values_KP > threshold).mean(axis=0)
+    is_event_KP = event.sign * values_KP > threshold
+    return threshold, is_event_KP.mean(axis=0)
 
 
 def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -307,7 +312,8 @@ def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     num_times = len(sorted_KP)
     num_dry_P = (sorted_KP < DRY_BELOW_MM).sum(axis=0)
     num_wet_P = num_times - num_dry_P
-    # Fractional index, in the sorted values, of the quantile 2/3 of the wet values.
+    # Fractional index, in the sorted values, of the quantile 2/3 of the wet values. Where all values are dry, it is the
+    # last index, and the result is replaced by NaN below.
     position_P = np.minimum(num_dry_P, num_times - 1) + np.maximum(num_wet_P - 1, 0) * (2.0 / 3.0)
     lower_index_P = np.floor(position_P).astype(int)
     upper_index_P = np.minimum(lower_index_P + 1, num_times - 1)

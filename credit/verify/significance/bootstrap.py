@@ -104,14 +104,14 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
     if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         return {}
     # Mean of each statistic over each resample: the sums over all possible blocks, times how often each was drawn.
-    draw_counts = _draw_counts(num_cases, num_blocks)
+    num_draws = _count_draws(num_cases, num_blocks)
     cases = {}
     case_means = {}
     resampled_means = {}
     for name, values in statistics.resampled().items():
         values_NXR = values[:, lead]
         block_sums = _circular_block_sums(values_NXR.reshape(num_cases, -1), length)
-        means = draw_counts @ block_sums / (num_blocks * length)
+        means = num_draws @ block_sums / (num_blocks * length)
         cases[name] = values_NXR
         case_means[name] = values_NXR.mean(axis=0)
         resampled_means[name] = means.reshape(NUM_RESAMPLES, *values_NXR.shape[1:])
@@ -119,12 +119,14 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
     center = statistics.metrics_from_means(case_means)
     resampled = statistics.metrics_from_means(resampled_means)
     # Quantiles of the resamples about the centre, widened for few blocks and for their correlation.
-    tail = _tail_probability(num_blocks)
+    tail = _compute_tail_probability(num_blocks)
     intervals = {}
     for name, contributions in statistics.contributions(cases, case_means, center).items():
-        widening = np.sqrt(_variance_inflation(_block_means(contributions, num_blocks)))
+        contribution_means = _block_means(contributions, num_blocks)
+        widening = np.sqrt(_variance_inflation(contribution_means))
         quantiles = np.quantile(resampled[name], [tail, 1 - tail], axis=0)
-        intervals[name] = np.clip(center[name] + widening * (quantiles - center[name]), *_BOUNDS[name])
+        ends = center[name] + widening * (quantiles - center[name])
+        intervals[name] = np.clip(ends, *_BOUNDS[name])
     return intervals
 
 
@@ -151,6 +153,7 @@ def compute_seasonal_scores(
         Metric name -> (forecasts, seasons, X, L, R) scores, NaN where there is no score. For metrics with an interval
         the dict also has its ends, under the name of the metric with the suffix ``_low`` or ``_high``.
     """
+    # Every statistic has the regions as its last dimension.
     num_regions = next(iter(statistics["model"][0].resampled().values())).shape[-1]
     shape = len(forecasts), len(seasons), num_rows, len(leads), num_regions
     metrics_with_interval = [metric for metric in METRICS_WITH_INTERVAL if metric in metrics]
@@ -163,6 +166,7 @@ def compute_seasonal_scores(
             # The score itself over all cases of the season.
             for metric, values_LXR in season_cases.metrics().items():
                 if metric in scores:
+                    # The first index is a view, so the rows are written into the array itself.
                     scores[metric][f, s][list(rows)] = np.moveaxis(values_LXR, 1, 0)
             # The interval of each metric that has one.
             for lead, minutes in enumerate(leads.tolist()):
@@ -175,7 +179,7 @@ def compute_seasonal_scores(
 
 
 @lru_cache(maxsize=4)
-def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
+def _count_draws(num_cases: int, num_blocks: int) -> np.ndarray:
     """Return the number of times that each bootstrap resample draws the block that starts at each case.
 
     Args:
@@ -202,14 +206,15 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
         values_NK: K values of each of N cases.
         length: number of rows of a sum.
     """
-    # A sum of consecutive rows is the difference of two cumulative sums.
+    # A sum of consecutive rows is the difference of two cumulative sums. A row of zeros before the first one gives the
+    # sum that starts with it, and the first rows after the last one close the circle.
     extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
     cumulative = np.cumsum(extended, axis=0)
     return cumulative[length:] - cumulative[:-length]
 
 
 @lru_cache
-def _tail_probability(num_blocks: int) -> float:
+def _compute_tail_probability(num_blocks: int) -> float:
     """Return the probability of the lower quantile of the resamples that gives a 95 % interval.
 
     For a normal distribution of the scores it would be 2.5 %. It is smaller here, so that the interval is as wide as
@@ -262,12 +267,12 @@ def paired_test(difference: np.ndarray, length: int) -> PairedTest:
     with np.errstate(invalid="ignore", divide="ignore"):
         variance_of_mean = variance / num_blocks * _variance_inflation(block_means)
         # Equal forecasts do not differ, although their variance is zero.
-        t = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
+        t_statistic = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
         # The mean of n independent cases has the variance of a single case divided by n, which gives n.
         n_eff = np.minimum(difference.var(axis=0, ddof=1) / variance_of_mean, num_cases)
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     return PairedTest(
-        p_value=2 * scipy.stats.t.sf(np.abs(t), num_blocks - 1),
+        p_value=2 * scipy.stats.t.sf(np.abs(t_statistic), num_blocks - 1),
         n_eff=n_eff,
         half_width=quantile * np.sqrt(variance_of_mean),
     )
@@ -281,9 +286,12 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
         num_blocks: number of blocks into which the cases are divided; their lengths differ by at most one case.
     """
     num_cases = len(values)
+    # Index of the first case of each block.
     edges = np.arange(num_blocks) * num_cases // num_blocks
-    sizes = np.diff(np.append(edges, num_cases)).reshape(-1, *[1] * (values.ndim - 1))
-    return np.add.reduceat(values, edges, axis=0) / sizes
+    sizes = np.diff(np.append(edges, num_cases))
+    # One size for each block, which broadcasts over the other dimensions.
+    other_dims = [1] * (values.ndim - 1)
+    return np.add.reduceat(values, edges, axis=0) / sizes.reshape(num_blocks, *other_dims)
 
 
 def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
@@ -299,5 +307,5 @@ def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)
     correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
     # A negative correlation is chance, and one near 1 would make the ratio infinite.
-    r = np.clip(correlation, 0.0, 0.9)
-    return (1 + r) / (1 - r)
+    correlation = np.clip(correlation, 0.0, 0.9)
+    return (1 + correlation) / (1 - correlation)

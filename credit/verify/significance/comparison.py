@@ -91,14 +91,15 @@ def compare_with_best_opponent(
         for number, (contributions, rows) in enumerate(opponents):
             candidates[number][:, list(rows)] = contributions[:, lead]
         # The best opponent of each row and region has the smallest mean over the cases.
-        best = np.nan_to_num(candidates.mean(axis=1), nan=np.inf).argmin(axis=0)
+        mean_scores = np.nan_to_num(candidates.mean(axis=1), nan=np.inf)
+        best = mean_scores.argmin(axis=0)
         opponent = np.take_along_axis(candidates, best[None, None], axis=0)[0]
         # Where no opponent has a row, there is nothing to compare with.
         opponent[np.isinf(opponent)] = np.nan
-        model_at_lead = model[:, lead]
+        difference = model[:, lead] - opponent
         opponent_mean = opponent.mean(axis=0)
-        mean_difference = (model_at_lead - opponent).mean(axis=0)
-        test = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
+        mean_difference = difference.mean(axis=0)
+        test = paired_test(difference, cases_per_block(initial_times, minutes))
         # Only the mean difference is uncertain here; the score of the opponent is taken as exact.
         ends = {"": 0.0, "_low": -test.half_width, "_high": test.half_width}
         for suffix, distance in ends.items():
@@ -144,11 +145,10 @@ def compare_with_references(
             for name in names:
                 opponent, rows = statistics[name]
                 opponents.append((contribution(opponent, is_in_season), rows))
-            comparisons.append(
-                compare_with_best_opponent(
-                    model.initial_times[is_in_season], contribution(model, is_in_season), opponents, leads, power
-                )
+            comparison = compare_with_best_opponent(
+                model.initial_times[is_in_season], contribution(model, is_in_season), opponents, leads, power
             )
+            comparisons.append(comparison)
     results = {}
     for name in COMPARISON_NAMES:
         values = np.stack([comparison[name] for comparison in comparisons])
@@ -171,8 +171,9 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
         For each score a dict with two arrays of the shape of its p-values: ``p_adjusted`` are the adjusted p-values,
         and ``significant`` (bool) is True where these are at most 5 %.
     """
-    # The tests of all sets are adjusted together, and separated again at the end.
+    # The tests of all scores are adjusted together, and separated again at the end.
     all_p_values = np.concatenate(p_values, axis=2)
+    # (seasons, L) becomes (references, seasons, X, L, R).
     has_blocks = (n_blocks >= MIN_BLOCKS_FOR_SIGNIFICANCE)[None, :, None, :, None]
     all_p_values = np.where(has_blocks, all_p_values, np.nan)
     adjusted = np.empty_like(all_p_values)
@@ -180,9 +181,11 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
     for reference, season, region in np.ndindex(num_references, num_seasons, num_regions):
         scorecard = reference, season, slice(None), slice(None), region
         adjusted[scorecard] = adjust_p_values(all_p_values[scorecard])
-    set_ends = np.cumsum([values.shape[2] for values in p_values])[:-1]
+    # Index of the first row of each score but the first.
+    row_counts = [values.shape[2] for values in p_values]
+    first_rows = np.cumsum(row_counts)[:-1]
     results = []
-    for p_adjusted in np.split(adjusted, set_ends, axis=2):
+    for p_adjusted in np.split(adjusted, first_rows, axis=2):
         results.append({"p_adjusted": p_adjusted, "significant": p_adjusted <= FALSE_DISCOVERY_RATE})
     return results
 

@@ -61,6 +61,7 @@ class AreaMean:
             if channel.variable in masks:
                 valid_CHW[index] = ~masks[channel.variable]
         self.valid_CP = valid_CHW.reshape(len(channels), -1)
+        # Channels without masked cells are the rule, and need no copy in `channel_values`.
         self.is_masked = (~self.valid_CP).any(axis=1)
         self.shape = len(channels) + len(winds), len(weights)
         self._u_index = np.array([u for u, _ in winds], dtype=int)
@@ -74,7 +75,8 @@ class AreaMean:
             if index not in components:
                 self._channel_groups.append((np.array([index]), None))
         self.segments, self._weights_SR = _find_segments(weights)
-        self._norm_CR = self._weighted_sum(self.valid_CP)
+        # Weight of the valid cells of each channel in each region, by which weighted sums are divided.
+        self._norm_CR = self._compute_weighted_sums(self.valid_CP)
 
     def flatten(self, fields_CHW: np.ndarray, description: str) -> np.ndarray:
         """Return fields (C, H, W) as (C, P) float64 with masked cells set to 0.
@@ -133,6 +135,7 @@ class AreaMean:
         """
         sums_KCR = np.empty((count, *self._norm_CR.shape))
 
+        # Threads write to different channels of the output, so they need no lock.
         def reduce_channel(channel: int) -> None:
             sums_KS = self._new_sums(count)
             sum_channel(channel, sums_KS)
@@ -163,8 +166,12 @@ class AreaMean:
         def reduce_group(number: int) -> None:
             channels, vector = self._channel_groups[number]
             channel_sums = self._new_sums(len(channels), channel_count)
-            vector_sums = self._new_sums(0 if vector is None else vector_count)
+            # A group of a single channel has no sums of a vector.
+            vector_sums = self._new_sums(0)
+            if vector is not None:
+                vector_sums = self._new_sums(vector_count)
             sum_group(channels, channel_sums, vector_sums)
+            # The sums over segments become sums over regions.
             for channel, sums_KS in zip(channels, channel_sums, strict=True):
                 weighted_sums(sums_KS, self._weights_SR, channel_sums_KCR[:, channel])
             if vector is not None:
@@ -172,6 +179,7 @@ class AreaMean:
 
         thread_map(reduce_group, len(self._channel_groups), channel_count * self.valid_CP.shape[1])
         channel_means = self._divide_by_norm(channel_sums_KCR, self._norm_CR, fields)
+        # Both components have the same mask, so the weight of the first one holds for the vector.
         vector_means = self._divide_by_norm(vector_sums_LVR, self._norm_CR[self._u_index], fields)
         return channel_means, vector_means
 
@@ -182,7 +190,7 @@ class AreaMean:
             values_KP: K fields, which must be 0 in masked cells.
             channel: index of the channel; the means are over its cells that are not masked.
         """
-        return _divide(self._weighted_sum(values_KP), self._norm_CR[channel])
+        return _divide(self._compute_weighted_sums(values_KP), self._norm_CR[channel])
 
     def append_vectors(self, means_CR: np.ndarray) -> np.ndarray:
         """Return means of the channels, (C, R), and after them the sum over both components of each vector: (X, R)."""
@@ -210,7 +218,7 @@ class AreaMean:
                 self.require_finite(np.asarray(values), description)
         return _divide(sums, norm)
 
-    def _weighted_sum(self, values_KP: np.ndarray) -> np.ndarray:
+    def _compute_weighted_sums(self, values_KP: np.ndarray) -> np.ndarray:
         """Return the area-weighted sums of K fields over each region, (K, R) float64."""
         segment_sums = self._new_sums(len(values_KP), 1)
         for values_P, out in zip(values_KP, segment_sums, strict=True):
@@ -244,7 +252,9 @@ def _find_segments(weights_RHW: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarra
     weights = []
     # Rows one after the other; a new segment starts where the weight of any region changes.
     for row, weights_RW in enumerate(weights_RHW.swapaxes(0, 1)):
-        changes = np.flatnonzero((np.diff(weights_RW) != 0).any(axis=0)) + 1
+        # Difference i is that of the columns i and i + 1, so a change belongs to column i + 1.
+        has_change = (np.diff(weights_RW) != 0).any(axis=0)
+        changes = np.flatnonzero(has_change) + 1
         for start, stop in itertools.pairwise([0, *changes.tolist(), width]):
             if weights_RW[:, start].any():
                 starts.append(row * width + start)

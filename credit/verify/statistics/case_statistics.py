@@ -18,12 +18,7 @@ import numpy as np
 
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.ensemble_kernels import (
-    NUM_MEMBER_SUMS,
-    crps_from_sums,
-    member_sums,
-    vector_member_sums,
-)
+from credit.verify.statistics.ensemble_kernels import NUM_MEMBER_SUMS, crps_from_sums, member_sums, vector_member_sums
 from credit.verify.statistics.error_moments import (
     ErrorMoments,
     ReferenceFields,
@@ -211,7 +206,7 @@ class DeterministicStatistics(CaseStatistics):
         (variances are averaged over cases before the root is taken). ``activity_ratio`` is their quotient.
         """
         means = self.case_means()
-        correlation = _correlation(self.covariance, self.forecast_variance * self.truth_variance)
+        correlation = _compute_correlation(self.covariance, self.forecast_variance * self.truth_variance)
         activity = np.sqrt(means["forecast_activity"])
         truth_activity = np.sqrt(means["truth_activity"])
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -235,7 +230,7 @@ class DeterministicStatistics(CaseStatistics):
             "rmse": np.sqrt(means["squared_error"]),
             "bias": means["error"],
             "mae": means["absolute_error"],
-            "acc": _correlation(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
+            "acc": _compute_correlation(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
             "crps": means["absolute_error"],
         }
 
@@ -257,6 +252,7 @@ class DeterministicStatistics(CaseStatistics):
             truth_variance = cases["truth_variance"] / means["truth_variance"]
             # The derivative of covariance / sqrt(forecast variance x truth variance).
             correlation = product - metrics["acc"] / 2 * (forecast_variance + truth_variance)
+        # Factors that all cases share are left out, as the correlation of neighbouring blocks does not depend on them.
         return {
             "rmse": cases["squared_error"],
             "bias": cases["error"],
@@ -330,18 +326,21 @@ class EnsembleStatistics(DeterministicStatistics):
         def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
             pair = channels.tolist()
             for channel, out in zip(pair, channel_sums, strict=True):
+                # `members` may be a copy of this channel alone, in which its index is 0.
                 members, (index,) = _make_contiguous(members_MCP, [channel])
                 member_sums(members, index, truth_CP[channel], area_mean.valid_CP[channel], area_mean.segments, out)
             if len(vector_sums):
                 members, index = _make_contiguous(members_MCP, pair)
                 sum_vector(members, index, pair, vector_sums)
 
+        # A channel also has a sum for each of the M + 1 ranks. A vector has the sums of errors and of distances.
         counts = NUM_MEMBER_SUMS + 1 + num_members, 2
         channel_means, vector_means = area_mean.reduce_channels_and_winds(counts, sum_group, fields)
         crps, crps_fair = crps_from_sums(channel_means, num_members)
         energy_score, energy_score_fair = crps_from_sums(vector_means, num_members)
         self.crps[case, lead] = np.concatenate([crps, energy_score])
         self.crps_fair[case, lead] = np.concatenate([crps_fair, energy_score_fair])
+        # Row 2 of the sums is the variance over members, and the ranks follow the first `NUM_MEMBER_SUMS` rows.
         self.variance[case, lead] = area_mean.append_vectors(channel_means[2])
         return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
@@ -390,11 +389,12 @@ def _make_contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[
     """
     if members_MCP.flags.c_contiguous:
         return members_MCP, tuple(channels)
+    # The kernels are compiled for contiguous arrays.
     copies = np.stack([members_MCP[:, channel] for channel in channels], axis=1)
     return np.ascontiguousarray(copies), tuple(range(len(channels)))
 
 
-def _correlation(covariance: np.ndarray, variance_product: np.ndarray) -> np.ndarray:
+def _compute_correlation(covariance: np.ndarray, variance_product: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(variance_product); NaN where the variance is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(variance_product)

@@ -168,6 +168,7 @@ def vector_member_sums(
             for m in range(num_members):
                 u = members_MCP[m, pair[0], start : start + cells]
                 v = members_MCP[m, pair[1], start : start + cells]
+                # Views of the scaled components of this member, which the loop fills.
                 x = scaled_u[m]
                 y = scaled_v[m]
                 for i in range(cells):
@@ -205,6 +206,7 @@ def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.n
     """
     error = sums[0] / num_members
     distances = sums[1]
+    # A single member has no distance to another one, so its fair score stays NaN.
     fair = np.full_like(error, np.nan)
     if num_members > 1:
         fair = error - distances / (num_members * (num_members - 1))

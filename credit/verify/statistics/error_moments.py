@@ -84,6 +84,7 @@ class BaselineState:
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
             truth_P = area_mean.channel_values(truth, channel)
             climatology_P = area_mean.channel_values(initial.climatology, channel)
+            # Masked cells are 0 in both fields, so the anomaly is 0 there. The reshaped channel is a view of `anomaly`.
             np.subtract(truth_P, climatology_P, out=anomaly[channel].reshape(-1))
             anomaly_sums(truth_P, climatology_P, area_mean.segments, out_KS)
 
@@ -171,13 +172,13 @@ def compute_error_moments(
             inputs_float64 = _convert_to_float64(inputs, channels)
             error_sums(inputs_float64, np.arange(2), scale, area_mean.segments, channel_sums, vector_sums)
 
-    # Numbers of sums of each channel and of each wind vector.
-    num_forecasts = len(forecasts)
-    damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
-    if state is None:
-        counts = damped_row, NUM_LENGTH_SUMS * num_forecasts
-    else:
-        counts = damped_row + NUM_DAMPED_SUMS, NUM_LENGTH_SUMS * (num_forecasts + 2)
+    # Numbers of sums of each channel and of each wind vector. The channel sums of climatology are those of the truth.
+    num_channel_sums = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * len(forecasts)
+    num_vector_sums = NUM_LENGTH_SUMS * len(forecasts)
+    if state is not None:
+        num_channel_sums += NUM_DAMPED_SUMS
+        num_vector_sums += 2 * NUM_LENGTH_SUMS
+    counts = num_channel_sums, num_vector_sums
     channel_means, vector_means = area_mean.reduce_channels_and_winds(counts, sum_group, fields)
     return _build_moments(list(forecasts), channel_means, vector_means, baselines)
 
@@ -211,10 +212,11 @@ def _build_moments(
             forecast_variance=truth_variance + 2 * product + squared,
             covariance=truth_variance + product,
             **truth_moments,
-            **_vector_moments(vector_means, number),
+            **_select_vector_moments(vector_means, number),
         )
     if baselines is not None:
         state, damping_C = baselines
+        # The sums of damped persistence follow those of the forecasts. Its anomaly is the damped initial anomaly.
         product, squared, absolute = channel_means[NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * len(names) :]
         damping_C1 = damping_C[:, None]
         moments[_DAMPED_PERSISTENCE] = ErrorMoments(
@@ -224,7 +226,7 @@ def _build_moments(
             forecast_variance=damping_C1**2 * state.variance,
             covariance=damping_C1 * product,
             **truth_moments,
-            **_vector_moments(vector_means, len(names)),
+            **_select_vector_moments(vector_means, len(names)),
         )
         # The error of climatology is the truth's anomaly with the other sign.
         zeros = np.zeros_like(truth_anomaly)
@@ -235,12 +237,12 @@ def _build_moments(
             forecast_variance=zeros,
             covariance=zeros,
             **truth_moments,
-            **_vector_moments(vector_means, len(names) + 1),
+            **_select_vector_moments(vector_means, len(names) + 1),
         )
     return moments
 
 
-def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
+def _select_vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
     """Return the moments of the wind vectors of one forecast: attribute of `ErrorMoments` -> (V, R).
 
     Args:
@@ -262,16 +264,15 @@ def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInput
     def convert(fields: np.ndarray) -> np.ndarray:
         return fields[channels].astype(np.float64)
 
+    # Without baselines the initial anomaly is empty, and has no channel to select.
     initial_anomaly = inputs.initial_anomaly
     if len(initial_anomaly):
         initial_anomaly = convert(initial_anomaly)
-    climatology_terms = tuple(map(convert, inputs.climatology_terms))
-    forecasts = tuple(map(convert, inputs.forecasts))
     return ErrorInputs(
         truth=convert(inputs.truth),
         climatology_weights=inputs.climatology_weights,
-        climatology_terms=climatology_terms,
-        forecasts=forecasts,
+        climatology_terms=tuple(map(convert, inputs.climatology_terms)),
+        forecasts=tuple(map(convert, inputs.forecasts)),
         initial_anomaly=initial_anomaly,
         damping=inputs.damping[channels],
         valid=inputs.valid[channels],
@@ -325,7 +326,8 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     dtype = np.result_type(*fields)
     flat = []
     for values in fields:
-        # A view, so that the flag below does not change the caller's array.
+        # Writable and read-only arrays are different types for the compiler, and a field from a cache or file may be
+        # read-only. The array is a view, so that the flag does not change the caller's array.
         values_CP = np.ascontiguousarray(values, dtype).reshape(len(values), -1).view()
         values_CP.flags.writeable = False
         flat.append(values_CP)
@@ -343,7 +345,8 @@ def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
     """
     # Every 101st cell is enough, as winds of one field are of one order of magnitude.
     largest_values = [np.abs(values[::101]).max() for values in components]
-    largest = max(largest_values)
+    # The largest value is m * 2**exponent with m from 0.5 to 1.
+    exponent = np.frexp(max(largest_values))[1]
     # Limited so that the power of two itself is a normal float32 number.
-    exponent = np.frexp(largest)[1]
-    return np.float32(np.ldexp(1.0, -np.clip(exponent, -120, 120)))
+    limited_exponent = np.clip(exponent, -120, 120)
+    return np.float32(np.ldexp(1.0, -limited_exponent))

@@ -193,7 +193,7 @@ def error_sums(
     has_baselines = len(initial_anomaly) > 0
     num_fields = num_forecasts + 2 if has_baselines else num_forecasts
     damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
-    # Values of one block of cells, (component, cell), which stay in the processor's cache.
+    # One block of cells, (component, cell), which stays in the processor's cache. Scored baselines are the last fields.
     truth_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     climatology_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     forecast_block = np.empty((num_fields, 2, _BLOCK_CELLS), forecasts[0].dtype)
@@ -249,6 +249,7 @@ def _load_climatology(
 
     Masked cells are set to 0.
     """
+    # The first term overwrites what is left in `out` from the block before, and the others are added.
     weight = weights[0]
     term = terms[0][c, start : start + len(out)]
     for i in range(len(out)):
@@ -315,6 +316,7 @@ def _add_damped(
         product += first_anomaly * anomaly
         square += error * error
         absolute += abs(error)
+    # The field itself is needed for the lengths of wind vectors.
     for i in range(len(initial_anomaly)):
         damped[i] = damping * initial_anomaly[i] + climatology[i]
     out[0] += product

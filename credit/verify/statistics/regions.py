@@ -47,26 +47,30 @@ def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig
     area_HW = grid.area_weights()
     weights = []
     for name, boxes in regions.items():
-        is_inside = np.any([_cells_in_box(grid, box) for box in boxes], axis=0)
+        is_inside = np.any([_find_cells_in_box(grid, box) for box in boxes], axis=0)
         if not is_inside.any():
             raise ConfigError(
                 f"verification: region {describe_regions({name: boxes})} has no cell on the grid of "
                 f"{grid.shape[0]} x {grid.shape[1]} cells; leave it out, or make the box larger"
             )
-        weights.append(np.where(is_inside, area_HW, 0.0) / area_HW[is_inside].sum())
+        region_area = area_HW[is_inside].sum()
+        weights.append(np.where(is_inside, area_HW, 0.0) / region_area)
     return np.stack(weights)
 
 
-def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
+def _find_cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
     """Return a mask (H, W), True for cells whose centre lies in the box or on its edge."""
     south, north = box.lat
     west, east = box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
     # Longitudes count eastward from the western edge, so a box may cross the dateline.
     width = np.mod(east - west, 360.0)
+    # The remainder of a box around the globe is 0, as if it were empty.
     if east - west == 360.0:
         width = 360.0
-    columns = np.mod(grid.lon - west + _TOLERANCE_DEGREES, 360.0) <= width + 2 * _TOLERANCE_DEGREES
+    # The tolerance moves the origin westward, so that a column on the western edge does not become 359.999 degrees.
+    distance = np.mod(grid.lon - west + _TOLERANCE_DEGREES, 360.0)
+    columns = distance <= width + 2 * _TOLERANCE_DEGREES
     return rows[:, None] & columns
 
 

@@ -39,23 +39,26 @@ def wind_pairs(
     # Index of each northward component by the name and level of its vector.
     northward_index = {}
     for index, channel in enumerate(channels):
-        if _component(channel, attributes) == "v":
-            for name in _vector_names(channel.variable):
+        if _find_component(channel, attributes) == "v":
+            for name in _list_vector_names(channel.variable):
                 northward_index[name, channel.level] = index
     pairs = []
     for index, channel in enumerate(channels):
-        if _component(channel, attributes) != "u":
+        if _find_component(channel, attributes) != "u":
             continue
-        names = [name for name in _vector_names(channel.variable) if (name, channel.level) in northward_index]
-        if not names:
+        # Both components have the name of their vector in common, in which their differing letter is replaced.
+        vector_names = _list_vector_names(channel.variable)
+        shared_names = [name for name in vector_names if (name, channel.level) in northward_index]
+        if not shared_names:
             continue
-        partner = northward_index[names[0], channel.level]
+        partner = northward_index[shared_names[0], channel.level]
+        # A vector needs both components in every cell.
         if np.array_equal(masks.get(channel.variable), masks.get(channels[partner].variable)):
-            pairs.append((index, partner, names[0]))
+            pairs.append((index, partner, shared_names[0]))
     return pairs
 
 
-def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> str:
+def _find_component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> str:
     """Return "u" or "v" for a channel that is a wind component, and "" for any other channel."""
     name = attributes.get(channel.variable, {}).get("standard_name", "")
     if name in _NO_STANDARD_NAME:
@@ -63,7 +66,7 @@ def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) ->
     return _COMPONENTS.get(name, "")
 
 
-def _vector_names(variable: str) -> list[str]:
+def _list_vector_names(variable: str) -> list[str]:
     """Return the names of all vectors to which a component may belong.
 
     In each of them ``wind`` replaces one letter of the variable name. For u10 they are wind10, uwind0 and u1wind.

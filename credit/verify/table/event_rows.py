@@ -56,6 +56,7 @@ class EventResults:
             seasons: season name -> (N,) bool, True for the cases of the season.
         """
         variables: Variables = {}
+        # Scores of the events, then their reliability diagrams.
         if self.events:
             dims = ("forecast", "season", "event", "lead", "region")
             scores = compute_seasonal_scores(
@@ -63,7 +64,7 @@ class EventResults:
             )
             for name, values in scores.items():
                 variables[name] = (dims, values)
-            variables |= self._diagram(forecasts)
+            variables |= self._build_diagram(forecasts)
             variables |= self._diagram_points(forecasts, leads)
         if self.precipitation:
             dims = ("forecast", "season", "channel", "lead", "region")
@@ -101,6 +102,7 @@ class EventResults:
         if self.events:
             with_climatology = self._statistics_with_climatology()
             statistics = {name: with_climatology[name] for name in forecasts}
+            # The contribution of a case to the Brier score is its own Brier score.
             brier = compare_with_references(
                 statistics, seasons, leads, lambda cases, is_selected: cases.brier[is_selected]
             )
@@ -161,19 +163,22 @@ class EventResults:
             channel_names.append(channel.name)
             variables.append(channel.variable)
             # The level of a channel without a level is NaN, because the array holds numbers.
-            levels.append(np.nan if channel.level is None else channel.level)
+            level = np.nan if channel.level is None else channel.level
+            levels.append(level)
         return {
             "event": names,
             "event_definition": ("event", definitions),
             "event_channel": ("event", channel_names),
             "event_variable": ("event", variables),
             "event_level": ("event", np.array(levels, dtype=np.float64)),
+            # Scores of events are dimensionless.
             "event_units": ("event", ["1"] * len(names)),
         }
 
     def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
         """Return name of each forecast and baseline, climatology included -> (statistics, indices of all events)."""
         # The climatology forecasts the climatological probability. Its mean field would never forecast a rare event.
+        # All forecasts have the same climatological probability, so it is taken from the model.
         climatology = self.event_statistics["model"].of_climatology()
         statistics = {**self.event_statistics, "climatology": climatology}
         return {name: (events, range(len(self.events))) for name, events in statistics.items()}
@@ -189,10 +194,11 @@ class EventResults:
             (references, seasons, C, L, R) values.
         """
         by_channel = np.full((*values.shape[:2], num_channels, *values.shape[3:]), np.nan)
-        by_channel[:, :, [precipitation.channel for precipitation in self.precipitation]] = values
+        rows = [precipitation.channel for precipitation in self.precipitation]
+        by_channel[:, :, rows] = values
         return by_channel
 
-    def _diagram(self, forecasts: Sequence[str]) -> Variables:
+    def _build_diagram(self, forecasts: Sequence[str]) -> Variables:
         """Return the variables ``forecast_frequency`` and ``observed_frequency`` of each forecast probability.
 
         They are over all cases. Ensembles with fewer members than the largest one have NaN at the last probabilities.
@@ -210,10 +216,11 @@ class EventResults:
         for f, name in enumerate(forecasts):
             if name not in self.event_statistics:
                 continue
-            events = self.event_statistics[name]
-            forecast_LERK, observed_LERK = events.diagram()
-            forecast_frequency[f, ..., : events.num_members + 1] = np.moveaxis(forecast_LERK, 1, 0)
-            observed_frequency[f, ..., : events.num_members + 1] = np.moveaxis(observed_LERK, 1, 0)
+            forecast_LERK, observed_LERK = self.event_statistics[name].diagram()
+            probabilities = slice(forecast_LERK.shape[-1])
+            # The table has the events before the lead times.
+            forecast_frequency[f, ..., probabilities] = np.moveaxis(forecast_LERK, 1, 0)
+            observed_frequency[f, ..., probabilities] = np.moveaxis(observed_LERK, 1, 0)
         dims = ("forecast", "event", "lead", "region", "members_beyond")
         return {
             "forecast_frequency": (dims, forecast_frequency),
@@ -234,6 +241,7 @@ class EventResults:
             statistics[name] = ReliabilityStatistics.build(events)
         num_events = len(self.events)
         num_regions = self.event_statistics["model"].brier.shape[-1]
+        # The third dimension of the statistics has the points of all events.
         num_points = max(points.frequency.shape[2] for points in statistics.values()) // num_events
         shape = len(forecasts), num_events, len(leads), num_regions, num_points
         low_name, high_name = interval_names([OBSERVED_FREQUENCY])
@@ -245,7 +253,8 @@ class EventResults:
             for name, values in values_by_name.items():
                 values_LEBR = values.reshape(len(leads), num_events, -1, num_regions)
                 values_ELRB = np.moveaxis(values_LEBR, (0, 2), (1, 3))
-                arrays[name][forecasts.index(forecast), ..., : values_ELRB.shape[-1]] = values_ELRB
+                f = forecasts.index(forecast)
+                arrays[name][f, ..., : values_ELRB.shape[-1]] = values_ELRB
         dims = ("forecast", "event", "lead", "region", "point")
         return {name: (dims, values) for name, values in arrays.items()}
 

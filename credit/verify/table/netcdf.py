@@ -72,7 +72,8 @@ def write_scores(dataset: xr.Dataset, path: Path) -> None:
     Raises:
         OSError: if the file cannot be written.
     """
-    described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=f"credit {__version__}: credit verify")
+    history = f"credit {__version__}: credit verify"
+    described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=history)
     for name, variable in described.variables.items():
         variable.attrs.setdefault("long_name", long_name(str(name)))
     # CF 1.8 has no integers of 64 bits, and no missing values of coordinates.
@@ -92,6 +93,7 @@ def long_name(name: str) -> str:
     It combines the label of the score with the meaning of a suffix or prefix: ``bias_high`` becomes "upper end of the
     95 % interval of the bias".
     """
+    # These suffixes are removed first, and any score may have several: crps_fair_low is the lower end of the fair CRPS.
     for suffix, words in _SUFFIXES.items():
         if name.endswith(suffix):
             return f"{words} {_lower_first(long_name(name.removesuffix(suffix)))}"
@@ -102,7 +104,9 @@ def long_name(name: str) -> str:
     # The names of scores of winds are those of the channels with a prefix.
     score = name.removeprefix("wind_vector_").removeprefix("wind_")
     if score != name:
-        return f"{long_name(score.replace('crps', 'energy_score'))}, wind vectors"
+        # The CRPS of a wind vector is the energy score.
+        wind_score = score.replace("crps", "energy_score")
+        return f"{long_name(wind_score)}, wind vectors"
     for suffix, words in _COMPARISON_SUFFIXES.items():
         if name.endswith(suffix):
             score_name = long_name(name.removesuffix(suffix))

@@ -69,6 +69,7 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
     # RMSE and CRPS of all channels and winds, then scores of single channels.
     rows = []
     for score, channel_suffix, wind_suffix in (("rmse", "", ""), ("crps", ": CRPS", ": energy score")):
+        # Without an ensemble no CRPS is compared.
         if f"{score}_difference" not in data:
             continue
         for number, name in enumerate(channels):
@@ -76,6 +77,7 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
         for number, name in enumerate(winds):
             rows.append(ScorecardRow(f"{name}{wind_suffix}", score, len(channels) + number, number, is_wind=True))
     if f"{SEEPS}_difference" in data:
+        # Axis 2 is the channel; only channels of precipitation have values.
         has_seeps = np.isfinite(data[f"{SEEPS}_difference"].values).any(axis=(0, 1, 3, 4))
         for number in np.flatnonzero(has_seeps).tolist():
             rows.append(ScorecardRow(f"{channels[number]}: SEEPS", SEEPS, number, number))

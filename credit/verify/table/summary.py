@@ -98,6 +98,7 @@ def summarize(
             rmse = {}
             for name in summary_forecasts(reference):
                 rmse[name] = table.score(name, channel, hours)
+            # The table has the relative difference, which is the ratio less 1.
             row = SummaryRow(
                 channel=channel,
                 units=table.units(channel),

@@ -140,14 +140,14 @@ class ScoreTable:
         that the user gave them. For baselines and regions it is their name in words, such as "Damped persistence".
         """
         if name == "model":
-            return self._model_name()
+            return self._find_model_name()
         if name in _REGION_NAMES:
             return _REGION_NAMES[name]
         if name in BASELINES or name == BEST_BASELINE or name in REGIONS:
             return name.replace("_", " ").capitalize()
         return name
 
-    def _model_name(self) -> str:
+    def _find_model_name(self) -> str:
         """Return the name that figures and reports show for the forecasts of the run."""
         experiment = ""
         if "experiment" in self.dataset:
@@ -217,7 +217,7 @@ class ScoreTable:
             ValueError: if the table has no such forecast, channel, event, region or season.
         """
         metric, _, event = metric.partition(":")
-        row = self._row_index(channel, event)
+        row = self._find_row(channel, event)
         index = self.forecasts.index(forecast), self.seasons.index(season), row
         return self.dataset[metric].values[(*index, slice(None), self.regions.index(region))]
 
@@ -238,7 +238,7 @@ class ScoreTable:
         """
         result, _, event = result.partition(":")
         reference_index = self.dataset["reference"].values.tolist().index(reference)
-        row = self._row_index(channel, event)
+        row = self._find_row(channel, event)
         index = reference_index, self.seasons.index(ALL_SEASONS), row
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
@@ -250,13 +250,13 @@ class ScoreTable:
         A value below 1 means that the model is better than all baselines. `scores_by_lead` describes the arguments.
         """
         baseline_scores = [self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES]
-        best = min(baseline_scores)
-        model = self.score("model", channel, lead_hours, "rmse", region, season)
-        if best <= 0:
+        best_score = min(baseline_scores)
+        model_score = self.score("model", channel, lead_hours, "rmse", region, season)
+        if best_score <= 0:
             return float("nan")
-        return model / best
+        return model_score / best_score
 
-    def _row_index(self, channel: str, event: str) -> int:
+    def _find_row(self, channel: str, event: str) -> int:
         """Return the index of the event in `events` or, if `event` is "", the index of the channel in `channels`."""
         if event:
             return self.events.index(event)
@@ -337,7 +337,7 @@ class ScoreTable:
         if variable not in data:
             return
         # Columns that are the same for every row of a channel, wind or event.
-        labels = self._row_labels(metric, prefix)
+        labels = self._build_row_labels(metric, prefix)
         metric_names = [variable] * len(labels)
         definitions = [data[variable].attrs.get("wavenumbers", "")] * len(labels)
         if prefix == "event_":
@@ -353,6 +353,7 @@ class ScoreTable:
         # Lists of Python numbers are faster to go through one by one than arrays.
         values = data[variable].values
         is_scored = ~np.isnan(values)
+        # Metrics without an interval have empty columns.
         low = np.full(values.shape, np.nan)
         high = low
         if metric in METRICS_WITH_INTERVAL:
@@ -368,7 +369,7 @@ class ScoreTable:
                 n_blocks[s][lead], definitions[row], *attributes_by_forecast[f], *common_attributes,
             )  # fmt: skip
 
-    def _row_labels(self, metric: str, prefix: str) -> list[tuple[tuple[str, str, str], str]]:
+    def _build_row_labels(self, metric: str, prefix: str) -> list[tuple[tuple[str, str, str], str]]:
         """Return ((variable, level, level units), units of the metric) as text for each channel, event or wind.
 
         Args:

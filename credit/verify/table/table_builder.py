@@ -57,7 +57,8 @@ class TableRows:
         for channel in self.channels:
             names.append(channel.name)
             variables.append(channel.variable)
-            levels.append(np.nan if channel.level is None else channel.level)
+            level = np.nan if channel.level is None else channel.level
+            levels.append(level)
             units.append(str(self.attributes.get(channel.variable, {}).get("units", "")))
         coordinates = {
             "channel": names,
@@ -120,10 +121,10 @@ def build_table(
     events = events or EventResults()
     forecasts = list(statistics)
     n_blocks = _count_blocks_by_season(statistics["model"][0].initial_times, axes)
-    variables = _score_variables(statistics, axes)
-    variables |= _comparisons(statistics, axes, events, n_blocks)
+    variables = _build_score_variables(statistics, axes)
+    variables |= _build_comparison_variables(statistics, axes, events, n_blocks)
     if histograms:
-        variables |= _rank_variables(histograms, statistics, axes)
+        variables |= _build_rank_variables(histograms, statistics, axes)
     variables |= events.variables(forecasts, axes.num_channels, axes.leads, axes.seasons)
 
     # Attributes of the forecasts, and numbers of cases and blocks.
@@ -132,7 +133,8 @@ def build_table(
         num_members[name] = forecast_statistics.num_members
     for name, values in describe_forecasts(num_members, forecast_attributes or {}).items():
         variables[name] = ("forecast", values)
-    variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
+    n_cases = [int(is_in_season.sum()) for is_in_season in axes.seasons.values()]
+    variables["n_cases"] = ("season", n_cases)
     variables["n_blocks"] = (("season", "lead"), n_blocks)
     coordinates = {
         "forecast": forecasts,
@@ -156,7 +158,7 @@ def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.nd
     return np.array(n_blocks)
 
 
-def _score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
+def _build_score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
     """Return the variables of scores.nc for the scores of channels and winds, with the ends of their intervals."""
     forecasts = list(statistics)
     metrics = METRICS
@@ -183,7 +185,7 @@ def _has_ensemble(statistics: StatisticsByForecast) -> bool:
     return any(forecast_statistics.num_members > 1 for forecast_statistics, _ in statistics.values())
 
 
-def _comparisons(
+def _build_comparison_variables(
     statistics: StatisticsByForecast, axes: TableAxes, events: EventResults, n_blocks: np.ndarray
 ) -> Variables:  # fmt: skip
     """Return the variables of scores.nc with the results of the paired tests of the model against all references.
@@ -205,13 +207,15 @@ def _comparisons(
         return "row", compare_with_references(statistics, axes.seasons, axes.leads, contribution, power)
 
     forecasts = list(statistics)
-    # Score -> dimension of its rows and the results of the comparison.
+    # Score -> dimension of its rows and the results of the comparison. The RMSE is the root of a mean, hence the power.
     scorecard = {"rmse": compare_rows(lambda cases, is_selected: cases.squared_error[is_selected], power=0.5)}
     fair_scores = {}
     if _has_ensemble(statistics):
         scorecard["crps"] = compare_rows(lambda cases, is_selected: cases.crps_of_cases()[is_selected])
         crps_fair = compare_rows(lambda cases, is_selected: cases.crps_fair_of_cases()[is_selected])
-        if np.isfinite(crps_fair[1]["difference"]).any():
+        # If the model is a single forecast, it has no fair CRPS, and nothing was compared.
+        _, fair_results = crps_fair
+        if np.isfinite(fair_results["difference"]).any():
             fair_scores["crps_fair"] = crps_fair
     scorecard |= events.compare(forecasts, axes.num_channels, axes.leads, axes.seasons)
     brier_fair = events.compare_fair(forecasts, axes.leads, axes.seasons)
@@ -250,12 +254,13 @@ def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> V
         values_by_name = {name: (dim, values)}
     variables: Variables = {}
     for variable, (row_dim, row_values) in values_by_name.items():
+        # Without winds there is no dimension wind.
         if row_values.shape[2]:
             variables[variable] = (("reference", "season", row_dim, "lead", "region"), row_values)
     return variables
 
 
-def _rank_variables(
+def _build_rank_variables(
     histograms: Mapping[str, RankHistogram], statistics: StatisticsByForecast, axes: TableAxes
 ) -> Variables:  # fmt: skip
     """Return the variables of scores.nc for the rank histograms and their metrics.
@@ -274,16 +279,19 @@ def _rank_variables(
     _, num_leads, _, num_regions = statistics["model"][0].error.shape
     frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
     shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
+    # Single seasons stay NaN, as histograms are sums over all cases.
     metrics = {name: np.full(shape, np.nan) for name in RANK_METRICS}
     # Only channels have ranks, and only in all seasons together, which have the index 0.
     for f, (forecast, (_, rows)) in enumerate(statistics.items()):
         if forecast not in histograms:
             continue
         histogram = histograms[forecast]
+        # Rows after the channels are winds.
         channels = [row for row in rows if row < axes.num_channels]
-        frequency[f, channels, :, :, : histogram.num_members + 1] = np.moveaxis(histogram.frequencies(), 1, 0)
-        for name, values in histogram.metrics().items():
-            metrics[name][f, 0, channels] = np.moveaxis(values, 1, 0)
+        frequency_CLRK = np.moveaxis(histogram.frequencies(), 1, 0)
+        frequency[f, channels, :, :, : frequency_CLRK.shape[-1]] = frequency_CLRK
+        for name, values_LCR in histogram.metrics().items():
+            metrics[name][f, 0, channels] = np.moveaxis(values_LCR, 1, 0)
     variables: Variables = {"ranks": (("forecast", "channel", "lead", "region", "rank"), frequency)}
     for name, values in metrics.items():
         variables[name] = (("forecast", "season", "channel", "lead", "region"), values)

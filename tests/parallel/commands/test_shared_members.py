@@ -66,14 +66,45 @@ def test_files_are_those_of_one_process(ensemble: Path) -> None:
         assert {path.name: path.read_bytes() for path in (run / folder).iterdir()} == expected, folder
 
 
-def test_zarr_stores_have_the_same_values(ensemble: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "parallelism"),
+    [(2, (SHARED,)), (4, (SHARED, "inference.parallelism.tensor=2"))],
+    ids=["2 ranks", "tensor 2 x ensemble 2"],
+)
+def test_zarr_stores_have_the_same_values(ensemble: Path, num_ranks: int, parallelism: tuple[str, ...]) -> None:
+    """Every rank writes its own members: a run whose ranks cannot send fields to each other succeeds."""
     zarr_option = "inference.format=zarr"
-    assert main(["rollout", str(ensemble / "config.yml"), *FORECASTS, zarr_option, "inference.folder=zarr_one"]) == 0
-    run_on_ranks(2, "rollout", ensemble, SHARED, zarr_option, "inference.folder=zarr_two")
-    expected, shared = (open_forecasts(ensemble / "run" / name) for name in ("zarr_one", "zarr_two"))
+    config = str(ensemble / "config.yml")
+    assert main(["rollout", config, *FORECASTS, zarr_option, "inference.folder=zarr_one"]) == 0
+    folder = f"zarr_{num_ranks}"
+    plugins = "plugins=[tests.parallel.commands.forbid_sends]"
+    options = (*parallelism, zarr_option, plugins, f"inference.folder={folder}")
+    assert "rank 0: 3 forecasts written" in run_on_ranks(num_ranks, "rollout", ensemble, *options)
+    expected, shared = (open_forecasts(ensemble / "run" / name) for name in ("zarr_one", folder))
     assert shared.initial_minutes.tolist() == expected.initial_minutes.tolist()
+    tolerance = 0 if num_ranks == 2 else 1e-4
     for initial in expected.initial_minutes.tolist():
         for lead in range(len(expected.lead_minutes)):
+            members, expected_members = shared.read_members(initial, lead), expected.read_members(initial, lead)
+            np.testing.assert_allclose(members, expected_members, rtol=tolerance, atol=tolerance)
+    assert "rank 0: 0 forecasts written, 3 were complete" in run_on_ranks(num_ranks, "rollout", ensemble, *options)
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_only_written_steps_of_lagged_members_are_sent(ensemble: Path, format: str) -> None:
+    """Lagged members take more steps than others; files have every second step."""
+    options = (
+        "inference.ensemble={members: 5, lagged: 6h}", "inference.output_every=12h", f"inference.format={format}",
+        "inference.initial_times=[2000-02-10T06:00, 2000-02-12T00:00]",
+    )  # fmt: skip
+    arguments = ["rollout", str(ensemble / "config.yml"), *FORECASTS, *options]
+    assert main([*arguments, f"inference.folder=lagged_one_{format}"]) == 0
+    run_on_ranks(2, "rollout", ensemble, SHARED, *options, f"inference.folder=lagged_two_{format}")
+    expected, shared = (open_forecasts(ensemble / "run" / f"lagged_{name}_{format}") for name in ("one", "two"))
+    assert shared.initial_minutes.tolist() == expected.initial_minutes.tolist()
+    assert shared.lead_minutes.tolist() == expected.lead_minutes.tolist() == [720, 1440]
+    for initial in expected.initial_minutes.tolist():
+        for lead in range(2):
             np.testing.assert_array_equal(shared.read_members(initial, lead), expected.read_members(initial, lead))
 
 

@@ -49,6 +49,47 @@ def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: 
     assert all(make_writer(tmp_path, members=3, format=format).is_complete(time) for time in TIMES)
 
 
+def test_two_processes_write_the_members_of_a_zarr_store(tmp_path: Path) -> None:
+    """Each writes other members, and the forecast counts only after one of them has marked it."""
+    starts = make_starts(TIMES[:1], 3)
+    writers = []
+    for members in (starts[:2], starts[2:]):
+        writer = make_writer(tmp_path, members=3, format="zarr")
+        with background(writer) as running:
+            for step in range(1, 5):
+                running.put(members, step, output(step, members))
+                assert running.needs_step(members, step) == (STEP * step in LEADS)
+            running.flush()
+        writers.append(writer)
+        assert not writer.is_complete(TIMES[0])
+    writers[0].mark_complete(TIMES[0])
+    assert [writers[1].is_complete(time) for time in TIMES] == [True, *[False] * (len(TIMES) - 1)]
+    archive = open_forecasts(tmp_path)
+    t2m = archive.channel_names.index("t2m")
+    assert archive.read_members(TIMES[0], 1)[:, t2m, 0, 0].tolist() == [2, 1002, 2002]
+
+
+def test_flush_waits_for_queued_steps_and_raises_their_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, gate, put = make_starts(TIMES[:1]), threading.Event(), ForecastWriter.put
+    written = []
+
+    def put_later(*arguments: object) -> None:
+        gate.wait(20)
+        put(*arguments)
+        written.append(arguments)
+
+    monkeypatch.setattr(ForecastWriter, "put", put_later)
+    with background(make_writer(tmp_path)) as running:
+        running.put(starts, 1, output(1, starts))
+        running.put(starts, 2, output(2, starts))
+        threading.Timer(0.2, gate.set).start()
+        running.flush()
+        assert len(written) == 2
+    with pytest.raises(CreditError, match="not finite at 6 h"), background(make_writer(tmp_path)) as running:
+        running.put(starts, 1, torch.full_like(output(1, starts), torch.nan))
+        running.flush()
+
+
 def test_steps_of_lagged_members_before_the_initial_time_are_skipped(tmp_path: Path) -> None:
     starts = make_starts(TIMES[:1], 2, lag_minutes=STEP)
     with background(make_writer(tmp_path, members=2)) as running:

@@ -27,9 +27,10 @@ STARTS = [ForecastStart(minutes, member, minutes) for minutes in (0, 1440) for m
 CPU = torch.device("cpu")
 
 
-def draw(starts: list[ForecastStart], control: bool) -> torch.Tensor:
+def draw(starts: list[ForecastStart], control: bool, pairs: bool = False, amplitude: float = 1.0) -> torch.Tensor:
     """Return the noise of three steps, (steps, B, K): global noise, a cell of noise of the cells, and the seeds."""
-    conf = EnsembleConfig(members=3, control=control, seed=5)
+    noise_use = {"pairs": pairs, "amplitude": amplitude}
+    conf = EnsembleConfig(members=3, control=control, seed=5, model_noise=noise_use)
     conditions = build_model_noise(conf, SPEC, SECTION)(starts, CPU)
     steps = []
     for condition in itertools.islice(conditions, 3):
@@ -39,9 +40,10 @@ def draw(starts: list[ForecastStart], control: bool) -> torch.Tensor:
     return torch.stack(steps)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("control", [False, True])
-def test_members_differ_and_the_control_has_no_noise(control: bool) -> None:
-    noise_SBK = draw(STARTS, control)
+def test_members_differ_and_the_control_has_no_noise(control: bool, pairs: bool) -> None:
+    noise_SBK = draw(STARTS, control, pairs)
     for first, second in itertools.combinations(range(len(STARTS)), 2):
         both_controls = control and STARTS[first].member == STARTS[second].member == 0
         assert torch.equal(noise_SBK[:, first], noise_SBK[:, second]) == both_controls
@@ -49,10 +51,32 @@ def test_members_differ_and_the_control_has_no_noise(control: bool) -> None:
         assert noise_SBK[:, index].any() == (not control or start.member > 0)
 
 
-def test_noise_does_not_depend_on_the_batch() -> None:
-    together = draw(STARTS, control=True)
+@pytest.mark.parametrize("control", [False, True])
+def test_members_of_a_pair_have_opposite_noise(control: bool) -> None:
+    """The noise of dropout, the last column here, is a seed, which has no opposite."""
+    members = range(5) if control else range(4)
+    starts = [ForecastStart(1440, member, 1440) for member in members]
+    noise_SBK = draw(starts, control, pairs=True)[:, int(control) :]
+    scaled_SBK = noise_SBK[..., :-1]
+    assert torch.equal(scaled_SBK[:, 0], -scaled_SBK[:, 1]) and torch.equal(scaled_SBK[:, 2], -scaled_SBK[:, 3])
+    assert not torch.equal(scaled_SBK[:, 0].abs(), scaled_SBK[:, 2].abs())
+    assert len(set(noise_SBK[0, :, -1].tolist())) == 4
+    assert torch.equal(draw(starts, control)[:, int(control)], noise_SBK[:, 0]), (
+        "the first of a pair is as without pairs"
+    )
+
+
+def test_amplitude_multiplies_all_noise_but_that_of_dropout() -> None:
+    noise_SBK, doubled_SBK = draw(STARTS, control=False), draw(STARTS, control=False, amplitude=2.0)
+    assert torch.equal(doubled_SBK[..., :-1], 2 * noise_SBK[..., :-1])
+    assert torch.equal(doubled_SBK[..., -1], noise_SBK[..., -1])
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_noise_does_not_depend_on_the_batch(pairs: bool) -> None:
+    together = draw(STARTS, control=True, pairs=pairs)
     for index, start in enumerate(STARTS):
-        assert torch.equal(draw([start], control=True)[:, 0], together[:, index])
+        assert torch.equal(draw([start], control=True, pairs=pairs)[:, 0], together[:, index])
 
 
 def test_single_forecasts_and_plain_networks_have_none() -> None:
@@ -68,6 +92,9 @@ def test_config_of_an_ensemble(repository: Path) -> None:
     raw["inference"] = {**raw.get("inference", {}), "ensemble": {"members": 4}}
     with pytest.raises(ConfigError, match="the members would be equal"):
         build_config(raw)
+    without_noise = {"members": 4, "perturbation": {"kind": "bred"}, "model_noise": {"amplitude": 2.0}}
+    with pytest.raises(ConfigError, match="model_noise has no effect on a network without model.noise"):
+        build_config({**raw, "inference": {"ensemble": without_noise}})
     raw["model"] = {**raw["model"], "noise": "global"}
     raw["trainer"] = {**raw["trainer"], "members": 2}
     with pytest.raises(ConfigError, match="loss.kind mse would train all members to be equal"):

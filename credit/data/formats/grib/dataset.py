@@ -75,9 +75,10 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
         for alias in variable_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
     # Every message on model levels lists the coefficients of all of them, so the first one suffices.
-    model_level_message = next((message for message in messages if find_level_type(message) == "hybrid"), None)
-    if model_level_message is not None:
-        builder.add_coefficients(model_level_message)
+    for message in messages:
+        if find_level_type(message) == "hybrid":
+            builder.add_coefficients(message)
+            break
     # Errors about a missing variable say if only the selection leaves it out.
     dataset = xr.Dataset(builder.variables)
     dataset.encoding[LEFT_OUT] = sorted(_list_names(all_messages) - _list_names(messages))
@@ -218,12 +219,15 @@ class _DatasetBuilder:
             attributes: attributes of the coordinate.
             bounds: (N, 2) bounds of the values; None without bounds.
         """
-        # Arrays cannot be keys of a dictionary, so their bytes are.
+        # Arrays cannot be keys of a dictionary, but their bytes can.
         bounds_key = b"" if bounds is None else bounds.tobytes()
         key = (name, values.tobytes(), bounds_key)
         if key not in self._coordinate_names:
-            number = sum(other == name for other, *_ in self._coordinate_names)
-            unique_name = f"{name}_{number}" if number else name
+            # The first coordinate of a kind has its name; a number distinguishes all others.
+            same_kind = [kind for kind, *_ in self._coordinate_names if kind == name]
+            unique_name = name
+            if same_kind:
+                unique_name = f"{name}_{len(same_kind)}"
             self._coordinate_names[key] = unique_name
             coordinate = xr.Variable((unique_name,), values, dict(attributes))
             self.variables[unique_name] = coordinate
@@ -247,7 +251,8 @@ class _Fields(BackendArray):
         self._path = path
         self._name = name
         self._message_table = message_table
-        self._offsets = np.array([(message.offset, message.field_number) for message in messages])
+        # (messages, 2): offset of the message in the file, and number of the field in the message.
+        self._message_positions = np.array([(message.offset, message.field_number) for message in messages])
         self._grid: GribGrid = messages[0].grid
         self.shape = (*message_table.shape, len(self._grid.lat), len(self._grid.lon))
         self.dtype = np.dtype(np.float32)
@@ -271,7 +276,8 @@ class _Fields(BackendArray):
                 f"{self._path}: {self._name} does not have all its levels at all times; leave out the levels or the "
                 "times that are not complete"
             )
-        points = read_values(self._path, [tuple(self._offsets[index]) for index in message_indices.ravel()])
+        positions = [tuple(self._message_positions[index]) for index in message_indices.ravel()]
+        points = read_values(self._path, positions)
         # The points of a message are brought into the order of rows and columns.
         if self._grid.order is not None:
             points = points[:, self._grid.order]
@@ -289,7 +295,8 @@ def _index_each_axis(array: np.ndarray, key: Sequence[int | slice | np.ndarray])
     """
     # An integer removes an axis, so the last axis is indexed first: the positions of earlier axes do not change.
     for axis, index in reversed(list(enumerate(key))):
-        array = array[(*[slice(None)] * axis, index)]
+        leading_axes = [slice(None)] * axis
+        array = array[(*leading_axes, index)]
     return array
 
 

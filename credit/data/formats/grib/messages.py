@@ -135,7 +135,10 @@ def read_messages(path: Path) -> list[Message]:
                 try:
                     offset = int(eccodes.codes_get(handle, "offset", int))
                     # The fields of one message come one after the other, with the same offset.
-                    field_number = field_number + 1 if offset == previous_offset else 0
+                    if offset == previous_offset:
+                        field_number += 1
+                    else:
+                        field_number = 0
                     previous_offset = offset
                     messages.append(_build_message(handle, offset, field_number, parameters, grids))
                 finally:
@@ -232,7 +235,9 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
     except eccodes.KeyValueNotFoundError:
         return None
     # These texts of ecCodes mean that a value is not known.
-    return None if value in ("unknown", "~", "off") else value
+    if value in ("unknown", "~", "off"):
+        return None
+    return value
 
 
 def _build_message(
@@ -362,9 +367,11 @@ def _read_grid(handle: int) -> GribGrid:
         scan_order[1::2] = scan_order[1::2, ::-1]
         lat_of_point = lat_of_point[scan_order.ravel()]
         lon_of_point = lon_of_point[scan_order.ravel()]
-    order = np.lexsort((lon_of_point, -lat_of_point))
-    is_in_order = np.array_equal(order, np.arange(len(order)))
-    return GribGrid(name, lat, lon, None if is_in_order else order)
+    # The last key of lexsort comes first: rows from north to south, and in each row longitudes from west to east.
+    order: np.ndarray | None = np.lexsort((lon_of_point, -lat_of_point))
+    if np.array_equal(order, np.arange(len(order))):
+        order = None
+    return GribGrid(name, lat, lon, order)
 
 
 def _get_flag(handle: int, key: str) -> bool:

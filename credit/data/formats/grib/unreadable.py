@@ -117,6 +117,7 @@ def build_unreadable(
         messages_of: mapping from the name of each variable of the file to its messages.
     """
     choices = {key: _list_values(key, messages_of[name]) for key in keys}
+    # Each other variable is described by the distinct combinations of values of these keys.
     others = {}
     for other_name, messages in messages_of.items():
         if other_name == name:

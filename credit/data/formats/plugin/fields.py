@@ -33,10 +33,14 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
         TypeError: if `times` are not dates.
     """
     if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
-        return np.asarray(cftime.date2num(times, TIME_UNITS, times[0].calendar), dtype=np.float64), times[0].calendar
+        calendar = times[0].calendar
+        minutes = np.asarray(cftime.date2num(times, TIME_UNITS, calendar), dtype=np.float64)
+        return minutes, calendar
     if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
         raise TypeError(f"must be a list of dates, is of type {times.dtype} and shape {times.shape}")
-    return (times.astype("datetime64[us]") - _EPOCH) / _MINUTE, "proleptic_gregorian"
+    # datetime64 and datetime count in the proleptic Gregorian calendar.
+    minutes = (times.astype("datetime64[us]") - _EPOCH) / _MINUTE
+    return minutes, "proleptic_gregorian"
 
 
 class PluginFields(BackendArray):
@@ -67,7 +71,8 @@ class PluginFields(BackendArray):
         self._grid_shape = grid_shape
         self._levels = None if levels is None else np.array(levels)
         axes = [axis for axis in (times, self._levels) if axis is not None]
-        self.shape = (*map(len, axes), *grid_shape)
+        axis_lengths = [len(axis) for axis in axes]
+        self.shape = (*axis_lengths, *grid_shape)
         self.dtype = np.dtype(np.float32)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
@@ -92,10 +97,12 @@ class PluginFields(BackendArray):
         elif isinstance(leading[0], int | np.integer):
             fields = self._read_time(self._times[leading[0]], requested_levels)
         else:
-            fields = np.stack([self._read_time(time, requested_levels) for time in self._times[leading[0]]])
+            requested_times = self._times[leading[0]]
+            fields = np.stack([self._read_time(time, requested_levels) for time in requested_times])
         # A single index drops the axis of levels.
         if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
             fields = fields[..., 0, :, :]
+        # Rows and columns are indexed one after the other: together, two index arrays would select single points.
         return fields[..., rows, :][..., columns]
 
     def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:

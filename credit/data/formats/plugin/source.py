@@ -36,7 +36,7 @@ _OPTIONAL_ATTRIBUTES = ("latitude_bounds", "version", "attributes")
 
 @dataclass(frozen=True)
 class SourceVariable:
-    """Description of one variable of a plugin's source; only `units` must be given.
+    """Description of one variable of a plugin's source; only `units` is required.
 
     Attributes:
         units: units as in CF, for example ``K``.
@@ -89,11 +89,11 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
         """Register the class and return it unchanged."""
         if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
             raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
-        other = _SOURCES.get(name, cls)
+        registered = _SOURCES.get(name, cls)
         # Loading a plugin a second time creates its class again, which is no conflict.
-        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
-                f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
+                f"source name {name!r} of {cls.__module__} is taken by {registered.__module__}; choose another name"
             )
         _SOURCES[name] = cls
         register_source_type(name, options)
@@ -274,6 +274,7 @@ class SourceFactory:
         if self._owner != os.getpid():
             # After a fork the source of the parent stays referenced, so that its connections are not closed here.
             self._source_of_parent = self._source
+            # The values of the options are not shown, because they may contain credentials.
             arguments = ", ".join(f"{name}=..." for name in self._options)
             with self.translating_errors(f"{self._class.__name__}({arguments})"):
                 self._source = self._class(**self._options)
@@ -287,34 +288,35 @@ class SourceFactory:
             DataError: if an attribute is missing or wrong.
         """
         source = self.get()
-        given: dict[str, Any] = {}
+        attribute_values: dict[str, Any] = {}
         for name in (*_REQUIRED_ATTRIBUTES, *_OPTIONAL_ATTRIBUTES):
             if name in _OPTIONAL_ATTRIBUTES and not hasattr(source, name):
                 continue
             # A missing attribute is reported as an error of the plugin.
             with self.translating_errors(name):
-                given[name] = getattr(source, name)
-        self._require_variables(given["variables"])
-        latitude = self._check_numbers("latitude", given["latitude"])
-        longitude = self._check_numbers("longitude", given["longitude"])
-        bounds = given.get("latitude_bounds")
+                attribute_values[name] = getattr(source, name)
+        self._require_variables(attribute_values["variables"])
+        latitude = self._check_numbers("latitude", attribute_values["latitude"])
+        longitude = self._check_numbers("longitude", attribute_values["longitude"])
+        bounds = attribute_values.get("latitude_bounds")
         if bounds is not None:
             with self.translating_errors("latitude_bounds"):
                 bounds = np.asarray(bounds, dtype=np.float64)
             if bounds.shape != (len(latitude), 2):
                 raise self.error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
-        version = given.get("version", "")
-        attributes = given.get("attributes", {})
+        version = attribute_values.get("version", "")
+        attributes = attribute_values.get("attributes", {})
         if not isinstance(version, str | int | float):
             raise self.error(f"version must be a text or a number; is {version!r}")
         if not isinstance(attributes, Mapping):
             raise self.error(f"attributes must map names to texts; is {attributes!r}")
         with self.translating_errors("times"):
-            times = np.asarray(given["times"])
+            times = np.asarray(attribute_values["times"])
             minutes, calendar = encode_times(times)
         # A missing date is NaN, which differs from its rounded value as well.
-        if len(minutes) == 0 or not (minutes == np.rint(minutes)).all():
-            first_wrong = times[minutes != np.rint(minutes)][:1].tolist()
+        is_wrong = minutes != np.rint(minutes)
+        if len(minutes) == 0 or is_wrong.any():
+            first_wrong = times[is_wrong][:1].tolist()
             raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
         return _SourceMetadata(
             latitude=latitude,
@@ -323,7 +325,7 @@ class SourceFactory:
             times=times,
             minutes=minutes.astype(np.int64),
             calendar=calendar,
-            variables={str(name): variable for name, variable in given["variables"].items()},
+            variables={str(name): variable for name, variable in attribute_values["variables"].items()},
             version=str(version),
             attributes={str(name): str(text) for name, text in attributes.items()},
         )
@@ -390,4 +392,5 @@ class SourceFactory:
             ) from error
 
     def __getstate__(self) -> dict[str, object]:
+        # A process that unpickles the factory creates its own source; no process has the number -1.
         return self.__dict__ | {"_source": None, "_source_of_parent": None, "_owner": -1}

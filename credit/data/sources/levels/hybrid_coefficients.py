@@ -26,6 +26,8 @@ from credit.physics.vertical import HybridLevels
 
 _STANDARD_NAME = "atmosphere_hybrid_sigma_pressure_coordinate"
 _PA_PER_HPA = 100.0
+# Number of Pa in each unit that `data.level_units` can have.
+PA_PER_LEVEL_UNIT = {"hPa": _PA_PER_HPA, "Pa": 1.0}
 # Surface pressure of the standard atmosphere, at which levels are ordered and checked.
 MEAN_SURFACE_PA = 101325.0
 # Coefficients a that are fractions of p0 are all below this limit; if they are in Pa, the largest one exceeds it.
@@ -49,7 +51,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
     """
     variable = dataset.variables[coordinate]
     values = np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
-    hpa_per_unit = PRESSURE_IN_HPA.get(str(variable.attrs.get("units", "")).strip().lower())
+    hpa_per_unit = PRESSURE_IN_HPA.get(_read_units(variable))
     is_row_by_row = False
     if table is None:
         # CAM gives its hybrid levels in hPa as well: their pressure over a surface at p0. They are not pressure levels.
@@ -169,6 +171,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     bounds = _read_bounds(dataset, level, a, b, p0)
     if bounds is None and half_levels is not None:
         bounds = (half_levels.a_bounds, half_levels.b_bounds)
+    # Half levels around another number of layers do not belong to these full levels.
     if bounds is None or len(bounds[0]) != a.size:
         bounds = (None, None)
     levels = HybridLevels(values, _float64_values(a) * pa_per_unit, _float64_values(b), *bounds)
@@ -187,10 +190,17 @@ def _float64_values(variable: xr.Variable) -> np.ndarray:
     return np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
 
 
+def _read_units(variable: xr.Variable) -> str:
+    """Return the attribute units of a variable in lower case, empty if it has none."""
+    return str(variable.attrs.get("units", "")).strip().lower()
+
+
 def _find_pascals_per_unit(variable: xr.Variable) -> float:
     """Return the number of Pa in the unit of a variable, 1 if the variable has no unit of pressure."""
-    units = str(variable.attrs.get("units", "")).strip().lower()
-    return PRESSURE_IN_HPA.get(units, 1.0 / _PA_PER_HPA) * _PA_PER_HPA
+    units = _read_units(variable)
+    if units not in PRESSURE_IN_HPA:
+        return 1.0
+    return PRESSURE_IN_HPA[units] * _PA_PER_HPA
 
 
 def _find_reference_pressure(
@@ -209,7 +219,7 @@ def _find_reference_pressure(
     Raises:
         DataError: if the coefficients are fractions, and p0 is not known.
     """
-    has_pressure_units = str(a.attrs.get("units", "")).strip().lower() in PRESSURE_IN_HPA
+    has_pressure_units = _read_units(a) in PRESSURE_IN_HPA
     if has_pressure_units or np.abs(_float64_values(a)).max() > _LARGEST_FRACTION:
         return None
     if name in dataset.variables:
@@ -334,6 +344,7 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin
     Raises:
         DataError: if the levels do not match.
     """
+    # Rows are the levels of the table, columns those of the file.
     distance = np.abs(table.values[:, None] - values)
     if (distance.min(axis=0) <= _LEVEL_TOLERANCE * np.abs(values)).all():
         return distance.argmin(axis=0)

@@ -9,13 +9,16 @@ import xarray as xr
 
 from credit.config.sections.data import DataConfig
 from credit.data.formats.cf import match_levels
-from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients, read_levels
+from credit.data.sources.levels.hybrid_coefficients import (
+    MEAN_SURFACE_PA,
+    PA_PER_LEVEL_UNIT,
+    load_coefficients,
+    read_levels,
+)
 from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
 from credit.physics.vertical import HybridLevels, LevelMapping, build_interpolator
 
-# Number of Pa in each unit that `data.level_units` can have.
-_PASCAL = {"hPa": 100.0, "Pa": 1.0}
 # Tolerance for rounding of b, which is 1 at the surface.
 _ROUNDING = 1e-6
 
@@ -36,16 +39,16 @@ class LevelResolver:
     def __init__(self, conf: DataConfig) -> None:
         self._conf = conf
         self.paths: list[Path] = []
-        self._run_levels = self._load(conf.coefficients, "data.coefficients")
+        self._run_levels = self._load_levels(conf.coefficients, "data.coefficients")
         # For each source, all levels of its model; None without a file of coefficients.
         self._source_levels: list[HybridLevels | None] = []
         for number, source in enumerate(conf.sources):
             path = None
             if source.vertical is not None:
                 path = source.vertical.coefficients
-            self._source_levels.append(self._load(path, f"data.sources.{number}.vertical.coefficients"))
+            self._source_levels.append(self._load_levels(path, f"data.sources.{number}.vertical.coefficients"))
 
-    def _load(self, path: str | None, key: str) -> HybridLevels | None:
+    def _load_levels(self, path: str | None, key: str) -> HybridLevels | None:
         """Return the levels in the file with coefficients `path`, None if `path` is None.
 
         Args:
@@ -70,16 +73,14 @@ class LevelResolver:
             origin: name of the file, for error messages.
 
         Returns:
-            The indices of the levels in the file, None if the caller shall match the levels of the run by value; and
-            the mapping from these levels to those of the run, None if neither interpolation nor a formula needs it.
+            The indices of the levels in the file, None if the caller matches the levels by value; and the mapping from
+            these levels to those of the run, None if neither interpolation nor a formula needs it.
 
         Raises:
-            DataError: if levels have no coefficients, a level of the run is above the uppermost level of the file, or
-                the file has too few levels for the derived variable.
+            DataError: if coefficients or levels are missing, or a level of the run is above those of the file.
         """
-        conf = self._conf
-        kind = conf.options_of(request.target_variable).derive
-        vertical = conf.sources[number].vertical
+        kind = self._conf.options_of(request.target_variable).derive
+        vertical = self._conf.sources[number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
@@ -89,8 +90,10 @@ class LevelResolver:
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
         # A source without `vertical` has the levels of the run.
         if vertical is None:
-            return None, self._map_pressure_levels(request, number) if needs_pressure else None
-        is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
+            level_mapping = self._map_pressure_levels(request, number) if needs_pressure else None
+            return None, level_mapping
+        # Without coefficients the pressure of the run's model levels is not known; they are then selected by number.
+        is_interpolated = self._conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
         levels = read_levels(dataset, coordinate, self._source_levels[number], origin)
@@ -122,7 +125,7 @@ class LevelResolver:
         """Return the levels that a variable has in the run; raise DataError if ``data.coefficients`` lacks one."""
         run_levels = self._run_levels
         if run_levels is None:
-            return HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
+            return HybridLevels.from_pressures(request.levels, PA_PER_LEVEL_UNIT[self._conf.level_units])
         origin = f"data.coefficients: {self._conf.coefficients}"
         rows = match_levels(run_levels.values, request.levels, request.target_variable, "", origin)
         return run_levels.select(rows)
@@ -140,7 +143,7 @@ class LevelResolver:
                 f"data.variable_options.{request.target_variable}.derive: on model levels pressure must be known; set "
                 f"data.sources.{number}.vertical"
             )
-        levels = HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
+        levels = HybridLevels.from_pressures(request.levels, PA_PER_LEVEL_UNIT[self._conf.level_units])
         return LevelMapping(levels, None, tuple(range(len(levels))))
 
 

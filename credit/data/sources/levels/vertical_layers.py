@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from credit.config.sections.data import DataConfig
-from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, PA_PER_LEVEL_UNIT, load_coefficients
 from credit.errors import ConfigError
 
-# Number of Pa in each unit that `data.level_units` can have.
-_PASCAL = {"hPa": 100.0, "Pa": 1.0}
-# Tolerance for rounding, of coefficients and relative of levels.
+# Tolerance for rounding: absolute for coefficients, relative for levels.
 _ROUNDING = 1e-6
 # Pressure levels represent whole columns if at most a tenth of the air is above the uppermost level, the lowest level
 # is near the surface, and no two neighbours are far from each other.
 _MAX_UPPERMOST_PA = 1e4
 _MIN_LOWEST_PA = 1e5
 _MAX_DISTANCE_PA = 2e4
+# Messages show all levels up to this number.
+_MAX_SHOWN_LEVELS = 8
 _ADVICE = "take budgets out of model.postprocess, keeping clamp, or use data on levels of the whole column"
 
 
@@ -72,7 +72,7 @@ def build_layers(conf: DataConfig) -> VerticalLayers:
     """
     if conf.level_units == "model_level":
         return _build_layers_of_model_levels(conf)
-    return _build_layers_of_pressure_levels(conf.levels, _PASCAL[conf.level_units], conf.level_units)
+    return _build_layers_of_pressure_levels(conf.levels, PA_PER_LEVEL_UNIT[conf.level_units], conf.level_units)
 
 
 def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
@@ -143,7 +143,7 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
             f"lowest at least {_MIN_LOWEST_PA / pascal:g}, and two neighbours at most {_MAX_DISTANCE_PA / pascal:g} "
             f"apart; {_ADVICE}"
         )
-    # The upper edge of the uppermost layer stays 0, the top of the atmosphere.
+    # Column 0 has the upper edges, column 1 the lower edges. The uppermost edge stays 0, the top of the atmosphere.
     middle = 0.5 * (downward_pressure[1:] + downward_pressure[:-1])
     a = np.zeros((len(levels), 2))
     a[1:, 0] = middle
@@ -151,6 +151,7 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     # The lower edge of the lowest layer is the surface.
     b = np.zeros((len(levels), 2))
     b[-1, 1] = 1.0
+    # The layers return to the order of the config.
     original_order = np.argsort(order)
     return VerticalLayers(tuple(levels), a[original_order], b[original_order], cut_by_ground=True)
 
@@ -158,6 +159,6 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
 def _format_levels(values: Sequence[float] | np.ndarray) -> str:
     """Return levels as text; of more than 8 levels only the first three and the last are shown."""
     texts = [f"{value:g}" for value in values]
-    if len(texts) <= 8:
+    if len(texts) <= _MAX_SHOWN_LEVELS:
         return ", ".join(texts)
     return f"{', '.join(texts[:3])} ... {texts[-1]}"

@@ -73,6 +73,8 @@ KEYS = [
     Fault("two ways to choose lead times", ["lead_times and output_every"],
           ["inference.lead_times=[12h]", "inference.output_every=12h"]),
     Fault("names of zarr for netCDF", ["weatherbench2", "format: zarr"], ["inference.layout=weatherbench2"]),
+    Fault("a ramp without lengths", ["trainer.forecast_len_from: is empty"],
+          ["trainer.forecast_len_from={}", "trainer.backprop_on_timestep=[1]"]),
     Fault("a ramp to another length", ["trainer.forecast_len_from"], ["trainer.forecast_len_from={0: 1, 0.5: 3}"]),
 ]  # fmt: skip
 

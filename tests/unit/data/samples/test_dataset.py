@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -191,3 +193,15 @@ def test_a_time_is_read_once_and_kept() -> None:
     with pytest.raises(ValueError, match="read-only"):
         first += 1
     assert getattr(cached_reader, "statistics", None) is None
+
+
+class PicklableReader:
+    """Reader without fields that can be sent to another process."""
+
+    num_channels = 3
+
+
+def test_cached_reader_can_be_sent_to_another_process() -> None:
+    """Loader workers that are started anew, and not forked, unpickle their reader."""
+    copy = pickle.loads(pickle.dumps(CachedReader(PicklableReader())))
+    assert copy.num_channels == 3 and not hasattr(copy, "missing_attribute")

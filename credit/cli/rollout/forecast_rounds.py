@@ -1,0 +1,98 @@
+"""Forecasts of one rank of ``credit rollout``, made round by round and written in the background."""
+
+from __future__ import annotations
+
+import itertools
+
+from credit.cli.rollout.command import build_forecast_function
+from credit.cli.rollout.rank_work import BatchRound, RankWork
+from credit.config import Config
+from credit.forecast.io.async_writer import BackgroundWriter
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.rollout import iterate_in_inference_mode
+from credit.forecast.shared_forecasts import ForecastFunction
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_all_ranks
+from credit.parallel.process_info import ProcessInfo
+from credit.train.build.forecaster import Forecaster
+from credit.utils.progress import ProgressBar
+
+
+def make_forecast_rounds(
+    config: Config,
+    forecaster: Forecaster,
+    work: RankWork,
+    writer: ForecastWriter,
+    background: BackgroundWriter,
+    longest_lead: int,
+    process_info: ProcessInfo,
+    mesh: DeviceGrid,
+) -> None:
+    """Collective: make the forecasts of this rank and queue them for writing.
+
+    Ranks that share the members of an ensemble write them in one of two ways. A netCDF file has one writer, to which
+    the other ranks send the steps to be written. The chunks of a zarr store have one member each, so every rank writes
+    the members that it has computed, and nothing is sent.
+
+    Args:
+        config: config of the run.
+        forecaster: model, normalization and reader of the fields of this run.
+        work: rounds of forecasts of this rank.
+        writer: writer of the files.
+        background: thread that writes queued steps with `writer`.
+        longest_lead: longest lead time in minutes.
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
+    """
+    step_minutes = config.data.step_minutes
+    every_rank_writes = config.inference.format == "zarr" and mesh.degrees.ensemble > 1
+    step_filter = None if every_rank_writes else background.needs_step
+    forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh, step_filter)
+    # Tensor-parallel peers have equal outputs, of which one is written.
+    is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.reads_samples
+    output_writer = background if is_writing_rank else None
+    # Only the main rank shows a progress bar, and only on a terminal.
+    hidden = None if process_info.is_main else True
+    with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
+        for batch_round in work.rounds:
+            _make_round(forecast_batch, batch_round, longest_lead, step_minutes, output_writer)
+            if every_rank_writes and batch_round.completed_times:
+                # A forecast is complete when all ranks have written their members.
+                run_on_all_ranks(background.flush, mesh.sample_group)
+                if mesh.reads_samples:
+                    for initial_minutes in batch_round.completed_times:
+                        writer.mark_complete(initial_minutes)
+            bar.update(batch_round.num_starts)
+        # This rank takes part in the collectives of ranks that have more batches.
+        for batch_round in work.padding_rounds:
+            _make_round(forecast_batch, batch_round, longest_lead, step_minutes, None)
+
+
+def _make_round(
+    forecast_batch: ForecastFunction,
+    batch_round: BatchRound,
+    longest_lead: int,
+    step_minutes: int,
+    output_writer: BackgroundWriter | None,
+) -> None:
+    """Make the forecasts of a round up to the longest lead time and queue the output of each step for writing.
+
+    Args:
+        forecast_batch: function that makes the forecasts of a batch, from `build_forecast_function`.
+        batch_round: batches of the round, each with the starts of its forecasts.
+        longest_lead: longest lead time in minutes.
+        step_minutes: time step of the model in minutes.
+        output_writer: writer of the outputs; None to discard them.
+    """
+    output_iterators = []
+    for batch in batch_round.batches:
+        # Lagged members start before their initial time and need more steps to reach the same lead time.
+        longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
+        outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
+        output_iterators.append(iterate_in_inference_mode(outputs))
+    # The batches advance together, because each is made by another rank.
+    for step, step_outputs in enumerate(itertools.zip_longest(*output_iterators), start=1):
+        written_outputs = step_outputs[: batch_round.num_written]
+        for batch, output in zip(batch_round.batches, written_outputs, strict=False):
+            if output_writer is not None and output is not None:
+                output_writer.put(batch, step, output)
