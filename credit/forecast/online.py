@@ -227,10 +227,10 @@ class OnlineForecasts(ForecastSource):
             lead = start.lead_minutes(self._num_steps, self._step_minutes)
             is_read = lead in self._scored_leads and lead >= first_lead
             fields_CHW = fields_BCHW[index]
-            if diagnostics is not None and 0 < lead <= self._last_lead:
-                # Sums over time also need the steps that are not read.
-                if is_read or diagnostics.needs_every_step:
-                    fields_CHW = diagnostics.compute(start, lead, fields_CHW)
+            # Sums over time also need the steps that are not read.
+            is_needed = is_read or (diagnostics is not None and diagnostics.needs_every_step)
+            if diagnostics is not None and is_needed and 0 < lead <= self._last_lead:
+                fields_CHW = diagnostics.compute(start, lead, fields_CHW)
             if not is_read:
                 continue
             # The network's output has values in cells that are always missing.

@@ -309,7 +309,7 @@ class Trainer:
         log.flush()
 
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: validate the weights that forecasts use and save the best; return the reason of an early stop."""
+        """Collective: validate the forecast weights and save the best; return the reason of an early stop, or None."""
         state, parts = self._state, self._parts
         self._note(f"validation at step {state.step}")
 

@@ -256,10 +256,7 @@ def build_components(
     Raises:
         DataError: if no sample fits into the training or the validation period.
     """
-    config = setup.config
-    assets = setup.assets
-    device = setup.device
-    mesh = setup.mesh
+    config, assets, device, mesh = setup.config, setup.assets, setup.device, setup.mesh
 
     # Components of a step: rollout and loss, update of the weights and of their average.
     stepper = build_stepper(config, assets, model, device, autocast)

@@ -199,7 +199,6 @@ class AsyncCheckpointer:
             if keep is not None:
                 prune_checkpoints(self._folder, keep)
 
-        # Each step is a collective, so a rank that fails stops all of them before the checkpoint gets its final name.
         try:
             run_on_all_ranks(prepare, self._group)
             manifest = self._writer.write(temporary, staged)

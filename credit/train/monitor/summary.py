@@ -104,9 +104,7 @@ def build_summary(
     device_name = "cpu"
     if meter.device.type == "cuda":
         device_name = torch.cuda.get_device_name(meter.device)
-    mean_speed = None
-    if spent.step_s:
-        mean_speed = spent.samples / spent.step_s
+    mean_speed = spent.samples / spent.step_s if spent.step_s else None
     summary = {
         "steps": train_state.step,
         "samples": train_state.step * meter.samples_a_step,
