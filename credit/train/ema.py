@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
-from credit.parallel.dtensor import to_local
 from credit.parallel.fsdp2 import reshard
 
 # Power iterations that adapt the singular vectors to the averaged weights.
@@ -82,4 +82,10 @@ class EMA:
 
 def _local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return this rank's shard of each tensor; a tensor that is not sharded is returned as it is."""
-    return [to_local(tensor) for tensor in tensors]
+    # Not `credit.parallel.dtensor.to_local`: a call for each parameter would take time in every optimizer step.
+    local_tensors = []
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        local_tensors.append(tensor)
+    return local_tensors

@@ -101,7 +101,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
         # The two zeros are the first and the last step: the sampler only computes the sizes of a step and of an epoch.
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
-            num_data_ranks=degrees.num_sample_ranks,
+            num_sample_groups=degrees.num_sample_ranks,
         )  # fmt: skip
         samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch

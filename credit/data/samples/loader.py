@@ -46,11 +46,11 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 class ResumableSampler(Sampler[list[int]]):
     """Iterator over the micro-batches of this rank, each a list of sample indices.
 
-    Each epoch is a permutation of all samples, divided into blocks of ``batch_size * num_data_ranks * accumulation``
-    samples. Samples that do not fill a block are dropped at the end of the epoch. Blocks are counted from 0 over all
-    epochs. Optimizer step s (from 0) uses the s-th block that is not skipped. In a block, micro-step m gives data rank
-    r the `batch_size` samples from position ``(m * num_data_ranks + r) * batch_size`` on. So a step uses the same
-    samples for every number of ranks with the same global batch size.
+    Each epoch is a permutation of all samples, divided into blocks of
+    ``batch_size * num_sample_groups * accumulation`` samples. Samples that do not fill a block are dropped at the end of
+    the epoch. Blocks are counted from 0 over all epochs. Optimizer step s (from 0) uses the s-th block that is not
+    skipped. In a block, micro-step m gives group r the `batch_size` samples from position
+    ``(m * num_sample_groups + r) * batch_size`` on. So a step uses the same samples for every number of ranks with the same global batch size.
 
     Args:
         num_samples: number of samples of the dataset.
@@ -59,8 +59,9 @@ class ResumableSampler(Sampler[list[int]]):
         seed: seed of the order.
         first_step: first optimizer step, from 0.
         last_step: end of the optimizer steps, exclusive.
-        data_rank: data-parallel rank of this process.
-        num_data_ranks: number of data-parallel ranks.
+        sample_group: index of the group of ranks, from 0, to which this process belongs. The ranks of a group have the
+            same samples; without tensor or ensemble parallelism, each rank is a group.
+        num_sample_groups: number of groups.
         skipped_blocks: indices of the blocks that no step uses.
 
     Attributes:
@@ -78,16 +79,16 @@ class ResumableSampler(Sampler[list[int]]):
         seed: int,
         first_step: int,
         last_step: int,
-        data_rank: int = 0,
-        num_data_ranks: int = 1,
+        sample_group: int = 0,
+        num_sample_groups: int = 1,
         skipped_blocks: Collection[int] = (),
     ) -> None:
-        self.block_size = batch_size * accumulation * num_data_ranks
+        self.block_size = batch_size * accumulation * num_sample_groups
         if self.block_size > num_samples:
             raise ConfigError(
-                f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {num_data_ranks} data "
-                f"ranks = {self.block_size} samples a step, but the training period has {num_samples}; lower one of "
-                "them"
+                f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {num_sample_groups} ranks "
+                f"with different samples = {self.block_size} samples a step, but the training period has "
+                f"{num_samples}; lower one of them"
             )
         self._num_samples = num_samples
         self._batch_size = batch_size
@@ -95,8 +96,8 @@ class ResumableSampler(Sampler[list[int]]):
         self._seed = seed
         self._first_step = first_step
         self._last_step = last_step
-        self._data_rank = data_rank
-        self._num_data_ranks = num_data_ranks
+        self._sample_group = sample_group
+        self._num_sample_groups = num_sample_groups
         self._skipped_blocks = skipped_blocks
         # The epoch of the last step, and its order; one permutation serves all steps of an epoch.
         self._cached_order: tuple[int, np.ndarray] | None = None
@@ -110,11 +111,11 @@ class ResumableSampler(Sampler[list[int]]):
         return (self._last_step - self._first_step) * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        # M are the micro-steps, R the data ranks and B the samples of one rank in a micro-step.
+        # M are the micro-steps, R the groups of ranks and B the samples of one group in a micro-step.
         for step in range(self._first_step, self._last_step):
-            samples_MRB = self.samples(step).reshape(self._accumulation, self._num_data_ranks, self._batch_size)
+            samples_MRB = self.samples(step).reshape(self._accumulation, self._num_sample_groups, self._batch_size)
             for samples_RB in samples_MRB:
-                yield samples_RB[self._data_rank].tolist()
+                yield samples_RB[self._sample_group].tolist()
 
     def samples(self, step: int) -> np.ndarray:
         """Return the indices of all samples of optimizer step `step`, over all ranks and micro-steps, (block_size,)."""
@@ -140,8 +141,9 @@ class SampleSchedule:
         accumulation: number of micro-steps of an optimizer step.
         seed: seed of the run.
         workers: number of threads or processes of a loader.
-        data_rank: data-parallel rank of this process.
-        num_data_ranks: number of data-parallel ranks.
+        sample_group: index of the group of ranks, from 0, to which this process belongs. The ranks of a group have the
+            same samples; without tensor or ensemble parallelism, each rank is a group.
+        num_sample_groups: number of groups.
 
     Attributes:
         steps_per_epoch: number of optimizer steps of one pass over the samples.
@@ -158,8 +160,8 @@ class SampleSchedule:
         accumulation: int,
         seed: int,
         workers: int,
-        data_rank: int = 0,
-        num_data_ranks: int = 1,
+        sample_group: int = 0,
+        num_sample_groups: int = 1,
     ) -> None:
         self._dataset = dataset
         self._workers = workers
@@ -169,8 +171,8 @@ class SampleSchedule:
             batch_size,
             accumulation,
             seed,
-            data_rank=data_rank,
-            num_data_ranks=num_data_ranks,
+            sample_group=sample_group,
+            num_sample_groups=num_sample_groups,
         )
         # A sampler without steps checks the sizes, and knows the numbers that do not depend on the steps.
         sampler = self._build_sampler(first_step=0, last_step=0)

@@ -345,8 +345,8 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
         config.trainer.grad_accum_every,
         config.seed,
         num_workers,
-        data_rank=mesh.sample_rank,
-        num_data_ranks=mesh.num_sample_ranks,
+        sample_group=mesh.sample_rank,
+        num_sample_groups=mesh.num_sample_ranks,
     )
 
 

@@ -88,7 +88,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
-    meta = build_checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_data_ranks=1)
+    meta = build_checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_sample_ranks=1)
     with AsyncCheckpointer(folder) as checkpointer:
         target = checkpointer.save(0, tensors, assets.to_tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)

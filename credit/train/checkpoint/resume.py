@@ -233,12 +233,12 @@ def load_run_state(
     return keep_global_batch(config, mesh.num_sample_ranks, meta["samples_a_step"], origin), assets
 
 
-def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: Path) -> Config:
+def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path: Path) -> Config:
     """Return the config with the ``grad_accum_every`` that keeps the global batch size of a checkpoint.
 
     Args:
         config: the config of the run.
-        num_data_ranks: number of ranks that read different samples.
+        num_sample_ranks: number of ranks, or groups of ranks, with different samples.
         samples: number of samples per optimizer step in the checkpoint.
         path: the checkpoint, for messages.
 
@@ -247,14 +247,14 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
     """
     conf = config.trainer
     # Samples of a micro-step over all ranks; an optimizer step has a whole number of micro-steps.
-    samples_per_micro_step = conf.train_batch_size * num_data_ranks
+    samples_per_micro_step = conf.train_batch_size * num_sample_ranks
     if samples_per_micro_step * conf.grad_accum_every == samples:
         return config
     if samples % samples_per_micro_step:
         # List every train_batch_size with which a whole number of micro-steps gives the same samples.
         possible_sizes = []
-        for size in range(1, samples // num_data_ranks + 1):
-            if samples % (size * num_data_ranks) == 0:
+        for size in range(1, samples // num_sample_ranks + 1):
+            if samples % (size * num_sample_ranks) == 0:
                 possible_sizes.append(str(size))
         # There is none if the samples cannot be divided equally among the ranks.
         if possible_sizes:
@@ -263,11 +263,14 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
             advice = "another number of ranks may"
         raise ConfigError(
             f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
-            f"{num_data_ranks} data ranks = {samples_per_micro_step} does not divide that; {advice}"
+            f"{num_sample_ranks} ranks with different samples = {samples_per_micro_step} does not divide that; {advice}"
         )
     accumulation = samples // samples_per_micro_step
-    logger.warning("trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d data ranks",
-                   accumulation, conf.grad_accum_every, path.name, samples, num_data_ranks)  # fmt: skip
+    logger.warning(
+        "trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d ranks with different "
+        "samples",
+        accumulation, conf.grad_accum_every, path.name, samples, num_sample_ranks,
+    )  # fmt: skip
     trainer = conf.model_copy(update={"grad_accum_every": accumulation})
     return config.model_copy(update={"trainer": trainer})
 

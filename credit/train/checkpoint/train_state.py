@@ -108,7 +108,7 @@ def build_checkpoint_meta(
     assets: ModelAssets,
     train_state: TrainState,
     calendar: str,
-    num_data_ranks: int,
+    num_sample_ranks: int,
     base: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the contents of a checkpoint's meta.json: the state of the run and what its weights need to forecast.
@@ -118,7 +118,7 @@ def build_checkpoint_meta(
         assets: the assets of the model.
         train_state: state of the run at the checkpoint.
         calendar: name of the data's CF calendar.
-        num_data_ranks: number of ranks that read different samples.
+        num_sample_ranks: number of ranks, or groups of ranks, with different samples.
         base: if the checkpoint has LoRA adapters, their base, see `credit.train.build.fine_tuning.describe_base`.
     """
     # The key is missing, not null, in a checkpoint of all weights: its presence marks a checkpoint of adapters.
@@ -129,7 +129,7 @@ def build_checkpoint_meta(
         "progression": train_state.to_meta(),
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
-        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_data_ranks,
+        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_sample_ranks,
         **base_entry,
         **assets.to_meta(),
     }

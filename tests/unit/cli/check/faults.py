@@ -160,7 +160,7 @@ SPLITTING = [
           count=2),
     Fault("more samples a step than there are", ["trainer.train_batch_size 8", "16 samples a step", "has 15"],
           ["trainer.train_batch_size=8", "trainer.grad_accum_every=2"]),
-    Fault("more samples a step than there are, on many ranks", ["8 data ranks", "16 samples a step"],
+    Fault("more samples a step than there are, on many ranks", ["8 ranks with different samples", "16 samples a step"],
           arguments=["--world-size", "8"]),
 ]  # fmt: skip
 
