@@ -46,11 +46,11 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 class ResumableSampler(Sampler[list[int]]):
     """Iterator over the micro-batches of this rank, each a list of sample indices.
 
-    Each epoch is a permutation of all samples, divided into blocks of
-    ``batch_size * num_sample_groups * accumulation`` samples. Samples that do not fill a block are dropped at the end of
-    the epoch. Blocks are counted from 0 over all epochs. Optimizer step s (from 0) uses the s-th block that is not
-    skipped. In a block, micro-step m gives group r the `batch_size` samples from position
-    ``(m * num_sample_groups + r) * batch_size`` on. So a step uses the same samples for every number of ranks with the same global batch size.
+    Each epoch is a permutation of all samples, divided into blocks of ``batch_size * num_sample_groups *
+    accumulation`` samples. Samples that do not fill a block are dropped at the end of the epoch. Blocks are counted
+    from 0 over all epochs. Optimizer step s (from 0) uses the s-th block that is not skipped. In a block,
+    micro-step m gives group r the `batch_size` samples from position ``(m * num_sample_groups + r) * batch_size``
+    on. So a step uses the same samples for every number of ranks with the same global batch size.
 
     Args:
         num_samples: number of samples of the dataset.
