@@ -78,7 +78,7 @@ class SpectralNorm(nn.Module):
             For each of the buffers ``u`` and ``v`` the dimension along which it is split; None if it stays whole.
         """
         self.sum_over_parts = total
-        return {"u": 0, "v": None} if split == 0 else {"u": None, "v": 0}
+        return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:
@@ -103,8 +103,7 @@ class SpectralNorm(nn.Module):
                 return normalized_weight
         u, v = self.u, self.v
         if self.sum_over_parts is not None:
-            weight = to_local(weight)
-            u, v = to_local(u), to_local(v)
+            weight, u, v = to_local(weight), to_local(u), to_local(v)
         with without_autocast(weight):
             sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
             if self.sum_over_parts is not None:
@@ -319,8 +318,9 @@ def _adapters(chain: Chain) -> list[nn.Module]:
 
 def _before_norm(chain: Chain) -> Tensor:
     """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
-    weight = to_local(chain.original)
-    for adapter in _adapters(chain):
+    # `to_local` and `_adapters` would be two more calls for each weight in every step.
+    weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
+    for adapter in list(chain)[:-1]:
         weight = adapter(weight)
     return weight
 
