@@ -66,8 +66,8 @@ class LatLonGrid:
             DataError: if coordinates are not finite, repeat or do not cover the globe, longitudes are not equally
                 spaced, or `lat_bounds` do not fit the rows.
         """
-        lat = _finite_vector(lat, "latitude", origin)
-        lon = _finite_vector(lon, "longitude", origin)
+        lat = _validate_coordinate(lat, "latitude", origin)
+        lon = _validate_coordinate(lon, "longitude", origin)
         # Rows from north to south.
         if np.abs(lat).max() > 90 + _TOLERANCE_DEGREES:
             raise DataError(f"{origin}: latitude {lat[np.abs(lat).argmax()]:g} is outside -90..90 degrees")
@@ -164,7 +164,7 @@ class LatLonGrid:
         )
 
 
-def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
+def _validate_coordinate(values: np.ndarray, name: str, origin: str) -> np.ndarray:
     """Return a coordinate as a float64 vector.
 
     Args:

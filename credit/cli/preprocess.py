@@ -10,7 +10,7 @@ HELP = """Write the training store data.store from data.sources, and fit the sta
 
 The store is a zarr store in float32 with checksums; each chunk is one time with all channels in the order of the model.
 
-You may start the command several times at once, or use processes (preprocess.workers) or jobs of a cluster
+You may start the command several times at once, or use processes (preprocess.workers) or cluster jobs
 (preprocess.cluster). If it is interrupted, start it again; it continues. In a complete store, it rewrites only lost or
 damaged parts. A store with other channels, levels, sources or grid is an error; name another data.store.
 

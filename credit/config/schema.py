@@ -73,7 +73,7 @@ class Config(StrictModel):
             if ensemble.lagged is not None:
                 durations.append(("inference.ensemble.lagged", ensemble.lagged))
             if ensemble.perturbation is not None:
-                for key, duration in ensemble.perturbation.step_multiples().items():
+                for key, duration in ensemble.perturbation.durations_in_steps().items():
                     durations.append((f"inference.ensemble.perturbation.{key}", duration))
         if self.trainer.preview is not None:
             durations.append(("trainer.preview.lead_time", self.trainer.preview.lead_time))

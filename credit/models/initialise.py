@@ -244,7 +244,7 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, initial value as a whole CPU tensor) for each parameter of `find_addable_parameters`."""
+    """Yield (name, initial value as a whole CPU tensor) for each parameter that `find_addable_parameters` returns."""
     for path, module in model.named_modules():
         if getattr(module, "may_be_added", False):
             plain_path = strip_wrapper_prefixes(path)

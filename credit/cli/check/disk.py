@@ -237,11 +237,11 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
 
 
 def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
-    """Return a path, or its nearest parent that exists, as an absolute path.
+    """Return the absolute path of the nearest existing folder: `path` itself or one of its parents.
 
     Args:
-        path: file or folder, which need not exist.
-        is_folder: True to return a folder in any case; False to return also a file.
+        path: path of a file or folder, which need not exist.
+        is_folder: False to also accept a file, if `path` or one of its parents is a file.
     """
     path = path.absolute()
     exists = Path.is_dir if is_folder else Path.exists

@@ -59,7 +59,7 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
         config: config of the run.
         world_size: number of ranks. None for the number of ranks of the launcher, else of the job, else for the
             smallest number that the config allows.
-        job: training job of the site that the config names; None if there is none.
+        job: training job for the configured site; None if no site is configured.
         report: receives an error if the ranks do not form a mesh.
     """
     parallelism = config.trainer.parallelism
@@ -121,13 +121,14 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
 def check_walltime(
     config: Config, job: Job | None, remaining_steps: int, samples_per_step: int, report: CheckReport
 ) -> None:
-    """Compare the time that the remaining steps need with the walltime of the jobs.
+    """Check that the walltime of the jobs is long enough for the remaining steps.
 
-    The time is estimated from the speed of earlier steps in metrics.jsonl; without it, only the keys are checked.
+    The time is estimated from the speed of earlier steps in metrics.jsonl. Without earlier steps, only the walltimes
+    themselves are checked.
 
     Args:
         config: config of the run.
-        job: training job of the site that the config names; None if there is none.
+        job: training job for the configured site; None if no site is configured.
         remaining_steps: optimizer steps that are still to be taken.
         samples_per_step: samples of an optimizer step over all ranks.
         report: receives errors and notes.

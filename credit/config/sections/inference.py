@@ -63,7 +63,7 @@ class ModelNoiseUseConfig(StrictModel):
 
 
 class InitialPerturbationSection(StrictModel):
-    """Base of the sections of perturbations of the initial states, with the keys that all of them have."""
+    """Base class of the config sections of perturbations of the initial states, with the keys that all of them have."""
 
     kind: str
     amplitude: float = Field(
@@ -80,7 +80,7 @@ class InitialPerturbationSection(StrictModel):
         """
         return [0]
 
-    def step_multiples(self) -> dict[str, str]:
+    def durations_in_steps(self) -> dict[str, str]:
         """Return the durations (text, by key of this section) that must be multiples of ``data.timestep``."""
         return {}
 
@@ -90,7 +90,7 @@ class InitialPerturbationSection(StrictModel):
 
 
 class TendencyPerturbationSection(StrictModel):
-    """Base of the sections of perturbations of the tendencies, with the key that all of them have."""
+    """Base class of the config sections of perturbations of the tendencies, with the key that all of them have."""
 
     kind: str
 

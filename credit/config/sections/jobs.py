@@ -17,7 +17,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class SchedulerConfig(StrictModel):
-    """Base of the sections of schedulers, with the keys that both schedulers have."""
+    """Base class of the config sections of schedulers, with the keys that both schedulers have."""
 
     cluster: PathText | None = Field(
         None, description="Name of a cluster that `credit submit` knows, or the path of a cluster file."

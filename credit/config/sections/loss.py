@@ -13,7 +13,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class LossSection(StrictModel):
-    """Base of the sections of training losses, with the keys that all have: weights and scales of the errors."""
+    """Base class of the config sections of training losses, with the weights and scales of the errors."""
 
     kind: str
     scaling: Literal["tendency", "state"] = Field(

@@ -53,7 +53,7 @@ Memory = Annotated[str, BeforeValidator(_canonical_memory)]
 
 
 class ModelNoiseSection(StrictModel):
-    """Base of the sections of noise inside the network, with the keys that every kind of noise has."""
+    """Base class of the config sections of noise inside the network, with the keys that every kind of noise has."""
 
     kind: str
     memory: Annotated[list[Memory], BeforeValidator(_as_list_of_values)] = Field(
@@ -113,7 +113,7 @@ def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
 
 
 class ModelSection(StrictModel):
-    """Base of the sections of models, with the keys that every model has."""
+    """Base class of the config sections of models, with the keys that every model has."""
 
     type: str = Field(description="Registered name of the model.")
     residual: bool = Field(

@@ -18,7 +18,7 @@ BUILT_IN_ORDER = ("hyperdiffusion", "clamp", "dry_mass", "water", "energy")
 
 
 class PostprocessSection(StrictModel):
-    """Base of the sections of post-processes, with the key that every post-process has."""
+    """Base class of the config sections of post-processes, with the key that every post-process has."""
 
     kind: str
 

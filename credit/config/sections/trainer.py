@@ -14,7 +14,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveSection(StrictModel):
-    """Base of the sections of training objectives (`trainer.objective`), with the key that all of them have.
+    """Base class of the config sections of training objectives (`trainer.objective`), with the key that all have.
 
     An objective defines how a training step runs the model and computes the loss.
 

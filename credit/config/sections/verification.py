@@ -140,7 +140,7 @@ class ClimatologyConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_file(self) -> ClimatologyConfig:
-        """Refuse a file without its method, and keys of a file for other methods."""
+        """Require `path` for the method ``file``; refuse `path`, `rename` and `storage_options` for other methods."""
         if (self.method == "file") != (self.path is not None):
             raise ValueError("method: file and path go together; give both or neither")
         if self.method != "file" and (self.rename or self.storage_options):

@@ -166,8 +166,8 @@ class ValueRules:
             limits: (2,) least and greatest plausible value.
 
         Returns:
-            (h, w) bool, True for the implausible values; and True if these are a fill value, False if they are outside
-            the limits.
+            A mask (h, w) that is True at the implausible values; and a flag, True if they are fill values, False if
+            they are outside the limits.
         """
         # Infinite values are reported elsewhere, with a message of their own.
         is_finite = np.isfinite(field)

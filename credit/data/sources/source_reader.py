@@ -47,14 +47,14 @@ class SourceReader:
         channels: the channels of the run.
         source_index: contents of the files.
         series: time series of every time-varying variable, by name, in the order of the channels.
-        aggregations: for each of these variables, how its values over a time step are made of those in its files.
+        aggregations: for each of these variables, how its values for a time step are computed from the file values.
         policies: for each of these variables ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
         attributes: attributes of each variable by name, see `FieldReader`.
         files: cache that opens the files.
         fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:
-        packing_steps: difference of adjacent packed values of each packed variable, by name, in its units.
+        packing_steps: quantisation step of each packed variable, by name, in the units of the variable.
         times_per_chunk: largest number of `times` that lie in one chunk of a file; 1 without chunks.
         bytes_per_time: memory in bytes that each time takes while several times are read at once.
 
@@ -240,7 +240,11 @@ class SourceReader:
         return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
-        """Return the contribution of each source; `conf` is the ``data`` section that was given to `open_sources`."""
+        """Return what each source contributes to the run: its number of files, variables and times.
+
+        Args:
+            conf: the ``data`` section that was given to `open_sources`.
+        """
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
@@ -341,7 +345,7 @@ def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int
 
 
 def _list_inputs(series: VariableSeries) -> list[VariableSeries]:
-    """Return the series of the inputs of a derived variable besides the main one; empty for other variables."""
+    """Return the inputs of a derived or interpolated variable except the main input; empty for other variables."""
     if not isinstance(series, DerivedSeries):
         return []
     return [input_series for input_series, _ in series.inputs.values()]

@@ -93,7 +93,7 @@ class ChunkReader:
         return f"{self.folder}/c/{number}/0/0/0"
 
     def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the file of a chunk into C target arrays (H, W); for errors see `read`."""
+        """Read a chunk file into one target array (H, W) per channel, None to skip it; for errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if self._is_compressed:

@@ -86,7 +86,7 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield, for each step without end, the factors that multiply the predicted change.
+        """Yield the factors that multiply the predicted change of successive steps; the sequence never ends.
 
         Args:
             starts: starts of the batch.

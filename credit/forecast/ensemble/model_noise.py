@@ -44,7 +44,7 @@ class ModelNoise:
         self._first_noisy_member = 1 if conf.control else 0
 
     def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Condition | None]:
-        """Yield, for each step without end, kind of noise -> noise (B, ...).
+        """Yield kind of noise -> noise (B, ...) for successive forecast steps; the sequence never ends.
 
         Args:
             starts: starts of the B forecasts of the batch.

@@ -39,7 +39,7 @@ class GaussianOrBredSection(InitialPerturbationSection):
         # The first age, 0, is that of the analysis which is perturbed.
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
-    def step_multiples(self) -> dict[str, str]:
+    def durations_in_steps(self) -> dict[str, str]:
         """Return the duration that must be a multiple of the time step: for bred vectors, the length of a cycle."""
         if self.kind != "bred":
             return {}

@@ -215,7 +215,7 @@ class OutputDiagnostics:
         return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
 
     def _add_output(self, name: str) -> list[Channel]:
-        """Add the recipe of an output, which is copied or interpolated to pressure levels; return its channels."""
+        """Add the recipe that copies an output variable or interpolates it to pressure levels; return its channels."""
         key = "inference.pressure_levels"
         channel_index = self._inputs.channel_indices(name, key)
         channels = [self._model.output[index] for index in channel_index]

@@ -130,12 +130,13 @@ class StepFields:
 
 
 class VariableResolver:
-    """Finder of the channels and units of the variables that an entry of ``model.postprocess`` names.
+    """Lookup of the channels and units of the variables that an entry of ``model.postprocess`` names.
 
-    In all methods, `key` is the key of the entry that names the variable, such as ``specific_humidity``.
+    In all methods, `key` is the config key in the entry whose value is the name of the variable, such as
+    ``specific_humidity``.
 
     Args:
-        context: context of the entry.
+        context: everything that the post-process of this entry is built from.
     """
 
     def __init__(self, context: PostprocessContext) -> None:

@@ -150,8 +150,8 @@ def trace_step(
     Args:
         model: model on the meta device. Tensor parallelism may have split its weights, but FSDP2 must not shard them.
         build_step: builder of the step, which is called once the model has (fake) memory; see `BuildStep`.
-        micro_steps: number of micro-steps in the optimizer step. At most two are traced, and the costs of the second
-            are multiplied.
+        micro_steps: number of micro-steps in the optimizer step. At most two are traced; each further one is
+            taken to cost as much as the second.
         gpu: True to trace the kernels of a GPU, False to trace those of this machine's CPU.
         autocast: True if the step runs under autocast.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.

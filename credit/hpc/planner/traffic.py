@@ -33,12 +33,12 @@ _TREE_HOP_SECONDS = (1.25e-6, 8.5e-6)
 def count_sharding_collectives(
     units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> Counter[Collective]:
-    """Return the number of calls of each collective of FSDP2 in an optimizer step.
+    """Return how often an optimizer step calls each collective of FSDP2.
 
-    A forward pass with its backward pass gathers a unit twice if its weights are freed in between, else once. A forward
-    pass without a gradient gathers each unit once. Computing a rollout step again needs no further gather, because its
-    weights are kept for its backward pass. Gradients are reduced once per optimizer step: by a reduce-scatter over the
-    shards, then by an all-reduce over the replicas.
+    A forward and backward pass gathers a unit once, or twice if its weights are freed after the forward pass. A forward
+    pass without a gradient gathers each unit once. Recomputing a rollout step in the backward pass adds no gather,
+    because the gathered weights are then kept for the backward pass of that step. Gradients are reduced once per
+    optimizer step: by a reduce-scatter over the shards, then by an all-reduce over the replicas.
 
     Args:
         units: sharding units of the model.

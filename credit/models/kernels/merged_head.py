@@ -55,15 +55,15 @@ def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
 
 @dataclass(frozen=True)
 class OutputWindow:
-    """Range of output rows (or columns) that are needed, and where the merged convolution computes them.
+    """Range of output rows (or columns) that are needed, and the rows of the merged convolution that contain them.
 
-    A position is a row of the result of the merged convolution. Output row 2i + phase, with phase 0 or 1, is computed
-    at position p = i + phase, which reads the input rows p - 2 to p + 1. So output row r has position (r + 1) // 2.
+    The head doubles the number of rows. Row p of the merged convolution, here called position p, reads the input rows
+    p - 2 to p + 1 and contains the output rows 2p - 1 and 2p. So output row r is at position (r + 1) // 2.
 
     Attributes:
         size: number of input rows.
         start: index of the first needed output row.
-        end: index of the output row after the last needed one.
+        end: index of the last needed output row, plus 1.
     """
 
     size: int

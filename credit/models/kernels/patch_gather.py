@@ -85,7 +85,7 @@ class PatchGrid:
         B, H, W, C = x_BHWC.shape
         # Each cell is a row of a table with C columns, from which the index takes copies.
         cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
-        return self._apply_zeros_and_signs_(cells.view(B, *self.shape, -1), C)
+        return self._zero_outside_and_flip_signs_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
         """Apply the transpose of `unfold`: return (B, H, W, C), for each cell of the field the sum over its copies.
@@ -98,7 +98,7 @@ class PatchGrid:
         B = len(patches_BHWK)
         H, W = self.field_shape
         # Zeros and signs are a diagonal matrix, which is its own transpose.
-        cells = self._apply_zeros_and_signs_(patches_BHWK, channels).view(-1, channels)
+        cells = self._zero_outside_and_flip_signs_(patches_BHWK, channels).view(-1, channels)
         index = _index_of_samples(gather_index, B, H * W).flatten()
         # The gradient of an embedding with respect to its table is the sum over the copies. The last two arguments are
         # those of an embedding without padding index and without scaling.
@@ -109,7 +109,7 @@ class PatchGrid:
         """Number of rows (and columns) of zeros between the edge of the first patch and the padded field."""
         return (self.largest_kernel - self.stride) // 2
 
-    def _apply_zeros_and_signs_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
+    def _zero_outside_and_flip_signs_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
         """Set cells outside of the padded field to zero, and change the sign of vectors beyond a pole, in place.
 
         The lookup by index can do neither, as it only copies values.

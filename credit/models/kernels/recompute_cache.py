@@ -66,7 +66,7 @@ class _Pass(AbstractContextManager):
             assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))
 
     def next_results(self, compute: Callable[[], Results]) -> Results:
-        """Return the results of the next call: computed in the first pass, read from the list in a recomputation."""
+        """Call `compute` and cache its results in the first pass; return the cached results in a recomputation."""
         if not self._is_recomputation:
             results = compute()
             self._cached_results.append(_detach(results))

@@ -186,12 +186,12 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
             chains = sharded if is_sharded else unsharded
             chains[norm] = chain
     if unsharded:
-        _advance_unsharded(unsharded, iterations)
+        _power_iterate_unsharded(unsharded, iterations)
     if sharded:
-        _advance_sharded(sharded, iterations)
+        _power_iterate_sharded(sharded, iterations)
 
 
-def _advance_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+def _power_iterate_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
     """Update u and v of weights whose whole matrix is on this rank."""
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
@@ -251,7 +251,7 @@ class _MatrixShard:
         return product + torch.mv(matrix, vector)
 
 
-def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
     """Collective: update u and v of weights of whose matrix this rank stores a part.
 
     Every rank multiplies its parts of the matrices, and the sums of the products over the ranks are the full u and v.

@@ -63,7 +63,7 @@ class Noise(ABC):
 
     @abstractmethod
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the noise of one step of a forecast after the other, without end.
+        """Yield the noise of successive forecast steps; the sequence never ends.
 
         Args:
             keys: the members to draw for.
@@ -102,7 +102,7 @@ class GaussianNoise(Noise):
         return self.draw(torch.Generator().manual_seed(self.seed_at(key, step)))
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the noise (B keys, K channels, ...) of one step of a forecast after the other, without end.
+        """Yield the noise (B keys, K channels, ...) of successive forecast steps; the sequence never ends.
 
         A channel with memory is a first-order autoregression z' = phi z + sqrt(1 - phi^2) n, where z and z' are the
         noise at two successive steps, n is a new draw and phi = exp(-time step / memory). Its variance is 1 at every
@@ -172,7 +172,7 @@ class NoiseGenerator:
             self.kinds[entry.kind] = NOISES.find_class(entry.kind)(spec, entry)
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Mapping[str, Tensor] | None]:
-        """Yield the noise of one step of a forecast after the other, without end.
+        """Yield the noise of successive forecast steps; the sequence never ends.
 
         Args:
             keys: the members to draw for.

@@ -26,7 +26,7 @@ class DropoutNoise(Noise):
     """
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the int64 seeds (B keys, M values of ``memory``) of one forecast step after the other, without end."""
+        """Yield the int64 seeds (B keys, M values of ``memory``) of successive forecast steps; it never ends."""
         for step in itertools.count():
             # The number of a mask takes the place of the step in its seed, so the seed stays the same for as long as
             # the mask does.

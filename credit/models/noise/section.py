@@ -12,7 +12,7 @@ Length = Annotated[float, Field(gt=0)]
 
 
 class GaussianNoiseSection(ModelNoiseSection):
-    """Base of the sections of noise that consists of channels of Gaussian numbers."""
+    """Base class of the config sections of noise that consists of channels of Gaussian numbers."""
 
     channels: int
 

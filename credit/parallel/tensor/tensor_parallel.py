@@ -240,12 +240,13 @@ def _rowwise_forward(
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
-    """Collective: compute the outputs of a rowwise layer, which are the same on all ranks.
+    """Collective: compute the outputs of a rowwise layer; all ranks get the same outputs.
 
     Args:
-        layer: layer whose weight is a DTensor that is split by inputs; its bias is whole.
+        layer: layer whose weight is a DTensor that is split along the inputs; every rank has the whole bias.
         group: the tensor-parallel ranks.
-        random_state: random state that the colwise layer has entered, and that is left here; None without dropout.
+        random_state: per-rank random state for dropout, which the colwise layer entered and this layer exits; None
+            without dropout.
         x: (..., inputs / ranks) activations of this rank, or another object that `product` takes as its first argument.
         product: function of (x, weight, bias) that computes the layer.
 

@@ -188,7 +188,7 @@ def _pack_all_curves(
     """
     leads = budget.leads(len(table.lead_hours))
     curves = {}
-    for score, suffix, all_seasons_only in _list_curve_sets(scores, budget):
+    for score, suffix, all_seasons_only in _list_scores_and_bounds(scores, budget):
         curves_by_season = []
         for season in season_index:
             if all_seasons_only and season > 0:
@@ -206,7 +206,9 @@ def _pack_all_curves(
     return curves
 
 
-def _list_curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
+def _list_scores_and_bounds(
+    scores: Sequence[ReportScore], budget: PageBudget
+) -> Iterator[tuple[ReportScore, str, bool]]:
     """Yield (score, suffix, True if single seasons lack it); the suffix is "" or that of an end of the interval."""
     for score in scores:
         yield score, "", False
@@ -236,7 +238,7 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
     # The first season is all seasons together. The scorecard has differences and their significance.
     all_seasons = len(table.seasons) if budget.seasons else 1
     num_curves = all_seasons * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
-    for score, _, all_seasons_only in _list_curve_sets(list_report_scores(table), budget):
+    for score, _, all_seasons_only in _list_scores_and_bounds(list_report_scores(table), budget):
         num_seasons = 1 if all_seasons_only else all_seasons
         num_score_rows = _count_rows(table) if score.rows is None else len(score.rows)
         num_curves += num_seasons * len(table.forecasts) * num_score_rows

@@ -144,10 +144,10 @@ class EventResults:
         )
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
-        """Return coordinate name -> values, for the coordinates of the dimension event; empty without events.
+        """Return the coordinates of the dimension ``event``, by name; empty without events.
 
         Args:
-            channels: the scored channels, to which the channel indices of the events refer.
+            channels: the scored channels; `channel` of an event is an index into them.
         """
         if not self.events:
             return {}

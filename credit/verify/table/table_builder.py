@@ -46,9 +46,9 @@ class TableRows:
     attributes: Mapping[str, Mapping[str, str]]
 
     def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
-        """Return coordinate name -> values, for the coordinates of the dimensions channel and wind.
+        """Return the coordinates of the dimensions ``channel`` and ``wind``, by name.
 
-        The level of a channel without a level is NaN.
+        The level is NaN for a channel without a level.
         """
         names = []
         variables = []
@@ -159,7 +159,7 @@ def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.nd
 
 
 def _build_score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
-    """Return the variables of scores.nc for the scores of channels and winds, with the ends of their intervals."""
+    """Return the scores of channels and wind vectors, with the bounds of their intervals, for scores.nc."""
     forecasts = list(statistics)
     metrics = METRICS
     if _has_ensemble(statistics):
