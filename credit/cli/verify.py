@@ -351,8 +351,8 @@ def _open_online(
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.
-    step_filter = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
-    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, step_filter)
+    is_step_sent = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
+    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, is_step_sent)
     initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members

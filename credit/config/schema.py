@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from credit.calendar import parse_duration
 from credit.config.sections.base import PathText, StrictModel
 from credit.config.sections.data import DataConfig, PreprocessConfig
-from credit.config.sections.inference import InferenceConfig, ModelNoiseUseConfig
+from credit.config.sections.inference import InferenceConfig, ModelNoiseConfig
 from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.config.sections.loss import LossEntry, default_loss
 from credit.config.sections.model import ModelEntry
@@ -126,7 +126,7 @@ class Config(StrictModel):
                 "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, "
                 "feature_noise or dropout, or train a network with model.noise"
             )
-        if ensemble is not None and ensemble.model_noise != ModelNoiseUseConfig() and not self.model.noise:
+        if ensemble is not None and ensemble.model_noise != ModelNoiseConfig() and not self.model.noise:
             raise ValueError("inference.ensemble.model_noise has no effect on a network without model.noise; remove it")
         if ensemble is not None and ensemble.dropout and self.model.find_noise("dropout") is not None:
             raise ValueError(

@@ -28,9 +28,9 @@ class SharedForecasts:
     the same order. The batches go round the ranks: the n-th call (from 0) is computed by rank n modulo the number of
     ranks.
 
-    With a `step_filter`, the first rank of the group gets the outputs, for files and scores that one rank makes. The
-    other ranks send it the steps for which the filter is True, and get None themselves. Without a filter nothing is
-    sent: each rank gets the outputs of the batches that it computes, and None at each step of the other batches.
+    If steps are sent, the first rank of the group gets the outputs, for files and scores that one rank makes, and the
+    other ranks get None. If nothing is sent, each rank gets the outputs of the batches that it computes, and None at
+    each step of the other batches.
 
     Each batch is computed on one rank alone, so its output is the same bit for bit on any number of ranks.
 
@@ -39,7 +39,8 @@ class SharedForecasts:
         group: ranks that share the members.
         output_shape: (C, H, W) of the output of one forecast.
         device: device of the output.
-        step_filter: filter of the steps that are sent to the first rank, the same on all ranks; None to send nothing.
+        is_step_sent: True for the steps that are sent to the first rank, the same function on all ranks; None to send
+            nothing.
 
     Attributes:
         num_ranks: number of ranks of the group.
@@ -51,14 +52,14 @@ class SharedForecasts:
         group: dist.ProcessGroup,
         output_shape: tuple[int, int, int],
         device: torch.device,
-        step_filter: StepFilter | None,
+        is_step_sent: StepFilter | None,
     ) -> None:
         self._forecast_batch = forecast_batch
         self._group = group
         self._rank = dist.get_rank(group)
         self._output_shape = output_shape
         self._device = device
-        self._step_filter = step_filter
+        self._is_step_sent = is_step_sent
         # Rank in the group that computes the next batch.
         self._next_rank = 0
         self.num_ranks = dist.get_world_size(group)
@@ -75,7 +76,7 @@ class SharedForecasts:
         """
         computing_rank = self._next_rank
         self._next_rank = (computing_rank + 1) % self.num_ranks
-        is_gathered = self._step_filter is not None
+        is_gathered = self._is_step_sent is not None
         if computing_rank == self._rank:
             outputs = self._forecast_batch(batch, num_steps)
             if is_gathered and self._rank != 0:
@@ -87,9 +88,9 @@ class SharedForecasts:
         return iter([None] * num_steps)
 
     def _send(self, batch: Sequence[ForecastStart], outputs: Iterator[Tensor | None]) -> Iterator[None]:
-        """Compute a batch, send the outputs that the step filter selects to the first rank, and yield None."""
+        """Compute a batch, send the selected steps to the first rank, and yield None for every step."""
         for step, output in enumerate(outputs, start=1):
-            if self._step_filter(batch, step):
+            if self._is_step_sent(batch, step):
                 dist.send(output.contiguous(), group=self._group, group_dst=0)
             yield None
 
@@ -105,7 +106,7 @@ class SharedForecasts:
             (B, C, H, W) in physical units, or None.
         """
         for step in range(1, num_steps + 1):
-            if not self._step_filter(batch, step):
+            if not self._is_step_sent(batch, step):
                 yield None
                 continue
             output_BCHW = torch.empty(len(batch), *self._output_shape, device=self._device)

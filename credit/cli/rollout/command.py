@@ -111,7 +111,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
     """
-    from credit.cli.rollout.forecast_rounds import make_forecast_rounds
+    from credit.cli.rollout.forecast_rounds import make_forecast_rounds, writes_shared_store
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
@@ -139,7 +139,13 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     # Make them, while a thread writes those of earlier steps.
     lead_numbers = {lead: number for number, lead in enumerate(lead_minutes)}
     with BackgroundWriter(
-        writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
+        writer,
+        lead_numbers,
+        step_minutes,
+        str(forecaster.path),
+        work.incomplete_times,
+        diagnostics,
+        raises_in_put=not writes_shared_store(config, mesh),
     ) as background:
         make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
     if mesh.reads_samples:
@@ -157,7 +163,7 @@ def build_forecast_function(
     forecaster: Forecaster,
     file_lock: AbstractContextManager,
     mesh: DeviceGrid,
-    step_filter: StepFilter | None,
+    is_step_sent: StepFilter | None,
 ) -> ForecastFunction:
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -166,18 +172,18 @@ def build_forecast_function(
         forecaster: model, normalization and reader of the fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
         mesh: mesh of the ranks that forecast.
-        step_filter: filter of the steps that ranks of an ensemble group send; see `SharedForecasts`.
+        is_step_sent: filter of the steps that ranks of an ensemble group send; see `SharedForecasts`.
 
     Returns:
-        Function of a list of B forecast starts and a number of steps. It yields the output of each step: (B, C, H, W)
-        in physical units, with C output channels, H rows and W columns, or None if this rank does not get the output.
+        Function of a list of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step
+        in physical units, or None if this rank does not get the output.
 
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
     """
     from credit.errors import ConfigError
     from credit.forecast.ensemble.feature_noise import build_feature_noise
-    from credit.forecast.ensemble.model_noise import build_model_noise
+    from credit.forecast.ensemble.model_noise import build_model_noise, require_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
@@ -187,9 +193,8 @@ def build_forecast_function(
     ensemble = config.inference.ensemble
     stepper = forecaster.stepper
     assets = forecaster.assets
-    grid = assets.grid
     inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
-    spec = build_model_spec(config.data, assets.channels, grid, assets.attributes)
+    spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     perturb_states = None
     if ensemble is not None:
         if not ensemble.has_added_spread and not forecaster.config.model.noise:
@@ -197,21 +202,22 @@ def build_forecast_function(
                 f"inference.ensemble: the members would be equal, because {forecaster.path} was trained without "
                 "model.noise; give perturbation, lagged, stochastic, feature_noise or dropout"
             )
-        perturb_states = build_perturbation(ensemble, stepper, inputs, grid)
+        require_noise(ensemble, forecaster.config.model, str(forecaster.path))
+        perturb_states = build_perturbation(ensemble, stepper, inputs, assets.grid)
     make_forecasts = functools.partial(
         forecast_batch,
         stepper,
         inputs,
         perturb_states=perturb_states,
-        draw_factors=build_tendency_perturbation(ensemble, grid, config.data.step_minutes),
+        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes),
         build_noise_context=build_feature_noise(ensemble, stepper.model),
         draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
     if mesh.ensemble_group is None:
         return make_forecasts
-    output_shape = (len(assets.channels.output), *grid.shape)
+    output_shape = (len(assets.channels.output), *assets.grid.shape)
     device = stepper.normalizer.tendency_scale_C.device
-    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, step_filter)
+    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:

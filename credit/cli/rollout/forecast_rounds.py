@@ -18,6 +18,11 @@ from credit.train.build.forecaster import Forecaster
 from credit.utils.progress import ProgressBar
 
 
+def writes_shared_store(config: Config, mesh: DeviceGrid) -> bool:
+    """Return True if each rank that shares an ensemble writes its own members, which only a zarr store allows."""
+    return config.inference.format == "zarr" and mesh.degrees.ensemble > 1
+
+
 def make_forecast_rounds(
     config: Config,
     forecaster: Forecaster,
@@ -45,9 +50,9 @@ def make_forecast_rounds(
         mesh: mesh of the ranks that forecast.
     """
     step_minutes = config.data.step_minutes
-    every_rank_writes = config.inference.format == "zarr" and mesh.degrees.ensemble > 1
-    step_filter = None if every_rank_writes else background.needs_step
-    forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh, step_filter)
+    every_rank_writes = writes_shared_store(config, mesh)
+    is_step_sent = None if every_rank_writes else background.needs_step
+    forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh, is_step_sent)
     # Tensor-parallel peers have equal outputs, of which one is written.
     is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.reads_samples
     output_writer = background if is_writing_rank else None
@@ -56,16 +61,40 @@ def make_forecast_rounds(
     with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
         for batch_round in work.rounds:
             _make_round(forecast_batch, batch_round, longest_lead, step_minutes, output_writer)
-            if every_rank_writes and batch_round.completed_times:
-                # A forecast is complete when all ranks have written their members.
-                run_on_all_ranks(background.flush, mesh.sample_group)
-                if mesh.reads_samples:
-                    for initial_minutes in batch_round.completed_times:
-                        writer.mark_complete(initial_minutes)
+            if every_rank_writes:
+                _complete_round(batch_round, writer, background, mesh)
             bar.update(batch_round.num_starts)
         # This rank takes part in the collectives of ranks that have more batches.
         for batch_round in work.padding_rounds:
             _make_round(forecast_batch, batch_round, longest_lead, step_minutes, None)
+
+
+def _complete_round(
+    batch_round: BatchRound, writer: ForecastWriter, background: BackgroundWriter, mesh: DeviceGrid
+) -> None:
+    """Collective over the ranks that share an ensemble: mark the forecasts that this round has completed.
+
+    Args:
+        batch_round: round that all of these ranks have computed.
+        writer: writer of the zarr store.
+        background: thread of this rank that writes.
+        mesh: mesh of the ranks that forecast.
+
+    Raises:
+        CreditError: on all of these ranks, if one of them could not write.
+    """
+    if not batch_round.completed_times:
+        run_on_all_ranks(background.check, mesh.sample_group)
+        return
+    # A forecast is complete when all ranks have written their members.
+    run_on_all_ranks(background.flush, mesh.sample_group)
+
+    def mark_times() -> None:
+        if mesh.reads_samples:
+            for initial_minutes in batch_round.completed_times:
+                writer.mark_complete(initial_minutes)
+
+    run_on_all_ranks(mark_times, mesh.sample_group)
 
 
 def _make_round(

@@ -46,7 +46,7 @@ class FeatureNoiseConfig(StrictModel):
     )
 
 
-class ModelNoiseUseConfig(StrictModel):
+class ModelNoiseConfig(StrictModel):
     """Use of the network's own noise (`model.noise`) in forecasts."""
 
     amplitude: float = Field(
@@ -135,9 +135,7 @@ class EnsembleConfig(StrictModel):
     feature_noise: FeatureNoiseConfig | None = Field(
         None, description="Noise on the outputs of blocks of the network. `{}` uses the defaults."
     )
-    model_noise: ModelNoiseUseConfig = Field(
-        ModelNoiseUseConfig(), description="Noise of a network with `model.noise`."
-    )
+    model_noise: ModelNoiseConfig = Field(ModelNoiseConfig(), description="Noise of a network with `model.noise`.")
     seed: int = Field(0, ge=0, description="Seed of all random numbers of the ensemble.")
 
     @field_validator("members")

@@ -59,8 +59,8 @@ class ResumableSampler(Sampler[list[int]]):
         seed: seed of the order.
         first_step: first optimizer step, from 0.
         last_step: end of the optimizer steps, exclusive.
-        sample_group: index of the group of ranks, from 0, to which this process belongs. The ranks of a group have the
-            same samples; without tensor or ensemble parallelism, each rank is a group.
+        sample_group_index: index of the group of ranks, from 0, to which this process belongs. The ranks of a group
+            have the same samples; without tensor or ensemble parallelism, each rank is a group.
         num_sample_groups: number of groups.
         skipped_blocks: indices of the blocks that no step uses.
 
@@ -79,7 +79,7 @@ class ResumableSampler(Sampler[list[int]]):
         seed: int,
         first_step: int,
         last_step: int,
-        sample_group: int = 0,
+        sample_group_index: int = 0,
         num_sample_groups: int = 1,
         skipped_blocks: Collection[int] = (),
     ) -> None:
@@ -96,7 +96,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._seed = seed
         self._first_step = first_step
         self._last_step = last_step
-        self._sample_group = sample_group
+        self._sample_group_index = sample_group_index
         self._num_sample_groups = num_sample_groups
         self._skipped_blocks = skipped_blocks
         # The epoch of the last step, and its order; one permutation serves all steps of an epoch.
@@ -115,7 +115,7 @@ class ResumableSampler(Sampler[list[int]]):
         for step in range(self._first_step, self._last_step):
             samples_MRB = self.samples(step).reshape(self._accumulation, self._num_sample_groups, self._batch_size)
             for samples_RB in samples_MRB:
-                yield samples_RB[self._sample_group].tolist()
+                yield samples_RB[self._sample_group_index].tolist()
 
     def samples(self, step: int) -> np.ndarray:
         """Return the indices of all samples of optimizer step `step`, over all ranks and micro-steps, (block_size,)."""
@@ -141,8 +141,8 @@ class SampleSchedule:
         accumulation: number of micro-steps of an optimizer step.
         seed: seed of the run.
         workers: number of threads or processes of a loader.
-        sample_group: index of the group of ranks, from 0, to which this process belongs. The ranks of a group have the
-            same samples; without tensor or ensemble parallelism, each rank is a group.
+        sample_group_index: index of the group of ranks, from 0, to which this process belongs. The ranks of a group
+            have the same samples; without tensor or ensemble parallelism, each rank is a group.
         num_sample_groups: number of groups.
 
     Attributes:
@@ -160,7 +160,7 @@ class SampleSchedule:
         accumulation: int,
         seed: int,
         workers: int,
-        sample_group: int = 0,
+        sample_group_index: int = 0,
         num_sample_groups: int = 1,
     ) -> None:
         self._dataset = dataset
@@ -171,7 +171,7 @@ class SampleSchedule:
             batch_size,
             accumulation,
             seed,
-            sample_group=sample_group,
+            sample_group_index=sample_group_index,
             num_sample_groups=num_sample_groups,
         )
         # A sampler without steps checks the sizes, and knows the numbers that do not depend on the steps.

@@ -240,11 +240,7 @@ class SourceReader:
         return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
-        """Return what each source contributes to the run: its number of files, variables and times.
-
-        Args:
-            conf: the ``data`` section that was given to `open_sources`.
-        """
+        """Return the number of files, the variables and the times of each source; `conf` is that of `open_sources`."""
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:

@@ -52,6 +52,7 @@ class BackgroundWriter:
         initial_times: initial times to write, in minutes. Forecasts of a batch with other initial times are not
             written.
         diagnostics: computation of the written fields from the output; None to write the output itself.
+        raises_in_put: False if several ranks write, which then raise the error of one of them together.
 
     Attributes:
         file_lock: lock that the caller must hold while it reads netCDF files, because the netCDF library is not
@@ -66,8 +67,10 @@ class BackgroundWriter:
         origin: str,
         initial_times: Collection[int],
         diagnostics: OutputDiagnostics | None = None,
+        raises_in_put: bool = True,
     ) -> None:
         self.file_lock = threading.Lock()
+        self._raises_in_put = raises_in_put
         self._writer = writer
         self._lead_indices = lead_indices
         self._step_minutes = step_minutes
@@ -83,6 +86,8 @@ class BackgroundWriter:
     def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
         """Queue the output of a step for writing; wait if the disk is slower than the model.
 
+        If `raises_in_put` is False, outputs after an error are dropped, and `check` or `flush` raises the error.
+
         Args:
             starts: starts of the B forecasts of the batch.
             step: number of the step, from 1, counted from the analyses.
@@ -92,9 +97,10 @@ class BackgroundWriter:
             CreditError: if an earlier step could not be written (the message names the file), or had a value that is
                 not finite.
         """
-        self._raise_error()
+        if self._raises_in_put:
+            self.check()
         items = self._select_items(starts, step)
-        if items:
+        if items and self._error is None:
             self._queue.put((items, AsyncHostCopy(output)))
 
     def needs_step(self, starts: Sequence[ForecastStart], step: int) -> bool:
@@ -108,7 +114,7 @@ class BackgroundWriter:
             CreditError: as in `put`.
         """
         self._queue.join()
-        self._raise_error()
+        self.check()
 
     def _select_items(self, starts: Sequence[ForecastStart], step: int) -> list[_BatchItem]:
         """Return the forecasts of a batch of which a step is written or added to running sums."""
@@ -133,9 +139,10 @@ class BackgroundWriter:
         self._thread.join()
         self._writer.close()
         if kind is None:
-            self._raise_error()
+            self.check()
 
-    def _raise_error(self) -> None:
+    def check(self) -> None:
+        """Raise the error of an earlier step, as `put` does."""
         if self._error is not None:
             raise self._error
 

@@ -172,6 +172,10 @@ class ZarrStore:
         self._num_missing.pop(index, None)
         try:
             self._require_initial_time(index)
+            if self._initial_state_checksum is not None:
+                checksum = int(self._initial_state_checksum(initial_minutes), 16)
+                if int(self._group[INITIAL_FIELDS][index]) != checksum:
+                    raise CreditError(f"{self._path}: an analysis changed while its forecasts were made; start again")
             self._group[WRITTEN][index] = 1
         except OSError as error:
             raise self._build_write_error(error) from error

@@ -91,8 +91,8 @@ class EnsembleRollout(Objective):
         """
         encoded = self.encode(batch)
         members = self._member_batch(encoded, self._members, micro_step.optimizer_step)
-        self._set_gradient_sync(micro_step, reduces_gradients=True)
-        outputs = list(self._rollout(members, micro_step, reduces_gradients=True))
+        self._set_gradient_sync(micro_step, is_last_backward=True)
+        outputs = list(self._rollout(members, micro_step, is_last_backward=True))
         return self._loss_of_outputs(outputs, encoded, micro_step.counted_steps)
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
@@ -103,18 +103,23 @@ class EnsembleRollout(Objective):
         if self._members_at_once == len(self._members):
             return super().accumulate_gradients(batch, micro_step)
         encoded = self.encode(batch)
+        # Only the first chunk may be shorter, because the last one is not computed again.
         chunks = []
-        for start in range(self._members.start, self._members.stop, self._members_at_once):
-            members = range(start, min(start + self._members_at_once, self._members.stop))
+        start = self._members.start
+        length = len(self._members) % self._members_at_once or self._members_at_once
+        while start < self._members.stop:
+            members = range(start, start + length)
             chunks.append(self._member_batch(encoded, members, micro_step.optimizer_step))
+            start += length
+            length = self._members_at_once
 
         # 1. Outputs of all members of this rank at the counted steps. The last chunk keeps its graph.
         outputs_of_chunks = []
         for chunk in chunks[:-1]:
             with torch.no_grad():
-                outputs_of_chunks.append(list(self._rollout(chunk, micro_step, reduces_gradients=False)))
-        self._set_gradient_sync(micro_step, reduces_gradients=False)
-        last_outputs = list(self._rollout(chunks[-1], micro_step, reduces_gradients=False))
+                outputs_of_chunks.append(list(self._rollout(chunk, micro_step, is_last_backward=False)))
+        self._set_gradient_sync(micro_step, is_last_backward=False)
+        last_outputs = list(self._rollout(chunks[-1], micro_step, is_last_backward=False))
         outputs_of_chunks.append(last_outputs)
 
         # 2. Gradient of the loss with respect to these outputs, as leaves of a new graph.
@@ -193,7 +198,7 @@ class EnsembleRollout(Objective):
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
 
-    def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, reduces_gradients: bool) -> Iterator[Tensor]:
+    def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, is_last_backward: bool) -> Iterator[Tensor]:
         """Yield the normalised outputs (members * B, C, H, W) of the counted steps.
 
         The seed of dropout depends on the members and samples only, so that computing them again gives the same
@@ -202,7 +207,7 @@ class EnsembleRollout(Objective):
         Args:
             chunk: members that are computed.
             micro_step: rollout steps that count, and whether the micro-step reduces the gradients.
-            reduces_gradients: True if the gradients are complete after the backward pass of this chunk, so that a
+            is_last_backward: True if the gradients are complete after the backward pass of this chunk, so that a
                 micro-step that reduces them does it then.
         """
         num_steps = max(micro_step.counted_steps)
@@ -221,7 +226,7 @@ class EnsembleRollout(Objective):
         model = self.stepper.model
         for number, output_NCHW in enumerate(rollout, start=1):
             is_first_of_several = number == 1 and num_steps > 1
-            reduces_later = micro_step.reduce_gradients and reduces_gradients and is_first_of_several
+            reduces_later = micro_step.reduce_gradients and is_last_backward and is_first_of_several
             # Outputs that are computed without a graph have no backward pass.
             if reduces_later and output_NCHW.requires_grad:
                 # The backward pass comes to the first step last; only then are the gradients complete.
@@ -229,7 +234,7 @@ class EnsembleRollout(Objective):
             if number in micro_step.counted_steps:
                 yield output_NCHW
 
-    def _set_gradient_sync(self, micro_step: MicroStep, reduces_gradients: bool) -> None:
+    def _set_gradient_sync(self, micro_step: MicroStep, is_last_backward: bool) -> None:
         """Collective: choose whether the next backward pass reduces the gradients over the ranks.
 
         In a rollout of several steps it does not, because `_rollout` turns the reduction on when the backward pass
@@ -237,10 +242,10 @@ class EnsembleRollout(Objective):
 
         Args:
             micro_step: rollout steps that count, and whether the micro-step reduces the gradients.
-            reduces_gradients: True if the gradients are complete after the next backward pass.
+            is_last_backward: True if the gradients are complete after the next backward pass.
         """
         is_single_step = max(micro_step.counted_steps) == 1
-        set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and reduces_gradients and is_single_step)
+        set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and is_last_backward and is_single_step)
 
     def _loss_of_outputs(
         self, outputs: Sequence[Tensor], encoded: EncodedBatch, counted_steps: Sequence[int]

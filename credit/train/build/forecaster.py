@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from credit.config import Config, build_config
+from credit.config.registry import NOISES
 from credit.config.sections.data import VariableOptions
 from credit.config.sections.postprocess import replace_entries, require_order
 from credit.data.reader import FieldReader
@@ -222,10 +223,10 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
             attributes["ensemble"] += f"; {noise.kind} noise inside the network, memory {', '.join(noise.memory)}"
             if config.inference.ensemble.control:
                 attributes["ensemble"] += ", member 0 without it"
-        if config.model.noise:
-            noise_use = config.inference.ensemble.model_noise
-            attributes["ensemble"] += f"; noise times {noise_use.amplitude:g}"
-            if noise_use.pairs:
+        if any(NOISES.find_class(noise.kind).can_be_scaled for noise in config.model.noise):
+            noise_config = config.inference.ensemble.model_noise
+            attributes["ensemble"] += f"; amplitude of the noise {noise_config.amplitude}"
+            if noise_config.pairs:
                 attributes["ensemble"] += ", opposite in pairs of members"
     if config.inference.amp:
         attributes["precision"] = "bfloat16"

@@ -345,7 +345,7 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
         config.trainer.grad_accum_every,
         config.seed,
         num_workers,
-        sample_group=mesh.sample_rank,
+        sample_group_index=mesh.sample_rank,
         num_sample_groups=mesh.num_sample_ranks,
     )
 
