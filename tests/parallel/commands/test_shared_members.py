@@ -90,6 +90,15 @@ def test_zarr_stores_have_the_same_values(ensemble: Path, num_ranks: int, parall
     assert "rank 0: 0 forecasts written, 3 were complete" in run_on_ranks(num_ranks, "rollout", ensemble, *options)
 
 
+def test_rank_that_cannot_write_stops_all_ranks_of_a_store(ensemble: Path) -> None:
+    """Both ranks report the error at the end of the round, and no forecast counts as complete."""
+    options = (SHARED, "inference.format=zarr", "inference.folder=zarr_full")
+    with pytest.raises(AssertionError) as failure:
+        run_on_ranks(2, "rollout", ensemble, *options, "plugins=[tests.parallel.commands.fail_on_rank1]")
+    assert str(failure.value).count("credit rollout: [Errno 28] No space left") == 2, failure.value
+    assert "rank 0: 3 forecasts written" in run_on_ranks(2, "rollout", ensemble, *options)
+
+
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_only_written_steps_of_lagged_members_are_sent(ensemble: Path, format: str) -> None:
     """Lagged members take more steps than others; files have every second step."""
