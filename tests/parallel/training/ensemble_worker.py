@@ -26,7 +26,7 @@ MEMBERS_OF_MEMORY_TEST = 8
 
 def count_exchanges(mesh: DeviceGrid) -> dict[str, Any]:
     """Return the number of collectives of an optimizer step and their bytes, by kind."""
-    case = cases.CASES[cases.COUNTED_CASE]
+    case = cases.COUNTED_CASE
     model, autocast = cases.build(case, mesh, "fsdp2")
     step, *_ = cases.build_step(case, model, autocast, mesh)
     source = cases.batches(case, mesh)
