@@ -33,7 +33,7 @@ _TREE_HOP_SECONDS = (1.25e-6, 8.5e-6)
 def count_sharding_collectives(
     units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> Counter[Collective]:
-    """Return how often an optimizer step calls each collective of FSDP2.
+    """Return the number of calls of each FSDP2 collective in an optimizer step.
 
     A forward and backward pass gathers a unit once, or twice if its weights are freed after the forward pass. A forward
     pass without a gradient gathers each unit once. Recomputing a rollout step in the backward pass adds no gather,

@@ -115,7 +115,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return whether the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
+    """Return the policy for the result of the operation `op`: save or recompute it. torch calls this for each one."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
