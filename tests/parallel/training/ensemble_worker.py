@@ -22,6 +22,9 @@ from tests.parallel.training import cases
 from tests.unit.losses.test_member_loss import NUM_CHANNELS, build_losses
 
 MEMBERS_OF_MEMORY_TEST = 8
+# Gloo's thread holds the tensors of a collective until a moment after the collective is done. A late release makes a
+# peak look larger than it is, but never smaller, so the smallest of several peaks is the right one.
+MEMORY_REPETITIONS = 5
 
 
 def count_exchanges(mesh: DeviceGrid) -> dict[str, Any]:
@@ -50,10 +53,13 @@ def measure_loss_memory(num_members: int) -> dict[str, float]:
     member_loss = MemberLoss(loss, build_part_losses, num_members, field_shape, group)
     local_members = torch.randn(num_members // num_ranks, *field_shape, requires_grad=True)
     truth = torch.randn(1, *field_shape)
-    with LiveMemory([local_members, truth]) as memory:
-        member_loss.compute(local_members.detach(), truth, needs_gradient=True)
+    peaks = []
+    for _ in range(MEMORY_REPETITIONS):
+        with LiveMemory([local_members, truth]) as memory:
+            member_loss.compute(local_members.detach(), truth, needs_gradient=True)
+        peaks.append(memory.peak)
     field_bytes = truth.nbytes
-    return {"total": memory.peak / field_bytes + len(local_members), "largest": memory.largest / field_bytes}
+    return {"total": min(peaks) / field_bytes + len(local_members), "largest": memory.largest / field_bytes}
 
 
 def main(folder: Path) -> None:
