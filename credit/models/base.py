@@ -15,6 +15,7 @@ from credit.channels import Channel, ChannelMap
 from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.parallel.domain.division import FieldPart
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class ForecastModel(nn.Module):
       compilation, and its output may get noise in an ensemble (`inference.ensemble.feature_noise`).
     - ``_tp_plan = {"attention.to_qkv": "colwise", ...}`` in the class of a block: its linear layers may be split over
       tensor-parallel ranks (docs/parallelism.md).
+    - ``plan_domain(num_parts)``: method that returns how the network is split over ranks that each have a part of the
+      grid (`credit.parallel.domain`). Without it, domain parallelism refuses the network.
     - ``_fsdp2_forward_methods = ("encode",)``: methods that may be called in place of `forward`. FSDP2 gathers the
       sharded weights for them as it does for `forward`.
 
@@ -126,6 +129,7 @@ class ForecastModel(nn.Module):
 
     Attributes:
         spec: channels, grid and frames of the data.
+        grid_part: rows and columns of the grid that this rank takes and returns; None for the whole grid.
         output_is_new: True if each call returns a new tensor and the model keeps no reference to it. A forecast then
             writes its next state into this tensor, which saves the memory of one state.
         casts_weights: True if linear layers and convolutions need their weights in the autocast dtype only. Forecasts
@@ -141,6 +145,15 @@ class ForecastModel(nn.Module):
     def __init__(self, spec: ModelSpec, section: ModelSection) -> None:
         super().__init__()
         self.spec = spec
+        self.grid_part: FieldPart | None = None
+
+    def use_grid_part(self, part: FieldPart) -> None:
+        """Take and return this part of the grid from now on; domain parallelism calls it on each rank.
+
+        Args:
+            part: rows and columns of the grid.
+        """
+        self.grid_part = part
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the normalised output.
@@ -173,17 +186,21 @@ class ForecastModel(nn.Module):
         )
 
 
-def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec) -> None:
+def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec, grid_part: FieldPart | None = None) -> None:
     """Refuse an input whose shape differs from the one that the model was built for; the batch may have any size.
 
     Args:
         x_BCTHW: input to check, of any shape.
         spec: description of the data that the model was built from.
+        grid_part: rows and columns of the grid that this rank has; None for the whole grid.
 
     Raises:
         ValueError: naming both shapes.
     """
-    if tuple(x_BCTHW.shape[1:]) != spec.in_shape:
+    in_shape = spec.in_shape
+    if grid_part is not None:
+        in_shape = (*in_shape[:2], *grid_part.shape)
+    if tuple(x_BCTHW.shape[1:]) != in_shape:
         raise ValueError(
-            f"input is {tuple(x_BCTHW.shape)}, expected a batch of {spec.in_shape} (channel, time, latitude, longitude)"
+            f"input is {tuple(x_BCTHW.shape)}, expected a batch of {in_shape} (channel, time, latitude, longitude)"
         )

@@ -96,6 +96,7 @@ class _LargeKernelConvs(torch.autograd.Function):
         needs_grad_field = ctx.needs_input_grad[0]
         needs_grad_weights = ctx.needs_input_grad[4 : 4 + num_kernels]
         patches_BHWK = grid.unfold(x_BHWC, ctx.gather_index)
+        sum_dtype = torch.promote_types(x_BHWC.dtype, torch.float32)
         grad_weights: list[Tensor | None] = [None] * num_kernels
         grad_biases: list[Tensor | None] = [None] * num_kernels
         grad_patches = None
@@ -110,7 +111,7 @@ class _LargeKernelConvs(torch.autograd.Function):
             # An output column is the sum of its column taps, so each of them gets the gradient of the column.
             grad_y_BHWC = grad_BHWC.new_zeros(len(grad_BHWC), grid.output_shape[0], grid.shape[1], len(row_weight))
             column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
-            grad_biases[i] = grad_BHWC.float().sum((0, 1, 2)).to(weight.dtype)
+            grad_biases[i] = grad_BHWC.to(sum_dtype).sum((0, 1, 2)).to(weight.dtype)
             if needs_grad_weights[i]:
                 grad_row_weight = _weight_gradient(grad_y_BHWC, rows_BHWK, taps).to(weight.dtype)
                 grad_weights[i] = from_row_weight(grad_row_weight, grid.stride, weight.shape)
@@ -140,8 +141,9 @@ def _convolve(
         y_BCHW = F.conv2d(rows_BHWK.permute(0, 3, 1, 2), to_row_weight(weight, grid.stride))
         y_BHWC = y_BCHW.permute(0, 2, 3, 1).contiguous()
         # The sum is float32 even where the taps are bfloat16: 16 roundings in a row would show.
-        taps_BHWTC = column_taps(y_BHWC.float(), kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
-        sums = taps_BHWTC.sum(-2) + bias.float()
+        y_BHWC = y_BHWC.to(torch.promote_types(y_BHWC.dtype, torch.float32))
+        taps_BHWTC = column_taps(y_BHWC, kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
+        sums = taps_BHWTC.sum(-2) + bias.to(y_BHWC.dtype)
         # The compiler of torch 2.11 loses the gradients of a function's result that `to` leaves as it is.
         if sums.dtype != x_BHWC.dtype:
             sums = sums.to(x_BHWC.dtype)
@@ -227,7 +229,7 @@ def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) 
 
 
 def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tensor:
-    """Return the float32 gradient of the weight of a convolution over rows.
+    """Return the gradient, in float32 or wider, of the weight of a convolution over rows.
 
     Each tap is computed by one matrix product, which is faster than torch's weight gradient of a convolution: twice as
     fast for 16 taps in float32 on a CPU (torch 2.13).
@@ -243,9 +245,10 @@ def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tenso
     num_rows = grad_y_BHWC.shape[1]
     # Contiguous as it is multiplied, or each product in bfloat16 would copy it.
     grad_y_BCN = grad_y_BHWC.flatten(1, 2).transpose(1, 2).contiguous()
+    sum_dtype = torch.promote_types(grad_y_BHWC.dtype, torch.float32)
     tap_gradients = []
     for tap in range(taps):
         # Tap t of output row i reads row i + t of the patches.
         tap_rows_BNK = rows_BHWK[:, tap : tap + num_rows].flatten(1, 2)
-        tap_gradients.append((grad_y_BCN @ tap_rows_BNK).float().sum(0))
+        tap_gradients.append((grad_y_BCN @ tap_rows_BNK).to(sum_dtype).sum(0))
     return torch.stack(tap_gradients, dim=-1).unsqueeze(-1)

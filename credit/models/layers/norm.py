@@ -5,6 +5,7 @@ Shape suffixes: B batch, C channels, H and W rows and columns, K channels of a c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -153,10 +154,19 @@ class GroupNorm(nn.GroupNorm):
         groups: number of groups; it divides `channels`.
         channels: number of channels.
         condition_dims: lengths of the condition vectors.
+
+    Attributes:
+        domain_sum: differentiable sum over the ranks that each hold a part of the field; None if this rank holds the
+            whole field.
+        num_cells: number of cells of the whole field, used with `domain_sum`.
+        owns_cells: False if the cells that this rank holds belong to other ranks, which count them.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__(groups, channels)
+        self.domain_sum: Callable[[Tensor], Tensor] | None = None
+        self.num_cells = 0
+        self.owns_cells = True
         self.scale_shift = _build_scale_shift(channels, condition_dims.vector, channel_dim=1)
         self.cell_scale_shift = _build_scale_shift(channels, condition_dims.cells, channel_dim=1)
 
@@ -169,4 +179,26 @@ class GroupNorm(nn.GroupNorm):
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()
-        return _apply_conditions(self, super().forward(x_BCHW), conditions)
+        if self.domain_sum is None:
+            normed_BCHW = super().forward(x_BCHW)
+        else:
+            normed_BCHW = self._normalise_part(x_BCHW)
+        return _apply_conditions(self, normed_BCHW, conditions)
+
+    def _normalise_part(self, x_BCHW: Tensor) -> Tensor:
+        """Collective: return this rank's part of the normalised field, with mean and variance of the whole field."""
+        x_BGCHW = x_BCHW.unflatten(1, (self.num_groups, -1))
+        num_values = x_BGCHW.shape[2] * self.num_cells
+        mean_BG111 = self._sum_over_field(x_BGCHW) / num_values
+        centred_BGCHW = x_BGCHW - mean_BG111
+        variance_BG111 = self._sum_over_field(centred_BGCHW.square()) / num_values
+        normed_BCHW = (centred_BGCHW * torch.rsqrt(variance_BG111 + self.eps)).flatten(1, 2)
+        return torch.addcmul(self.bias[:, None, None], normed_BCHW, self.weight[:, None, None])
+
+    def _sum_over_field(self, x_BGCHW: Tensor) -> Tensor:
+        """Collective: return the sum (B, groups, 1, 1, 1) over a group's channels and the cells of the whole field."""
+        sum_BG111 = x_BGCHW.sum(dim=(2, 3, 4), keepdim=True)
+        if not self.owns_cells:
+            # Multiplied, not replaced, because the backward pass of the sum over ranks is collective as well.
+            sum_BG111 = sum_BG111 * 0
+        return self.domain_sum(sum_BG111)

@@ -72,6 +72,37 @@ class SpherePadding:
         north, south = self.lat
         return range(north), range(north + height, north + height + south)
 
+    def find_cells(
+        self, rows: range, columns: range, grid: tuple[int, int]
+    ) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return which cells of the field a rectangle of the padded field consists of.
+
+        Args:
+            rows: rows of the padded field.
+            columns: columns of the padded field.
+            grid: number of rows and columns of the field.
+
+        Returns:
+            Blocks of rows of the rectangle from north to south, each as the row indices and the column indices of its
+            cells in the field.
+        """
+        height, width = grid
+        north, west = self.lat[0], self.lon[0]
+        columns_here = [(column - west) % width for column in columns]
+        columns_beyond_pole = columns_here
+        if self.mode == "earth":
+            columns_beyond_pole = [(column - west - width // 2) % width for column in columns]
+        # Row 0 of the field is row `north` of the padded field. Beyond a pole the rows come in reverse order.
+        rows_north = [self.skip + north - 1 - row for row in rows if row < north]
+        rows_here = [row - north for row in rows if north <= row < north + height]
+        rows_south = [2 * height + north - 1 - self.skip - row for row in rows if row >= north + height]
+        blocks = (
+            (rows_north, columns_beyond_pole),
+            (rows_here, columns_here),
+            (rows_south, columns_beyond_pole),
+        )
+        return [block for block in blocks if block[0]]
+
     def vector_slices(self) -> list[slice]:
         """Return `vector_channels` as slices; indexing with slices needs no index tensor on the device."""
         slices: list[slice] = []

@@ -11,6 +11,8 @@ the whole batch, n windows of one sample, h heads, L positions in a window.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,27 @@ def hash_(x: Tensor) -> Tensor:
     return x
 
 
+@dataclass(frozen=True)
+class CellNumbering:
+    """Numbers in the whole field of the cells, or windows, that a rank holds of a divided field.
+
+    Attributes:
+        rows: rows that the rank holds.
+        columns: columns that it holds.
+        width: number of columns of the whole field.
+    """
+
+    rows: range
+    columns: range
+    width: int
+
+    def numbers(self, device: torch.device) -> Tensor:
+        """Return the numbers (cells,) int64, row by row."""
+        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
+        columns = torch.arange(self.columns.start, self.columns.stop, device=device)
+        return (rows[:, None] * self.width + columns).flatten()
+
+
 class SeededDropout(nn.Module):
     """Dropout of one layer of a network, with masks that are a function of the seeds in its arguments.
 
@@ -45,6 +68,7 @@ class SeededDropout(nn.Module):
     Attributes:
         first_unit: index of the first hidden channel or head that this rank holds: 0, unless tensor parallelism sets
             it.
+        numbering: numbers of the cells (or windows) that this rank holds; None if it holds the whole field.
     """
 
     def __init__(self, rate: float, number: int) -> None:
@@ -52,6 +76,7 @@ class SeededDropout(nn.Module):
         self.rate = rate
         self.number = number
         self.first_unit = 0
+        self.numbering: CellNumbering | None = None
         # The offsets of the layers are far apart, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
@@ -68,7 +93,7 @@ class SeededDropout(nn.Module):
             seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
         """
         x_BRU = x.flatten(1, -2)
-        rows_R = torch.arange(x_BRU.shape[1], device=x.device)
+        rows_R = self._number_cells(x_BRU.shape[1], x.device)
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
@@ -84,7 +109,7 @@ class SeededDropout(nn.Module):
         """
         weights_BnhLL = weights_NhLL.unflatten(0, (len(seeds_BM), -1))
         _, num_windows, num_heads, length, _ = weights_BnhLL.shape
-        windows_n = torch.arange(num_windows, device=weights_NhLL.device)
+        windows_n = self._number_cells(num_windows, weights_NhLL.device)
         heads_h = self.first_unit + torch.arange(num_heads, device=weights_NhLL.device)
         queries_L = torch.arange(length, device=weights_NhLL.device)
         # Rows are numbered with the heads of all ranks, so that a rank draws the masks of its heads in the whole layer.
@@ -93,6 +118,12 @@ class SeededDropout(nn.Module):
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
+
+    def _number_cells(self, num_cells: int, device: torch.device) -> Tensor:
+        """Return the numbers (cells,) int64 in the whole field of the `num_cells` cells, or windows, of this rank."""
+        if self.numbering is None:
+            return torch.arange(num_cells, device=device)
+        return self.numbering.numbers(device)
 
     def _select_seed(self, seeds_BM: Tensor) -> Tensor:
         """Return the seed that this layer uses for each sample, (B, 1, 1): layer i uses seed i modulo M."""

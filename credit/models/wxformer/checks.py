@@ -72,18 +72,31 @@ def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Se
     Raises:
         ConfigError: if the output does not fit; the message names both sizes.
     """
-    sizes = []
-    for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
-        # The decoder doubles the size of the first stage.
-        first_stage_size = stage_sizes(size + sum(pads), strides)[0]
-        sizes.append(2 * first_stage_size - sum(pads))
+    sizes = find_output_shape(grid, padding, strides)
     is_empty = min(sizes) < 1
-    fits_grid = tuple(sizes) == tuple(grid)
+    fits_grid = sizes == tuple(grid)
     if is_empty or not (fits_grid or interp):
         raise ConfigError(
             f"model.interp: {interp}, but the decoder gives {sizes[0]} x {sizes[1]} cells for a grid of "
             f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
         )
+
+
+def find_output_shape(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int]) -> tuple[int, int]:
+    """Return the number of rows and columns of the decoder's output without the padding.
+
+    Args:
+        grid: number of rows and columns.
+        padding: cells that are added on each side.
+        strides: stride of the embedding of each stage.
+    """
+    sizes = []
+    for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
+        # The decoder doubles the size of the first stage.
+        first_stage_size = stage_sizes(size + sum(pads), strides)[0]
+        sizes.append(2 * first_stage_size - sum(pads))
+    height, width = sizes
+    return height, width
 
 
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:

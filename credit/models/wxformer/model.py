@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -26,11 +25,17 @@ from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.noise_embedding import NoiseFieldEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import NO_PADDING, SpherePadding
+from credit.models.layers.resize import BilinearResize
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
 from credit.models.registry import register_model
-from credit.models.wxformer.checks import check_output_size, check_section, check_vector_channels
+from credit.models.wxformer.checks import (
+    check_output_size,
+    check_section,
+    check_vector_channels,
+    find_output_shape,
+)
 from credit.models.wxformer.noise import (
     NOISE_KINDS,
     NoiseInput,
@@ -40,6 +45,7 @@ from credit.models.wxformer.noise import (
 )
 from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
+from credit.parallel.domain.split import DomainPlan
 
 NUM_STAGES = 4
 # Keyword arguments of `WXFormer.from_kwargs` that are arguments of `ModelSpec.from_sizes`.
@@ -268,6 +274,8 @@ class WXFormer(ForecastModel):
                 noise_embed = NoiseFieldEmbedding(field_channels, dim[0], strides[0])
             self.stages.append(EncoderStage(embed, layers, noise_embed))
 
+        self.decoder_output_shape = find_output_shape(spec.grid.shape, self.padding, strides)
+        self.resize = BilinearResize(spec.grid.shape)
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
         add_dropout_noise(self, section)
         # Spectral norm wraps the weights, so all layers must exist by now.
@@ -330,7 +338,7 @@ class WXFormer(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec)
+        require_input_shape(x_BCTHW, self.spec, self.grid_part)
         # The network is two-dimensional: the frames of a channel become neighbouring channels.
         x_BCHW = x_BCTHW.flatten(1, 2)
         if autocast_dtype(x_BCHW) is None:
@@ -346,10 +354,22 @@ class WXFormer(ForecastModel):
             noise_BKHW = None
         # The decoder leaves the cells of the padding out.
         y_BCHW = self.decoder(stage_outputs, stage_conditions, margins=(self.padding.lat, self.padding.lon))
-        grid = self.spec.grid.shape
-        if y_BCHW.shape[-2:] != grid:
-            y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)
+        if self.decoder_output_shape != self.spec.grid.shape:
+            y_BCHW = self.resize(y_BCHW)
         return y_BCHW.unflatten(1, self.spec.out_shape[:2]).contiguous()
+
+    def plan_domain(self, num_parts: tuple[int, int]) -> DomainPlan:
+        """Return how the network is split into M x N parts for domain parallelism.
+
+        Args:
+            num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
+
+        Raises:
+            ConfigError: if the grid cannot be divided in this way, or the network uses torch's dropout.
+        """
+        from credit.models.wxformer.domain import plan_wxformer
+
+        return plan_wxformer(self, num_parts)
 
     @classmethod
     def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:

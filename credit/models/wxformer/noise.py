@@ -20,6 +20,7 @@ from credit.models.layers.norm import NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import SpherePadding
 from credit.models.layers.seeded_dropout import use_seeded_dropout
 from credit.models.wxformer.section import WXFormerSection
+from credit.parallel.domain.division import FieldPart
 
 # Kinds of noise that WXFormer takes.
 NOISE_KINDS = ("dropout", "global", "cell", "spherical")
@@ -82,6 +83,8 @@ class NoiseInput(nn.Module):
         self._padding = replace(padding, vector_channels=())
         cell_channels = count_noise_channels(section, "cell")
         self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
+        # Cells of each stage that this rank holds of a divided field; None for all cells.
+        self.stage_parts: list[FieldPart] | None = None
 
     def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:
         """Return for each stage the conditions that its layers depend on.
@@ -100,9 +103,12 @@ class NoiseInput(nn.Module):
         stage_conditions = []
         noise_BKHW = self._padding.pad(condition["cell"].to(dtype))
         # Each stage averages the noise of the stage before it, as the embeddings reduce the resolution.
-        for stride in self._strides:
+        for stage, stride in enumerate(self._strides):
             noise_BKHW = average_noise(noise_BKHW, stride)
-            cells_BHWK = self.cell_embedding(noise_BKHW.permute(0, 2, 3, 1))
+            part_BKHW = noise_BKHW
+            if self.stage_parts is not None:
+                part_BKHW = noise_BKHW[(..., *self.stage_parts[stage].slices)]
+            cells_BHWK = self.cell_embedding(part_BKHW.permute(0, 2, 3, 1))
             stage_conditions.append(conditions._replace(cells_BHWK=cells_BHWK))
         return stage_conditions
 
@@ -115,4 +121,11 @@ class NoiseInput(nn.Module):
         """
         if not condition or "spherical" not in condition:
             return None
-        return self._padding.pad(condition["spherical"].to(dtype))
+        noise_BKHW = self._padding.pad(condition["spherical"].to(dtype))
+        if self.stage_parts is None:
+            return noise_BKHW
+        # The patches of the tokens that this rank holds.
+        rows, columns = self.stage_parts[0].slices
+        stride = self._strides[0]
+        rows = slice(rows.start * stride, rows.stop * stride)
+        return noise_BKHW[..., rows, columns.start * stride : columns.stop * stride]

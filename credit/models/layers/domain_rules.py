@@ -1,0 +1,236 @@
+"""Rules by which the layers of this package compute their part of a field that is divided among ranks.
+
+See `credit.parallel.domain.rules`. Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.norm import Conditions, GroupNorm
+from credit.models.layers.padding import NO_PADDING, SpherePadding
+from credit.models.layers.resize import BilinearResize, Taps, find_taps
+from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
+from credit.models.layers.window_attention import WindowAttention
+from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
+from credit.parallel.domain.exchange import CellExchange, Cells
+from credit.parallel.domain.rules import DomainRule, ReadsNeighbours, Reach, as_cells, build_exchange
+from credit.parallel.tensor.collectives import AllReduceBothWays
+
+
+@dataclass(frozen=True)
+class EmbedsPaddedField(ReadsNeighbours):
+    """Rule of the first embedding of a network, which pads the field across the poles and around the globe.
+
+    The embedding then no longer pads: it gets a part of the padded field.
+
+    Attributes:
+        padding: padding of the field.
+    """
+
+    padding: SpherePadding = NO_PADDING
+
+    def install(self, layer: CrossScaleEmbedding, group: dist.ProcessGroup) -> None:
+        """Collect cells of the padded field before the layer, and leave out those of other ranks after it."""
+        layer.padding = NO_PADDING
+        super().install(layer, group)
+
+    def input_shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns of the padded field."""
+        return self.padding.padded_shape(self.source.shape)
+
+    def find_cells(self, part: FieldPart) -> list[Cells]:
+        """Return the cells of the field that a part of the padded field consists of."""
+        blocks = self.padding.find_cells(part.rows, part.columns, self.source.shape)
+        return [Cells(rows, columns) for rows, columns in blocks]
+
+    def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
+        """Change the sign of vectors beyond the poles."""
+        for beyond_pole in self.padding.rows_across_pole(self.source.shape[0]):
+            start = max(beyond_pole.start, rows.start)
+            end = min(beyond_pole.stop, rows.stop)
+            if start < end:
+                rows_beyond_pole = x_BHWC[:, start - rows.start : end - rows.start]
+                for channels in self.padding.vector_slices():
+                    # The cells were copied while they were collected, so the field itself stays as it is.
+                    rows_beyond_pole[..., channels].neg_()
+        return x_BHWC
+
+
+@dataclass(frozen=True)
+class UpSamplesWithinMargins(DomainRule):
+    """Rule of the head of a decoder, which doubles the resolution and leaves out the cells of the padding.
+
+    Attributes:
+        source: division of the head's input.
+        target: division of the grid without padding.
+        padding: padding of the grid.
+        halo: number of input cells around those under an output cell that the head reads.
+    """
+
+    source: FieldDivision
+    target: FieldDivision
+    padding: SpherePadding
+    halo: int = 2
+
+    def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+        """Collect cells before the head, and give it the margins of this rank."""
+        reach = Reach(self.halo, self.halo, factor=2)
+        rank = dist.get_rank(group)
+        outputs = [self._find_output(other) for other in range(self.target.num_ranks)]
+        inputs = [reach.input_part(output, self.source.shape) for output in outputs]
+        exchange = build_exchange(group, self.source, [[as_cells(part)] for part in inputs])
+        margins = (
+            _find_margins(outputs[rank].rows, inputs[rank].rows),
+            _find_margins(outputs[rank].columns, inputs[rank].columns),
+        )
+
+        def collect(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+            x_BHWC = exchange(args[0].permute(0, 2, 3, 1))
+            return (x_BHWC.permute(0, 3, 1, 2), margins), {}
+
+        layer.register_forward_pre_hook(collect, with_kwargs=True)
+
+    def _find_output(self, rank: int) -> FieldPart:
+        """Return a rank's part of the grid as rows and columns of the head's output with padding."""
+        part = self.target.held(rank)
+        north, west = self.padding.lat[0], self.padding.lon[0]
+        rows = range(part.rows.start + north, part.rows.stop + north)
+        return FieldPart(rows, range(part.columns.start + west, part.columns.stop + west))
+
+
+def _find_margins(outputs: range, inputs: range) -> tuple[int, int]:
+    """Return the numbers of output cells before and after `outputs` that a head computes from the cells `inputs`."""
+    return outputs.start - 2 * inputs.start, 2 * inputs.stop - outputs.stop
+
+
+@dataclass(frozen=True)
+class AttendsToDistantCells(DomainRule):
+    """Rule of attention inside windows of cells that lie H / window rows and W / window columns apart.
+
+    The ranks exchange the tokens, so that each has whole windows, and give the results back.
+
+    Attributes:
+        division: division of the tokens.
+        window: edge of a window in cells.
+    """
+
+    division: FieldDivision
+    window: int
+
+    def install(self, layer: WindowAttention, group: dist.ProcessGroup) -> None:
+        """Exchange tokens, and the conditions of each cell, before the layer, and tokens after it."""
+        if self.window == 1:
+            # Each window is one cell, which its rank has.
+            return
+        row_windows = self._divide_windows(self.division.rows)
+        column_windows = self._divide_windows(self.division.columns)
+        windows = FieldDivision(row_windows, column_windows)
+        computed = []
+        owned = []
+        for rank in range(windows.num_ranks):
+            computed.append(self._find_tokens(windows.held(rank)))
+            owned.append(self._find_tokens(windows.owned(rank)))
+        to_windows = build_exchange(group, self.division, [[cells] for cells in computed])
+        tokens = [[as_cells(self.division.held(rank))] for rank in range(self.division.num_ranks)]
+        to_tokens = CellExchange(group, owned, computed, tokens)
+
+        def collect(layer: nn.Module, args: tuple[Tensor, Conditions]) -> tuple[Tensor, Conditions]:
+            x_BHWC, conditions = args
+            if conditions.cells_BHWK is not None:
+                conditions = conditions._replace(cells_BHWK=to_windows(conditions.cells_BHWK))
+            return to_windows(x_BHWC), conditions
+
+        def give_back(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
+            return to_tokens(y_BHWC)
+
+        layer.register_forward_pre_hook(collect)
+        layer.register_forward_hook(give_back)
+
+    def _divide_windows(self, axis: AxisDivision) -> AxisDivision:
+        """Return the division of the windows along an axis; window k has the cells k, k + n, k + 2n, ... of n windows."""
+        return divide_axis(axis.size // self.window, len(axis.owned))
+
+    def _find_tokens(self, windows: FieldPart) -> Cells:
+        """Return the tokens of some windows, in the order in which the layer takes them."""
+        return Cells(
+            self._spread(windows.rows, self.division.rows.size),
+            self._spread(windows.columns, self.division.columns.size),
+        )
+
+    def _spread(self, windows: range, size: int) -> list[int]:
+        """Return the cells of some windows along an axis of `size` cells."""
+        num_windows = size // self.window
+        return [position * num_windows + window for position in range(self.window) for window in windows]
+
+
+@dataclass(frozen=True)
+class NormalisesWholeField(DomainRule):
+    """Rule of a group norm, whose mean and variance are those of the whole field.
+
+    Attributes:
+        division: division of the field.
+    """
+
+    division: FieldDivision
+
+    def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
+        """Let the norm sum over the ranks."""
+        height, width = self.division.shape
+        layer.domain_sum = partial(AllReduceBothWays.apply, group)
+        layer.num_cells = height * width
+        layer.owns_cells = self.division.owns_cells(dist.get_rank(group))
+
+
+@dataclass(frozen=True)
+class NumbersCells(DomainRule):
+    """Rule of seeded dropout, whose masks depend on the number of a cell, or of a window, in the whole field.
+
+    Attributes:
+        division: division of the cells or windows.
+    """
+
+    division: FieldDivision
+
+    def install(self, layer: SeededDropout, group: dist.ProcessGroup) -> None:
+        """Tell the layer which cells or windows of the whole field it gets."""
+        part = self.division.held(dist.get_rank(group))
+        layer.numbering = CellNumbering(part.rows, part.columns, self.division.shape[1])
+
+
+@dataclass(frozen=True)
+class InterpolatesField(DomainRule):
+    """Rule of the interpolation of a field to another number of rows and columns.
+
+    Attributes:
+        source: division of the field.
+        target: division of the result.
+    """
+
+    source: FieldDivision
+    target: FieldDivision
+
+    def install(self, layer: BilinearResize, group: dist.ProcessGroup) -> None:
+        """Replace the interpolation by one of this rank's part."""
+        taps = [self._find_taps(rank) for rank in range(self.target.num_ranks)]
+        exchange = build_exchange(group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps])
+        rows, columns = taps[dist.get_rank(group)]
+
+        def interpolate(x_BCHW: Tensor) -> Tensor:
+            x_BCHW = exchange(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            x_BCHW = rows.apply(x_BCHW, 2, rows.inputs().start)
+            return columns.apply(x_BCHW, 3, columns.inputs().start)
+
+        layer.forward = interpolate
+
+    def _find_taps(self, rank: int) -> tuple[Taps, Taps]:
+        """Return the cells between which a rank interpolates its rows and its columns."""
+        part = self.target.held(rank)
+        rows = find_taps(part.rows, self.source.shape[0], self.target.shape[0])
+        return rows, find_taps(part.columns, self.source.shape[1], self.target.shape[1])

@@ -1,0 +1,201 @@
+"""How WXFormer is split over the ranks of a domain group.
+
+Each stage has a division of its own, whose bounds are multiples of the stage's short window, so that no short window is
+cut. The exchange of cells before an embedding or an up-sampling leads from one division to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+from credit.errors import ConfigError
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.domain_rules import (
+    AttendsToDistantCells,
+    EmbedsPaddedField,
+    InterpolatesField,
+    NormalisesWholeField,
+    NumbersCells,
+    UpSamplesWithinMargins,
+)
+from credit.models.layers.norm import GroupNorm
+from credit.models.layers.padding import stage_sizes
+from credit.models.layers.seeded_dropout import SeededDropout
+from credit.models.layers.transformer_layer import TransformerLayer
+from credit.models.layers.up_sampling import UpBlock
+from credit.models.wxformer.noise import NoiseInput
+from credit.parallel.domain.division import FieldDivision, divide_field, imbalance
+from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours
+from credit.parallel.domain.split import DomainPlan
+
+if TYPE_CHECKING:
+    from credit.models.wxformer.model import WXFormer
+
+
+def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
+    """Return the divisions and rules with which a WXFormer is split into M x N parts.
+
+    Args:
+        model: the network.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
+
+    Raises:
+        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+    """
+    grid = model.spec.grid.shape
+    _require_enough_cells(grid, num_parts)
+    _require_no_torch_dropout(model)
+    stages = divide_stages(model, num_parts)
+    grid_division = divide_field(grid, num_parts)
+    # The decoder's output without the padding. It is the grid, unless the output is interpolated to the grid.
+    output_division = divide_field(model.decoder_output_shape, num_parts)
+    rules: dict[str, DomainRule] = {"noise": DividesNoise(tuple(stages))}
+    for number, stage in enumerate(model.stages):
+        reach = find_reach(stage.embed)
+        if number == 0:
+            embedding_rule = EmbedsPaddedField(
+                grid_division, stages[0], reach, returns_tokens=True, padding=model.padding
+            )
+        else:
+            embedding_rule = ReadsNeighbours(stages[number - 1], stages[number], reach, returns_tokens=True)
+        rules[f"stages.{number}.embed"] = embedding_rule
+        for index, layer in enumerate(stage.layers):
+            for path, rule in list_layer_rules(layer, stages[number]):
+                rules[f"stages.{number}.layers.{index}.{path}"] = rule
+    # The first block of the decoder leads from the coarsest stage to the one before it, and so on.
+    for index, block in enumerate(model.decoder.blocks):
+        coarse, fine = stages[-1 - index], stages[-2 - index]
+        for path, rule in list_block_rules(block, coarse, fine):
+            rules[f"decoder.blocks.{index}.{path}"] = rule
+    rules["decoder.head"] = UpSamplesWithinMargins(stages[0], output_division, model.padding)
+    if output_division.shape != grid:
+        rules["resize"] = InterpolatesField(output_division, grid_division)
+    return DomainPlan(grid_division, rules, estimate_imbalance(model, stages))
+
+
+@dataclass(frozen=True)
+class DividesNoise(DomainRule):
+    """Rule of the noise input, which gets noise of the whole grid and keeps the cells of this rank.
+
+    Attributes:
+        stages: division of each encoder stage.
+    """
+
+    stages: tuple[FieldDivision, ...]
+
+    def install(self, layer: NoiseInput, group: dist.ProcessGroup) -> None:
+        """Tell the layer which cells of each stage this rank holds."""
+        rank = dist.get_rank(group)
+        layer.stage_parts = [division.held(rank) for division in self.stages]
+
+
+def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivision]:
+    """Return the division of each encoder stage, whose bounds are multiples of the stage's short window."""
+    padded_height, padded_width = model.padding.padded_shape(model.spec.grid.shape)
+    strides = [stage.embed.stride for stage in model.stages]
+    shapes = zip(stage_sizes(padded_height, strides), stage_sizes(padded_width, strides), strict=True)
+    divisions = []
+    for stage, shape in zip(model.stages, shapes, strict=True):
+        # A stage without layers has no windows that could be cut.
+        window = stage.layers[0].short_attention.window if len(stage.layers) else 1
+        divisions.append(divide_field(shape, num_parts, window))
+    return divisions
+
+
+def find_reach(embed: CrossScaleEmbedding) -> Reach:
+    """Return the cells that a cross-scale embedding reads beside the stride x stride cells of a token."""
+    before = []
+    after = []
+    for conv in embed.convs:
+        # The convolution is padded by this number of zeros, of which the greater half comes last.
+        beyond_stride = conv.kernel_size[0] - embed.stride
+        before.append(beyond_stride // 2)
+        after.append(beyond_stride - beyond_stride // 2)
+    return Reach(max(before), max(after), stride=embed.stride)
+
+
+def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
+    """Yield path and rule of the parts of a transformer layer that need one."""
+    long_window = layer.long_attention.window
+    yield "long_attention", AttendsToDistantCells(division, long_window)
+    height, width = division.shape
+    num_parts = (len(division.rows.owned), len(division.columns.owned))
+    short_window = layer.short_attention.window
+    short_windows = divide_field((height // short_window, width // short_window), num_parts)
+    long_windows = divide_field((height // long_window, width // long_window), num_parts)
+    dropouts = {
+        "short_attention": short_windows,
+        "short_feed_forward": division,
+        "long_attention": long_windows,
+        "long_feed_forward": division,
+    }
+    for name, numbered in dropouts.items():
+        if isinstance(layer.get_submodule(name).seeded_dropout, SeededDropout):
+            yield f"{name}.seeded_dropout", NumbersCells(numbered)
+
+
+def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
+    """Yield path and rule of the layers of a decoder block that need one.
+
+    Args:
+        block: `UpBlock` or `UpBlockPS`.
+        coarse: division of the block's input.
+        fine: division of its output.
+    """
+    # A transposed convolution with stride 2 and 2 x 2 weights reads one cell, a subpixel convolution also the next.
+    reach = 0 if isinstance(block, UpBlock) else 1
+    yield "up", ReadsNeighbours(coarse, fine, Reach(reach, reach, factor=2))
+    for path, layer in block.named_modules():
+        if path == "up":
+            continue
+        if isinstance(layer, GroupNorm):
+            yield path, NormalisesWholeField(fine)
+        elif isinstance(layer, nn.Conv2d):
+            pad = layer.kernel_size[0] // 2
+            yield path, ReadsNeighbours(fine, fine, Reach(pad, pad))
+
+
+def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
+    """Return how much longer the busiest rank computes than the mean rank."""
+    costs = []
+    for stage, division in zip(model.stages, stages, strict=True):
+        num_weights = sum(parameter.numel() for parameter in stage.parameters())
+        # Nearly all operations are products of a token with a weight.
+        costs.append(num_weights * math.prod(division.shape))
+    return imbalance(stages, costs)
+
+
+def _require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> None:
+    """Refuse more parts than rows or columns of the grid.
+
+    Raises:
+        ConfigError: naming the numbers.
+    """
+    for axis, parts, size in zip(("lat", "lon"), num_parts, grid, strict=True):
+        if parts > size:
+            raise ConfigError(
+                f"domain parallelism: {axis}: {parts} parts of the {size} cells of the grid; choose at most {size}"
+            )
+
+
+def _require_no_torch_dropout(model: WXFormer) -> None:
+    """Refuse torch's dropout, whose masks would depend on how the field is divided.
+
+    Raises:
+        ConfigError: if a layer has it; the message says what to use instead.
+    """
+    for stage in model.stages:
+        for layer in stage.layers:
+            for attention in (layer.short_attention, layer.long_attention):
+                has_dropout = attention.dropout > 0
+                if has_dropout or layer.short_feed_forward.dropout.p > 0:
+                    raise ConfigError(
+                        "domain parallelism: the masks of model.attn_dropout and model.ff_dropout would depend on how "
+                        "the field is divided; set both to 0, or use model.noise: {kind: dropout, rate: ...}"
+                    )

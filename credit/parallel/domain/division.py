@@ -1,0 +1,154 @@
+"""Division of the cells of a field among the ranks of a domain group.
+
+The ranks form M rows and N columns. Rank ``i * N + j`` has the i-th part of the latitude rows and the j-th part of the
+longitude columns. Nothing here needs torch or a process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AxisDivision:
+    """Division of the cells along one axis, rows or columns, into consecutive parts.
+
+    A network computes on tensors that are never empty. A part without cells therefore computes the cells of a neighbour
+    as well, and its results are used by no one. So each part has two ranges, which differ for such parts only.
+
+    Attributes:
+        size: number of cells along the axis.
+        owned: for each part the cells that belong to it. Together the parts have every cell once; a part may be empty.
+        held: for each part the cells that its rank computes and keeps in memory; never empty.
+    """
+
+    size: int
+    owned: tuple[range, ...]
+    held: tuple[range, ...]
+
+    @property
+    def largest_part(self) -> int:
+        """Number of cells of the largest part."""
+        return max(len(part) for part in self.held)
+
+
+def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
+    """Return a division of an axis into parts whose bounds are multiples of a number, such as the edge of a window.
+
+    The parts differ by at most one window. If there are more parts than windows, some parts are empty.
+
+    Args:
+        size: number of cells along the axis, a positive multiple of `multiple`.
+        num_parts: number of parts.
+        multiple: number of cells that stay together.
+    """
+    num_windows = size // multiple
+    owned = []
+    held = []
+    for part in range(num_parts):
+        first_window = part * num_windows // num_parts
+        end_window = (part + 1) * num_windows // num_parts
+        owned.append(range(first_window * multiple, end_window * multiple))
+        # An empty part takes the window that begins where its own would, or the last one.
+        first_held = min(first_window, num_windows - 1)
+        end_held = max(end_window, first_held + 1)
+        held.append(range(first_held * multiple, end_held * multiple))
+    return AxisDivision(size, tuple(owned), tuple(held))
+
+
+@dataclass(frozen=True)
+class FieldPart:
+    """Rows and columns of one rank's part of a field.
+
+    Attributes:
+        rows: range of latitude rows.
+        columns: range of longitude columns.
+    """
+
+    rows: range
+    columns: range
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows and columns."""
+        return len(self.rows), len(self.columns)
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Slices that select the part from the last two dimensions of a whole field."""
+        return slice(self.rows.start, self.rows.stop), slice(self.columns.start, self.columns.stop)
+
+
+@dataclass(frozen=True)
+class FieldDivision:
+    """Division of the cells of a field among the ranks of a domain group.
+
+    Attributes:
+        rows: division of the latitude rows into M parts.
+        columns: division of the longitude columns into N parts.
+    """
+
+    rows: AxisDivision
+    columns: AxisDivision
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows and columns of the whole field."""
+        return self.rows.size, self.columns.size
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks, M x N."""
+        return len(self.rows.owned) * len(self.columns.owned)
+
+    def owned(self, rank: int) -> FieldPart:
+        """Return the cells that belong to a rank; each cell belongs to one rank only."""
+        i, j = self._position(rank)
+        return FieldPart(self.rows.owned[i], self.columns.owned[j])
+
+    def held(self, rank: int) -> FieldPart:
+        """Return the cells that a rank computes and keeps in memory, see `AxisDivision`."""
+        i, j = self._position(rank)
+        return FieldPart(self.rows.held[i], self.columns.held[j])
+
+    def owns_cells(self, rank: int) -> bool:
+        """Return True if any cell belongs to a rank."""
+        return min(self.owned(rank).shape) > 0
+
+    def _position(self, rank: int) -> tuple[int, int]:
+        """Return the indices of a rank's parts of the rows and of the columns."""
+        return divmod(rank, len(self.columns.owned))
+
+
+def divide_field(shape: tuple[int, int], num_parts: tuple[int, int], multiple: int = 1) -> FieldDivision:
+    """Return a division of a field into M x N parts whose bounds are multiples of `multiple`.
+
+    Args:
+        shape: number of rows and columns of the field; see `divide_axis`.
+        num_parts: (M, N) numbers of parts of the rows and of the columns.
+        multiple: number of rows, and of columns, that stay together.
+    """
+    rows = divide_axis(shape[0], num_parts[0], multiple)
+    columns = divide_axis(shape[1], num_parts[1], multiple)
+    return FieldDivision(rows, columns)
+
+
+def list_shapes(num_ranks: int) -> list[tuple[int, int]]:
+    """Return the pairs (M, N) with M x N = `num_ranks`."""
+    return [(rows, num_ranks // rows) for rows in range(1, num_ranks + 1) if num_ranks % rows == 0]
+
+
+def imbalance(divisions: Iterable[FieldDivision], costs: Sequence[float]) -> float:
+    """Return how much longer the busiest rank computes than the mean rank, as a factor of at least 1.
+
+    Args:
+        divisions: division of each stage of a network.
+        costs: cost of each stage as a whole, in any unit.
+    """
+    total = 0.0
+    for division, cost in zip(divisions, costs, strict=True):
+        height, width = division.shape
+        largest_part = division.rows.largest_part * division.columns.largest_part
+        total += cost * largest_part * division.num_ranks / (height * width)
+    return total / sum(costs)

@@ -1,0 +1,294 @@
+"""Exchange of cells between the ranks of a domain group: from one distribution of a field to another.
+
+Everything that a split field needs from other ranks is one operation: each rank has some rows and columns of a field,
+and needs other ones. Halos, padding across the poles, windows of distant cells and another division of the next stage
+differ only in the lists of rows and columns.
+
+Shape suffixes: B batch, H and W rows and columns of a rank's cells, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+
+class Cells(NamedTuple):
+    """A list of rows and a list of columns; the cells are all pairs of both, in this order.
+
+    A row or column may occur more than once among the cells that a rank needs, but not among those that it has.
+
+    Attributes:
+        rows: row indices in the whole field.
+        columns: column indices in the whole field.
+    """
+
+    rows: Sequence[int]
+    columns: Sequence[int]
+
+
+# Positions along one dimension of a tensor: a slice if they are consecutive, else an index tensor.
+Positions = slice | Tensor
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Block of cells that goes from one rank to another.
+
+    Attributes:
+        peer: the other rank.
+        rows: positions of the rows in this rank's tensor, the sender's or the receiver's.
+        columns: positions of the columns in this rank's tensor.
+        shape: number of rows and columns of the block.
+    """
+
+    peer: int
+    rows: Positions
+    columns: Positions
+    shape: tuple[int, int]
+
+    def to(self, device: torch.device) -> _Route:
+        """Return the route with its index tensors on a device."""
+        rows, columns = self.rows, self.columns
+        if isinstance(rows, Tensor):
+            rows = rows.to(device)
+        if isinstance(columns, Tensor):
+            columns = columns.to(device)
+        return _Route(self.peer, rows, columns, self.shape)
+
+
+class CellExchange:
+    """Exchange that gives each rank of a group the cells that it needs, with a gradient.
+
+    The gradient of a cell is the sum of the gradients of its copies on all ranks.
+
+    Args:
+        group: the ranks.
+        available: for each rank the cells that it sends from; each cell occurs on at most one rank.
+        held: for each rank the cells of its input tensor, a superset of `available`.
+        needed: for each rank blocks of cells, which are stacked along the rows of its output tensor. All blocks of a
+            rank have the same number of columns.
+
+    Attributes:
+        output_shape: number of rows and columns that this rank gets.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        available: Sequence[Cells],
+        held: Sequence[Cells],
+        needed: Sequence[Sequence[Cells]],
+    ) -> None:
+        self.group = group
+        rank = dist.get_rank(group)
+        num_ranks = dist.get_world_size(group)
+        self.input_shape = (len(held[rank].rows), len(held[rank].columns))
+        self.output_shape = (sum(len(block.rows) for block in needed[rank]), len(needed[rank][0].columns))
+        # A copy on this rank is a pair of routes: where the cells are, and where they go.
+        self._copies: list[tuple[_Route, _Route]] = []
+        self._sends: list[_Route] = []
+        self._receives: list[_Route] = []
+        # Whether any rank sends to another one; all ranks come to the same answer.
+        self._communicates = False
+        for source in range(num_ranks):
+            for destination in range(num_ranks):
+                pairs = _find_routes(source, destination, available[source], held[source], needed[destination])
+                if source != destination and pairs:
+                    self._communicates = True
+                for send, receive in pairs:
+                    if source == destination == rank:
+                        self._copies.append((send, receive))
+                    elif source == rank:
+                        self._sends.append(send)
+                    elif destination == rank:
+                        self._receives.append(receive)
+        self._num_ranks = num_ranks
+        self._device = torch.device("cpu")
+        self._is_identity = not self._communicates and self._copies_everything()
+
+    def __call__(self, x_BHWC: Tensor) -> Tensor:
+        """Collective: return the cells (B, rows, columns, C) that this rank needs.
+
+        Args:
+            x_BHWC: cells that this rank holds.
+        """
+        if self._is_identity:
+            return x_BHWC
+        if x_BHWC.device != self._device:
+            self._move_routes(x_BHWC.device)
+        return _ExchangeCells.apply(x_BHWC, self)
+
+    def sent_cells(self) -> int:
+        """Return the number of cells that this rank sends to others in the forward pass."""
+        return sum(route.shape[0] * route.shape[1] for route in self._sends)
+
+    def move(self, x_BHWC: Tensor) -> Tensor:
+        """Collective: return the needed cells, without a gradient."""
+        batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
+        y_BHWC = x_BHWC.new_empty(batch, *self.output_shape, channels)
+        for source, destination in self._copies:
+            _write(y_BHWC, destination, _take(x_BHWC, source))
+        if self._communicates:
+            for route, block in self._swap(x_BHWC, self._sends, self._receives):
+                _write(y_BHWC, route, block)
+        return y_BHWC
+
+    def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
+        """Collective: return the gradient of the held cells from that of the needed cells."""
+        batch, channels = gradient_BHWC.shape[0], gradient_BHWC.shape[3]
+        result_BHWC = gradient_BHWC.new_zeros(batch, *self.input_shape, channels)
+        for source, destination in self._copies:
+            _add(result_BHWC, source, _take(gradient_BHWC, destination))
+        if self._communicates:
+            for route, block in self._swap(gradient_BHWC, self._receives, self._sends):
+                _add(result_BHWC, route, block)
+        return result_BHWC
+
+    def _swap(self, x_BHWC: Tensor, sends: list[_Route], receives: list[_Route]) -> list[tuple[_Route, Tensor]]:
+        """Collective: send blocks to other ranks; return each receiving route with its block (B, rows, columns, C)."""
+        batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
+        blocks = [_take(x_BHWC, route).flatten() for route in sends]
+        send_buffer = torch.cat(blocks) if blocks else x_BHWC.new_empty(0)
+        receive_sizes = [batch * route.shape[0] * route.shape[1] * channels for route in receives]
+        receive_buffer = x_BHWC.new_empty(sum(receive_sizes))
+        dist.all_to_all_single(
+            receive_buffer,
+            send_buffer,
+            output_split_sizes=self._count_by_peer(receives, batch * channels),
+            input_split_sizes=self._count_by_peer(sends, batch * channels),
+            group=self.group,
+        )
+        received = receive_buffer.split(receive_sizes)
+        return [
+            (route, block.view(batch, *route.shape, channels)) for route, block in zip(receives, received, strict=True)
+        ]
+
+    def _count_by_peer(self, routes: list[_Route], values_per_cell: int) -> list[int]:
+        """Return for each rank the number of values on the routes from or to it."""
+        counts = [0] * self._num_ranks
+        for route in routes:
+            counts[route.peer] += route.shape[0] * route.shape[1] * values_per_cell
+        return counts
+
+    def _move_routes(self, device: torch.device) -> None:
+        """Move the index tensors of all routes to a device, where they stay."""
+        self._copies = [(source.to(device), destination.to(device)) for source, destination in self._copies]
+        self._sends = [route.to(device) for route in self._sends]
+        self._receives = [route.to(device) for route in self._receives]
+        self._device = device
+
+    def _copies_everything(self) -> bool:
+        """Return True if this rank needs exactly the cells that it holds, in the same order."""
+        if self.input_shape != self.output_shape or len(self._copies) != 1:
+            return False
+        whole = (slice(0, self.input_shape[0]), slice(0, self.input_shape[1]))
+        return all((route.rows, route.columns) == whole for route in self._copies[0])
+
+
+class _ExchangeCells(torch.autograd.Function):
+    """Autograd function of `CellExchange`."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_BHWC: Tensor, exchange: CellExchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.move(x_BHWC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_BHWC: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.move_gradient(gradient_BHWC), None
+
+
+def _find_routes(
+    source: int, destination: int, available: Cells, held: Cells, needed: Sequence[Cells]
+) -> list[tuple[_Route, _Route]]:
+    """Return the blocks that go from one rank to another, each as the sender's and the receiver's route.
+
+    Args:
+        source: rank that sends.
+        destination: rank that receives.
+        available: cells that the sender may send.
+        held: cells of the sender's tensor.
+        needed: blocks of cells of the receiver's tensor, which are stacked along the rows.
+    """
+    pairs = []
+    first_row = 0
+    for block in needed:
+        sent_rows, received_rows = _match(available.rows, held.rows, block.rows)
+        sent_columns, received_columns = _match(available.columns, held.columns, block.columns)
+        if len(sent_rows) and len(sent_columns):
+            shape = (len(sent_rows), len(sent_columns))
+            send = _Route(destination, _as_positions(sent_rows), _as_positions(sent_columns), shape)
+            placed_rows = _as_positions(received_rows + first_row)
+            receive = _Route(source, placed_rows, _as_positions(received_columns), shape)
+            pairs.append((send, receive))
+        first_row += len(block.rows)
+    return pairs
+
+
+def _match(available: Sequence[int], held: Sequence[int], needed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions in `held` of the needed indices that are available, and their positions in `needed`."""
+    held_array = np.asarray(held, dtype=np.int64)
+    needed_array = np.asarray(needed, dtype=np.int64)
+    size = 1 + max(held_array.max(initial=-1), needed_array.max(initial=-1))
+    # index in the whole field -> position in `held`, -1 for what is not available
+    positions = np.full(size, -1, dtype=np.int64)
+    positions[held_array] = np.arange(len(held_array))
+    is_available = np.zeros(size, dtype=bool)
+    is_available[np.asarray(available, dtype=np.int64)] = True
+    positions[~is_available] = -1
+    held_positions = positions[needed_array]
+    is_found = held_positions >= 0
+    return held_positions[is_found], np.flatnonzero(is_found)
+
+
+def _as_positions(indices: np.ndarray) -> Positions:
+    """Return increasing consecutive indices as a slice, others as an index tensor."""
+    if np.all(np.diff(indices) == 1):
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return torch.from_numpy(indices)
+
+
+def _take(x_BHWC: Tensor, route: _Route) -> Tensor:
+    """Return the cells of a route, (B, rows, columns, C)."""
+    return _select(_select(x_BHWC, 1, route.rows), 2, route.columns)
+
+
+def _select(x: Tensor, dim: int, positions: Positions) -> Tensor:
+    """Return the positions along a dimension: a view for a slice, else a copy."""
+    if isinstance(positions, slice):
+        return x.narrow(dim, positions.start, positions.stop - positions.start)
+    return x.index_select(dim, positions)
+
+
+def _write(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
+    """Write a block to the cells of a route, in place."""
+    rows, columns = route.rows, route.columns
+    if isinstance(rows, Tensor) and isinstance(columns, Tensor):
+        # Two index tensors select pairs unless they span a table of rows and columns.
+        rows = rows[:, None]
+    y_BHWC[:, rows, columns] = block_BHWC
+
+
+def _add(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
+    """Add a block to the cells of a route, in place; a row or column may occur several times."""
+    columns = route.columns
+    if isinstance(columns, Tensor):
+        # First along the columns, into a tensor with the rows of the block and all columns of the target.
+        batch, _, width, channels = y_BHWC.shape
+        spread_BHWC = y_BHWC.new_zeros(batch, route.shape[0], width, channels)
+        block_BHWC = spread_BHWC.index_add_(2, columns, block_BHWC)
+        columns = slice(None)
+    target_BHWC = y_BHWC[:, :, columns]
+    if isinstance(route.rows, Tensor):
+        target_BHWC.index_add_(1, route.rows, block_BHWC)
+    else:
+        target_BHWC[:, route.rows] += block_BHWC

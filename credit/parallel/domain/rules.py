@@ -1,0 +1,160 @@
+"""How a layer of a network computes its part of a split field.
+
+A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and leaves out
+cells after it; the layer itself computes as it does on a whole field. Layers that compute every cell by itself, such as
+linear layers and layer norms, and attention inside windows that are never cut, need no rule.
+
+Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from credit.parallel.domain.division import FieldDivision, FieldPart
+from credit.parallel.domain.exchange import CellExchange, Cells
+
+
+class DomainRule(ABC):
+    """What a layer of a split network needs from other ranks."""
+
+    @abstractmethod
+    def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+        """Change a layer in place so that it computes this rank's part of a field.
+
+        Args:
+            layer: the layer.
+            group: the ranks that the field is divided among.
+        """
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Cells that a layer reads for a range of its output, along rows and columns alike.
+
+    Attributes:
+        before: number of input cells that are read before those that lie under the output.
+        after: number of input cells that are read after them.
+        stride: number of input cells per output cell, for a layer that lowers the resolution.
+        factor: number of output cells per input cell, for a layer that raises the resolution.
+    """
+
+    before: int = 0
+    after: int = 0
+    stride: int = 1
+    factor: int = 1
+
+    def input_range(self, output: range, input_size: int) -> range:
+        """Return the input cells from which a layer computes a range of its output.
+
+        The layer treats the ends of these cells as the ends of the whole axis, for example by zeros. Where they are not
+        the ends of the axis, they lie so far beyond the output that this has no effect on it.
+
+        Args:
+            output: range of output cells, not empty.
+            input_size: number of input cells along the whole axis.
+        """
+        start = output.start * self.stride // self.factor - self.before
+        # `-(-a // b)` is a / b, rounded up.
+        end = -(-output.stop * self.stride // self.factor) + self.after
+        # A layer with a stride must begin at the first cell of an output cell.
+        start = start // self.stride * self.stride
+        end = -(-end // self.stride) * self.stride
+        return range(max(start, 0), min(end, input_size))
+
+    def input_part(self, output: FieldPart, input_shape: tuple[int, int]) -> FieldPart:
+        """Return the rows and columns from which a layer computes a part of its output, see `input_range`."""
+        rows = self.input_range(output.rows, input_shape[0])
+        columns = self.input_range(output.columns, input_shape[1])
+        return FieldPart(rows, columns)
+
+    def first_output(self, inputs: range) -> int:
+        """Return the index of the output cell that a layer computes first from a range of input cells."""
+        return inputs.start * self.factor // self.stride
+
+
+@dataclass(frozen=True)
+class ReadsNeighbours(DomainRule):
+    """Rule of a layer that reads cells around the one that it computes, such as a convolution or an up-sampling.
+
+    The layer takes (B, C, H, W) fields.
+
+    Attributes:
+        source: division of the layer's input.
+        target: division of the layer's output.
+        reach: cells that the layer reads.
+        returns_tokens: True if the layer returns (B, H, W, C), False for (B, C, H, W).
+    """
+
+    source: FieldDivision
+    target: FieldDivision
+    reach: Reach
+    returns_tokens: bool = False
+
+    def input_shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns that the layer reads on one rank."""
+        return self.source.shape
+
+    def find_cells(self, part: FieldPart) -> list[Cells]:
+        """Return the cells of the source that a part of the layer's input consists of, in blocks of rows."""
+        return [Cells(part.rows, part.columns)]
+
+    def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
+        """Return the collected cells as the layer takes them.
+
+        Args:
+            x_BHWC: cells that were collected for this rank.
+            rows: their rows.
+        """
+        return x_BHWC
+
+    def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+        """Collect cells before the layer, and leave out those of other ranks after it."""
+        inputs = [
+            self.reach.input_part(self.target.held(rank), self.input_shape()) for rank in range(self.target.num_ranks)
+        ]
+        exchange = build_exchange(group, self.source, [self.find_cells(part) for part in inputs])
+        rank = dist.get_rank(group)
+        target = self.target.held(rank)
+        first_row = target.rows.start - self.reach.first_output(inputs[rank].rows)
+        first_column = target.columns.start - self.reach.first_output(inputs[rank].columns)
+        row_dim = 1 if self.returns_tokens else 2
+        num_rows, num_columns = target.shape
+
+        def collect(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x_BHWC = exchange(args[0].permute(0, 2, 3, 1))
+            x_BHWC = self.prepare(x_BHWC, inputs[rank].rows)
+            return (x_BHWC.permute(0, 3, 1, 2), *args[1:])
+
+        def crop(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            return output.narrow(row_dim, first_row, num_rows).narrow(row_dim + 1, first_column, num_columns)
+
+        layer.register_forward_pre_hook(collect)
+        layer.register_forward_hook(crop)
+
+
+def build_exchange(
+    group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]
+) -> CellExchange:
+    """Return the exchange that gives each rank cells of a field that is divided.
+
+    Args:
+        group: the ranks that the field is divided among.
+        source: division of the field.
+        needed: for each rank the blocks of cells that it needs, see `CellExchange`.
+    """
+    ranks = range(source.num_ranks)
+    available = [as_cells(source.owned(rank)) for rank in ranks]
+    held = [as_cells(source.held(rank)) for rank in ranks]
+    return CellExchange(group, available, held, needed)
+
+
+def as_cells(part: FieldPart) -> Cells:
+    """Return the cells of a part of a field."""
+    return Cells(part.rows, part.columns)

@@ -1,0 +1,95 @@
+"""Domain parallelism: a network whose fields are divided among the ranks of a group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+
+from credit.errors import ConfigError
+from credit.parallel.domain.division import FieldDivision, list_shapes
+from credit.parallel.domain.rules import DomainRule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DomainPlan:
+    """How a network computes on a divided field.
+
+    Attributes:
+        grid: division of the network's input and output.
+        rules: path of a layer -> its rule.
+        imbalance: time of the busiest rank over the mean time, as an estimate from the cells of each stage; at least 1.
+    """
+
+    grid: FieldDivision
+    rules: Mapping[str, DomainRule]
+    imbalance: float
+
+
+def split_domain(
+    model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None
+) -> DomainPlan:
+    """Change a network in place so that each rank of a group computes a part of every field; return how.
+
+    The network's method `plan_domain` declares how its layers are split. Its input and output are then this rank's part
+    of the grid, ``plan.grid.held(rank)``. Results and gradients are those of the whole network on one process, except
+    that the gradient of a weight is the sum over the ranks of the group.
+
+    Args:
+        model: network, on any device.
+        group: the ranks that divide the fields.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns; None for the pair with
+            which the ranks have the most even work.
+
+    Raises:
+        ConfigError: if the network does not support it, or the field cannot be divided in this way; the message names
+            what would work.
+    """
+    num_ranks = dist.get_world_size(group)
+    plan = plan_domain(model, num_ranks, num_parts)
+    for path, rule in plan.rules.items():
+        rule.install(model.get_submodule(path), group)
+    model.use_grid_part(plan.grid.held(dist.get_rank(group)))
+    rows, columns = len(plan.grid.rows.owned), len(plan.grid.columns.owned)
+    logger.info(
+        "each field is divided among %d ranks: %d parts of the rows x %d parts of the columns", num_ranks, rows, columns
+    )
+    return plan
+
+
+def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | None = None) -> DomainPlan:
+    """Return how a network is split among `num_ranks` ranks, see `split_domain`; nothing is changed."""
+    if not hasattr(model, "plan_domain"):
+        raise ConfigError(
+            f"domain parallelism: {type(model).__name__} does not declare how its layers are split (plan_domain); "
+            "set domain to 1, or choose a model that supports it"
+        )
+    if num_parts is not None:
+        if num_parts[0] * num_parts[1] != num_ranks:
+            raise ConfigError(
+                f"domain parallelism: {num_parts[0]} parts of the rows x {num_parts[1]} parts of the columns do not "
+                f"make {num_ranks} ranks; these do: {_describe_shapes(list_shapes(num_ranks))}"
+            )
+        return model.plan_domain(num_parts)
+    plans = []
+    problems = []
+    for shape in list_shapes(num_ranks):
+        try:
+            plans.append((shape, model.plan_domain(shape)))
+        except ConfigError as error:
+            problems.append(str(error))
+    if not plans:
+        raise ConfigError("; ".join(problems))
+    # Parts that are nearly square have short borders. Rows are read faster than columns, so they are divided first.
+    _, best = min(plans, key=lambda plan: (round(plan[1].imbalance, 3), max(plan[0]) / min(plan[0]), plan[0][1]))
+    return best
+
+
+def _describe_shapes(shapes: list[tuple[int, int]]) -> str:
+    """Return pairs of numbers of parts as text for a message."""
+    return ", ".join(f"{{lat: {rows}, lon: {columns}}}" for rows, columns in shapes)
