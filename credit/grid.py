@@ -135,6 +135,18 @@ class LatLonGrid:
         area_CHW = valid_CHW * self.area_weights()
         return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
 
+    def select(self, rows: slice, columns: slice) -> LatLonGrid:
+        """Return some rows and columns of the grid, which do not cover the globe.
+
+        Use the areas of the whole grid: `area_weights` of the result are those of complete circles of latitude.
+
+        Args:
+            rows: consecutive rows, with a start and a stop.
+            columns: consecutive columns.
+        """
+        # Row i lies between the bounds i and i + 1.
+        return LatLonGrid(self.lat[rows], self.lon[columns], self.lat_bounds[rows.start : rows.stop + 1])
+
     def describe_mismatch(self, other: LatLonGrid) -> str | None:
         """Return a description of how `other` differs from this grid.
 

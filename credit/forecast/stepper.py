@@ -18,6 +18,7 @@ from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
 from credit.forecast.postprocess.base import PostprocessChain
 from credit.models.kernels.recompute_cache import recompute_contexts
+from credit.parallel.domain.domain import Domain
 
 # Kind of noise (entry of ``model.noise``) -> noise of each sample, (B, ...).
 Condition = Mapping[str, torch.Tensor]
@@ -31,12 +32,15 @@ class Stepper:
             the model keeps no reference to its output, so that the stepper may overwrite it in inference mode.
         channels: order of the channels in the input and the output of the network.
         normalizer: conversion between physical units and normalised space.
-        static_CHW: static channels in physical units.
+        static_CHW: static channels in physical units, on this rank's part of the grid.
         residual: True if the network predicts changes of the prognostic channels (see `step`).
         valid_CHW: bool, False where a prognostic channel is always missing. The normalised state stays 0 there, which
             is the mean. None if no channel has missing cells.
         amp: True to compute the network in bfloat16.
         postprocess: chain that is applied to the output of every step; None for no post-processing.
+
+    Attributes:
+        domain: the ranks among which the fields are divided; None if the fields have the whole grid.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Stepper:
         self.model = model
         self.channels = channels
         self.normalizer = normalizer
+        self.domain: Domain | None = getattr(model, "domain", None)
         self._output_is_new = getattr(model, "output_is_new", False)
         self._static_1CHW = normalizer.encode(static_CHW[None], "static")
         self._residual = residual

@@ -50,25 +50,27 @@ class LossContext:
     error_scale_C: np.ndarray
     masks: Mapping[str, np.ndarray]
 
-    def select(self, channels: slice, rows: slice) -> LossContext:
+    def select(self, channels: slice, rows: slice, columns: slice | None = None) -> LossContext:
         """Return the context of a part of the fields. Weights are not rescaled, so they may sum to less than 1.
 
         Args:
             channels: output channels of the part.
             rows: latitude rows of the part.
+            columns: longitude columns of the part; None for all.
         """
         grid = self.grid
-        if rows != slice(0, len(grid.lat)):
-            # Row i lies between the bounds i and i + 1.
-            grid = LatLonGrid(grid.lat[rows], grid.lon, grid.lat_bounds[rows.start : rows.stop + 1])
+        if columns is None:
+            columns = slice(0, len(grid.lon))
+        if (rows, columns) != (slice(0, len(grid.lat)), slice(0, len(grid.lon))):
+            grid = grid.select(rows, columns)
         return LossContext(
             channels=self.channels.select_output(channels),
             grid=grid,
-            area_CHW=self.area_CHW[channels, rows],
-            cell_weight_CHW=self.cell_weight_CHW[channels, rows],
+            area_CHW=self.area_CHW[channels, rows, columns],
+            cell_weight_CHW=self.cell_weight_CHW[channels, rows, columns],
             channel_weight_C=self.channel_weight_C[channels],
             error_scale_C=self.error_scale_C[channels],
-            masks={name: mask_HW[rows] for name, mask_HW in self.masks.items()},
+            masks={name: mask_HW[rows, columns] for name, mask_HW in self.masks.items()},
         )
 
 

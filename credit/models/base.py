@@ -15,7 +15,7 @@ from credit.channels import Channel, ChannelMap
 from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.parallel.domain.division import FieldPart
+from credit.parallel.domain.domain import Domain
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class ForecastModel(nn.Module):
 
     Attributes:
         spec: channels, grid and frames of the data.
-        grid_part: rows and columns of the grid that this rank takes and returns; None for the whole grid.
+        domain: the ranks among which the grid is divided, set by domain parallelism; None if this rank takes and
+            returns the whole grid.
         output_is_new: True if each call returns a new tensor and the model keeps no reference to it. A forecast then
             writes its next state into this tensor, which saves the memory of one state.
         casts_weights: True if linear layers and convolutions need their weights in the autocast dtype only. Forecasts
@@ -145,15 +146,7 @@ class ForecastModel(nn.Module):
     def __init__(self, spec: ModelSpec, section: ModelSection) -> None:
         super().__init__()
         self.spec = spec
-        self.grid_part: FieldPart | None = None
-
-    def use_grid_part(self, part: FieldPart) -> None:
-        """Take and return this part of the grid from now on; domain parallelism calls it on each rank.
-
-        Args:
-            part: rows and columns of the grid.
-        """
-        self.grid_part = part
+        self.domain: Domain | None = None
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the normalised output.
@@ -186,20 +179,20 @@ class ForecastModel(nn.Module):
         )
 
 
-def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec, grid_part: FieldPart | None = None) -> None:
+def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec, domain: Domain | None = None) -> None:
     """Refuse an input whose shape differs from the one that the model was built for; the batch may have any size.
 
     Args:
         x_BCTHW: input to check, of any shape.
         spec: description of the data that the model was built from.
-        grid_part: rows and columns of the grid that this rank has; None for the whole grid.
+        domain: the ranks among which the grid is divided; None if the input has the whole grid.
 
     Raises:
         ValueError: naming both shapes.
     """
     in_shape = spec.in_shape
-    if grid_part is not None:
-        in_shape = (*in_shape[:2], *grid_part.shape)
+    if domain is not None:
+        in_shape = (*in_shape[:2], *domain.part.shape)
     if tuple(x_BCTHW.shape[1:]) != in_shape:
         raise ValueError(
             f"input is {tuple(x_BCTHW.shape)}, expected a batch of {in_shape} (channel, time, latitude, longitude)"

@@ -1,8 +1,9 @@
-"""The mesh of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built.
+"""The mesh of ranks: replicas x shards x domain x tensor-parallel ranks, checked before anything is built.
 
 The axes of replicas and shards together are the data-parallel ranks. These may be divided into ensemble groups: the
 ranks of a group compute different members of the same samples. As holders of weights they are data-parallel ranks like
-any others, so sharding does not depend on the groups, and a larger group needs no more memory.
+any others, so sharding does not depend on the groups, and a larger group needs no more memory. The ranks of a domain
+group each have a part of the fields of the same samples; weights are sharded over them as well.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ _MAX_LISTED_SETTINGS = 12
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Number of ranks along each axis of the mesh; replicate x shard x tensor is the number of all ranks.
+    """Number of ranks along each axis of the mesh; replicate x shard x domain x tensor is the number of all ranks.
 
     Attributes:
         replicate: number of replicas, each of which is a group of ranks that together hold all shards of the weights.
-        shard: number of ranks over which FSDP2 shards the weights.
+        shard: number of data-parallel ranks of a replica; FSDP2 shards the weights over shard x domain ranks.
         tensor: number of ranks over which tensor parallelism splits the layers.
         ensemble: number of neighbouring data-parallel ranks that divide the members of one sample among them. It
             divides replicate x shard and is not a further factor of the number of ranks.
+        domain: number of ranks that divide the fields of a sample among them.
     """
 
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
     ensemble: int = 1
+    domain: int = 1
 
     @property
     def world(self) -> int:
         """Number of all ranks of the run."""
-        return self.num_data_ranks * self.tensor
+        return self.num_data_ranks * self.domain * self.tensor
 
     @property
     def num_data_ranks(self) -> int:
@@ -63,6 +66,7 @@ class ParallelismSettings(Protocol):
         replicate: number of replicas.
         tensor: number of ranks over which tensor parallelism splits the layers.
         ensemble: number of data-parallel ranks that divide the members of one sample among them.
+        num_domain_ranks: number of ranks that divide the fields of a sample among them.
     """
 
     data: Literal["fsdp2", "ddp", "none"]
@@ -70,9 +74,16 @@ class ParallelismSettings(Protocol):
     tensor: int
     ensemble: int
 
+    @property
+    def num_domain_ranks(self) -> int:
+        """Number of ranks that divide the fields of a sample among them."""
+        ...
+
 
 def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
-    """Return the length of each mesh axis for `world` ranks; with FSDP2, `shard` is world / (replicate x tensor).
+    """Return the length of each mesh axis for `world` ranks.
+
+    With FSDP2, `shard` is world / (replicate x domain x tensor).
 
     Args:
         settings: ``trainer.parallelism`` of a config.
@@ -81,7 +92,13 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
     Raises:
         ConfigError: if the settings do not fit the number of ranks; the message lists the factors and settings that do.
     """
-    degrees = _plan_axes(settings, world)
+    num_domain_ranks = settings.num_domain_ranks
+    if num_domain_ranks == 1:
+        degrees = _plan_axes(settings, world)
+    else:
+        _require_domain_fits(settings, world)
+        # The ranks of a domain group stand where one rank stands without it.
+        degrees = replace(_plan_axes(settings, world // num_domain_ranks), domain=num_domain_ranks)
     num_data_ranks = degrees.num_data_ranks
     if num_data_ranks % settings.ensemble:
         divisors = [str(size) for size in range(1, num_data_ranks + 1) if num_data_ranks % size == 0]
@@ -91,6 +108,26 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
             f"{', '.join(divisors)}"
         )
     return replace(degrees, ensemble=settings.ensemble)
+
+
+def _require_domain_fits(settings: ParallelismSettings, world: int) -> None:
+    """Refuse domain parallelism without FSDP2, or on a number of ranks that it does not divide.
+
+    Raises:
+        ConfigError: naming the key and what works.
+    """
+    num_domain_ranks = settings.num_domain_ranks
+    if settings.data != "fsdp2":
+        raise ConfigError(
+            f"trainer.parallelism.domain: {num_domain_ranks} ranks need data: fsdp2, which sums the gradients over "
+            f"them; data is {settings.data}"
+        )
+    if world % num_domain_ranks:
+        divisors = [str(size) for size in range(1, world + 1) if world % size == 0]
+        raise ConfigError(
+            f"trainer.parallelism.domain: {num_domain_ranks} ranks do not divide the {world} ranks that were started; "
+            f"these do: {', '.join(divisors)}"
+        )
 
 
 def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
@@ -143,18 +180,19 @@ def _list_valid_settings(world: int) -> list[str]:
 class DeviceGrid:
     """Mesh of ranks, and the position of this process in it.
 
-    Neighbouring ranks are tensor-parallel peers, among which the layers are split. Neighbouring data-parallel ranks
-    form an ensemble group, among which the members are divided.
+    Neighbouring ranks are tensor-parallel peers, among which the layers are split. Neighbouring groups of such peers
+    form a domain group, among which the fields are divided. Neighbouring data-parallel ranks form an ensemble group,
+    among which the members are divided.
 
     Attributes:
         degrees: length of each axis.
         rank: rank of this process, from 0.
-        device_mesh: mesh with the axes ``replicate`` (only if longer than 1), ``dp`` and ``tp``; None if every rank has
-            the whole network.
+        device_mesh: mesh with the axes ``replicate`` (only if longer than 1), ``dp``, ``domain`` (only if longer than
+            1) and ``tp``; None if every rank has the whole network.
         ensemble_group: ranks that divide the members of the same samples, in the order of the members; None if this
             rank computes all members.
-        sample_group: ranks that train on the same samples: the ensemble group with all its tensor-parallel peers; None
-            if no other rank trains on the samples of this rank.
+        sample_group: ranks that get the same fields: the ensemble group with all its tensor-parallel peers; None if no
+            other rank gets the fields of this rank. The ranks of a domain group have other parts of the fields.
     """
 
     degrees: ParallelDims = ParallelDims()
@@ -165,8 +203,11 @@ class DeviceGrid:
 
     @property
     def data_rank(self) -> int:
-        """Index of this rank, from 0, among the data-parallel ranks; tensor-parallel peers have the same index."""
-        return self.rank // self.degrees.tensor
+        """Index of this rank, from 0, among the data-parallel ranks.
+
+        Tensor-parallel peers and the ranks of a domain group have the same index.
+        """
+        return self.rank // (self.degrees.domain * self.degrees.tensor)
 
     @property
     def num_data_ranks(self) -> int:
@@ -199,6 +240,13 @@ class DeviceGrid:
         return self.tensor_rank == 0 and self.ensemble_rank == 0
 
     @property
+    def domain_group(self) -> ProcessGroup | None:
+        """Process group of the ranks that divide the fields of a sample; None without domain parallelism."""
+        if self.degrees.domain == 1:
+            return None
+        return self.device_mesh["domain"].get_group()
+
+    @property
     def tensor_group(self) -> ProcessGroup | None:
         """Process group of this rank and its tensor-parallel peers; None without tensor parallelism."""
         if self.degrees.tensor == 1:
@@ -209,6 +257,8 @@ class DeviceGrid:
         """Return the mesh as text, such as ``8 = replicate 1 x shard 4 x tensor 2, members shared by 2``."""
         degrees = self.degrees
         text = f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
+        if degrees.domain > 1:
+            text += f" x domain {degrees.domain}"
         if degrees.ensemble > 1:
             text += f", members shared by {degrees.ensemble}"
         return text
@@ -225,7 +275,7 @@ def build_mesh(
     """Collective: return the mesh of all ranks.
 
     Args:
-        degrees: length of each axis; replicate x shard x tensor is the number of ranks.
+        degrees: length of each axis; replicate x shard x domain x tensor is the number of ranks.
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
         shares_weights: False if every rank has the whole network, and only ensemble members are divided among ranks.
@@ -235,22 +285,28 @@ def build_mesh(
         return DeviceGrid()
     device_mesh = None
     if shares_weights:
-        axis_sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
+        axis_sizes = {
+            "replicate": degrees.replicate,
+            "dp": degrees.shard,
+            "domain": degrees.domain,
+            "tp": degrees.tensor,
+        }
         # FSDP2 takes a mesh with an axis of replicas for hybrid sharding, which needs collectives of its own.
-        if degrees.replicate == 1:
-            del axis_sizes["replicate"]
+        for axis in ("replicate", "domain"):
+            if axis_sizes[axis] == 1:
+                del axis_sizes[axis]
         device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
         return replace(grid, sample_group=grid.tensor_group)
-    # S sample groups, each of E ranks that divide the members times T tensor-parallel ranks.
-    ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
-    # Only ranks with the same part of the split layers exchange members: (S x T groups, E ranks).
-    ensemble_ranks_GN = ranks_SET.transpose(1, 2).flatten(0, 1)
+    # S groups of samples, E ranks that divide the members, D that divide the fields, T tensor-parallel ranks.
+    ranks_SEDT = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.domain, degrees.tensor)
+    # Only ranks with the same part of the fields and of the split layers exchange members: (S x D x T groups, E ranks).
+    ensemble_ranks_GN = ranks_SEDT.permute(0, 2, 3, 1).flatten(0, 2)
     ensemble_group = _build_group(ensemble_ranks_GN, timeout_minutes)
     sample_group = ensemble_group
     if degrees.tensor > 1:
-        sample_group = _build_group(ranks_SET.flatten(1), timeout_minutes)
+        sample_group = _build_group(ranks_SEDT.transpose(1, 2).flatten(0, 1).flatten(1), timeout_minutes)
     return replace(grid, ensemble_group=ensemble_group, sample_group=sample_group)
 
 

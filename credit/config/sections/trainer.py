@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from credit.config.registry import OBJECTIVES, RegisteredSection
 from credit.config.sections.base import Duration, PathText, StrictModel
@@ -57,8 +57,18 @@ class LossSpikeConfig(StrictModel):
     limit: int = Field(3, ge=1, description="Largest number of returns to a checkpoint. Later spikes are only logged.")
 
 
+class DomainConfig(StrictModel):
+    """Numbers of parts into which each field is divided."""
+
+    lat: int = Field(1, ge=1, description="Number of parts of the latitude rows.")
+    lon: int = Field(1, ge=1, description="Number of parts of the longitude columns.")
+
+
 class ParallelismConfig(StrictModel):
-    """Degrees of parallelism. The number of ranks is replicate x shard x tensor; shard follows from the others."""
+    """Degrees of parallelism.
+
+    The number of ranks is replicate x shard x domain x tensor; shard follows from the others.
+    """
 
     data: Literal["fsdp2", "ddp", "none"] = Field(
         "fsdp2",
@@ -85,6 +95,12 @@ class ParallelismConfig(StrictModel):
         "data-parallel ranks (replicate x shard) and `trainer.members`. Weights are sharded over these ranks like over "
         "all others.",
     )
+    domain: int | DomainConfig = Field(
+        1,
+        description="Number of ranks that divide the fields of one sample among them. Each reads and computes its part "
+        "of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a single number the "
+        "parts are chosen so that the ranks have equal work.",
+    )
     reshard_after_forward: bool = Field(
         True,
         description="Free the gathered weights after the forward pass and gather them again in the backward pass. "
@@ -92,6 +108,28 @@ class ParallelismConfig(StrictModel):
     )
     cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
     timeout: Duration = Field("30min", description="Time after which a collective that waits for another rank fails.")
+
+    @field_validator("domain")
+    @classmethod
+    def _check_domain(cls, domain: int | DomainConfig) -> int | DomainConfig:
+        """Refuse a number of ranks below 1."""
+        if isinstance(domain, int) and domain < 1:
+            raise ValueError(f"trainer.parallelism.domain: {domain} must be 1 or more")
+        return domain
+
+    @property
+    def num_domain_ranks(self) -> int:
+        """Number of ranks that divide the fields of a sample among them."""
+        if isinstance(self.domain, DomainConfig):
+            return self.domain.lat * self.domain.lon
+        return self.domain
+
+    @property
+    def domain_parts(self) -> tuple[int, int] | None:
+        """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
+        if isinstance(self.domain, DomainConfig):
+            return self.domain.lat, self.domain.lon
+        return None
 
 
 class MixedPrecisionConfig(StrictModel):
@@ -309,6 +347,19 @@ class TrainerConfig(StrictModel):
         # Keys of the config come last, so that they replace these defaults.
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
 
+    def _require_divisible_fields(self) -> None:
+        """Refuse keys that do not work if ranks divide the fields.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if self.preview is not None:
+            raise ValueError("preview: draws whole fields, which no rank has with parallelism.domain; remove preview")
+        if self.compile:
+            raise ValueError(
+                "compile: with parallelism.domain, blocks exchange cells, which is not compiled; set compile to false"
+            )
+
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:
         """Refuse keys that contradict each other."""
@@ -318,6 +369,8 @@ class TrainerConfig(StrictModel):
             )
         if self.members_at_once > self.members:
             raise ValueError(f"members_at_once: {self.members_at_once} is more than members {self.members}; lower it")
+        if self.parallelism.num_domain_ranks > 1:
+            self._require_divisible_fields()
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
         if self.lora is not None and self.fsdp2_mp_policy is not None:

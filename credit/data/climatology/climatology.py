@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -157,6 +157,23 @@ class Climatology:
         assert self.kind in ("harmonic", "table", "days") and self.fields.ndim == 5
         assert (self.centres is not None) == (self.kind == "table")
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
+
+    def select(self, rows: slice, columns: slice) -> Climatology:
+        """Return the climatology of some rows and columns.
+
+        Args:
+            rows: latitude rows, with a start and a stop.
+            columns: longitude columns.
+        """
+        fields = self.fields
+        if isinstance(fields, np.ndarray):
+            return replace(self, fields=np.ascontiguousarray(fields[..., rows, columns]))
+
+        def read_part(time_of_day: int, part: int) -> np.ndarray:
+            return fields[time_of_day, part][..., rows, columns]
+
+        shape = (*fields.shape[:3], rows.stop - rows.start, columns.stop - columns.start)
+        return replace(self, fields=LazyFields(shape, read_part))
 
     def evaluate(self, minutes: int) -> np.ndarray:
         """Return the expected fields at a time, (C, H, W) float32 in physical units.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.postprocess import PostprocessSection
 from credit.data.normalize import Normalizer
 from credit.data.sources.levels.vertical_layers import VerticalLayers
+from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.parallel.domain.domain import Domain
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class PostprocessContext:
         device: device of the fields.
         key: config key of the entry, for messages, such as ``model.postprocess.0``.
         entries: config sections of all entries of the chain, in order.
+        domain: the ranks among which the grid is divided; None if this rank has the whole grid. `grid` and `masks` are
+            those of the whole grid in any case, but the fields, and `static_CHW`, have the rows and columns of
+            ``domain.part``.
     """
 
     data: DataConfig
@@ -51,6 +56,7 @@ class PostprocessContext:
     device: torch.device
     key: str = "model.postprocess"
     entries: tuple[PostprocessSection, ...] = ()
+    domain: Domain | None = None
 
 
 class Postprocess:
@@ -67,9 +73,12 @@ class Postprocess:
     Attributes:
         corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
             earlier entries are not enforced on these channels again.
+        supports_domain: True if the class computes the same on fields that are divided among ranks
+            (`PostprocessContext.domain`). Otherwise domain parallelism refuses it.
     """
 
     corrected_channels: Sequence[int] = ()
+    supports_domain: ClassVar[bool] = False
 
     def __init__(self, context: PostprocessContext, section: PostprocessSection) -> None:
         pass
@@ -194,6 +203,11 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     for key, section in entries.items():
         try:
             postprocess_class = POSTPROCESSES.find_class(section.kind)
+            if context.domain is not None and not postprocess_class.supports_domain:
+                raise ConfigError(
+                    f"{key}: {section.kind} does not support domain parallelism (supports_domain); remove it, or set "
+                    "trainer.parallelism.domain to 1"
+                )
             postprocesses.append(postprocess_class(replace(context, key=key), section))
         except Exception as error:
             # The error of a plugin does not say which entry of the list it comes from.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from credit.data.sources.levels.vertical_layers import VerticalLayers
 from credit.grid import LatLonGrid
+from credit.parallel.domain.domain import Domain
 from credit.physics.thermodynamics import CP_DRY, CP_VAPOUR, GRAVITY, LATENT_HEAT
 
 # Global mean precipitation in kg m-2 below which no factor can close the budget.
@@ -28,21 +29,28 @@ class ColumnIntegrator:
 
     Args:
         layers: edges of the pressure layers around the run's levels.
-        grid: grid of the fields.
+        grid: the whole grid.
         device: device of the fields.
+        domain: the ranks among which the grid is divided; None if this rank has the whole grid.
 
     Attributes:
         is_linear: True if integrals are linear in surface pressure. That holds on hybrid levels, but not on pressure
             levels, where the surface cuts layers.
     """
 
-    def __init__(self, layers: VerticalLayers, grid: LatLonGrid, device: torch.device) -> None:
+    def __init__(
+        self, layers: VerticalLayers, grid: LatLonGrid, device: torch.device, domain: Domain | None = None
+    ) -> None:
         def to_tensor(array: np.ndarray) -> Tensor:
             return torch.as_tensor(array, dtype=torch.float64, device=device)
 
         a_thickness_K = layers.a[:, 1] - layers.a[:, 0]
         b_thickness_K = layers.b[:, 1] - layers.b[:, 0]
-        self._area_HW = to_tensor(grid.area_weights())
+        area_HW = grid.area_weights()
+        if domain is not None:
+            area_HW = area_HW[domain.part.slices]
+        self._area_HW = to_tensor(area_HW)
+        self._domain = domain
         # On hybrid levels, the thickness of a layer in Pa is the first row plus the second row times surface pressure.
         self._thickness_2K = to_tensor(np.stack([a_thickness_K, b_thickness_K]))
         self._upper_edge_K11 = to_tensor(layers.a[:, :1, None])
@@ -52,8 +60,11 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted global mean, (B,) float64, in the units of the field."""
-        return (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
+        """Return the area-weighted global mean, (B,) float64, in the units of the field; collective over a domain."""
+        mean_B = (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
+        if self._domain is None:
+            return mean_B
+        return self._domain.sum(mean_B)
 
     def integrate(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
         """Return the integral of x dp / g over each column.

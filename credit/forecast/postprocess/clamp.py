@@ -65,6 +65,8 @@ class Clamp(Postprocess):
         section: variable, minimum and maximum.
     """
 
+    supports_domain = True
+
     def __init__(self, context: PostprocessContext, section: ClampSection) -> None:
         super().__init__(context, section)
         minimum, maximum = _read_bounds(section)

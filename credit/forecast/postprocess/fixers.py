@@ -57,10 +57,12 @@ class BudgetFixer(Postprocess):
         ConfigError: if the levels, units or masks of a variable do not fit.
     """
 
+    supports_domain = True
+
     def __init__(self, context: PostprocessContext, section: BudgetSection) -> None:
         super().__init__(context, section)
         assert context.layers is not None, "a run with budgets has layers"
-        self._columns = ColumnIntegrator(context.layers, context.grid, context.device)
+        self._columns = ColumnIntegrator(context.layers, context.grid, context.device, context.domain)
         self._normalizer = context.normalizer
         self._resolver = VariableResolver(context)
         pressure = self._resolver.resolve_field("surface_pressure", section.surface_pressure, "pressure")

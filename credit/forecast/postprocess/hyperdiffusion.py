@@ -10,7 +10,10 @@ Shape suffixes: B batch, C channels, H latitude rows, W longitude columns, K mer
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from credit.calendar import parse_duration
@@ -19,6 +22,9 @@ from credit.errors import ConfigError
 from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 from credit.forecast.postprocess.section import HyperdiffusionSection
 from credit.grid import LatLonGrid
+from credit.parallel.domain.division import divide_axis
+from credit.parallel.domain.domain import Domain
+from credit.parallel.domain.exchange import CellExchange, Cells
 
 
 @register_postprocess("hyperdiffusion", HyperdiffusionSection)
@@ -32,6 +38,8 @@ class Hyperdiffusion(Postprocess):
     Raises:
         ConfigError: if the number of columns is odd, so that no column faces another across the pole.
     """
+
+    supports_domain = True
 
     def __init__(self, context: PostprocessContext, section: HyperdiffusionSection) -> None:
         super().__init__(context, section)
@@ -58,6 +66,7 @@ class Hyperdiffusion(Postprocess):
             section.order,
             torch.tensor(is_vector, device=context.device),
             torch.tensor(is_unmasked, device=context.device),
+            context.domain,
         )
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
@@ -83,10 +92,18 @@ class WaveFilter:
         order: exponent of the wave number, even.
         vector_C: (C,) bool, True for channels that are horizontal vector components, such as wind.
         unmasked_C: (C,) bool, False for channels with missing cells, which are not filtered.
+        domain: the ranks among which the grid is divided; None if this rank has the whole grid.
     """
 
     def __init__(
-        self, grid: LatLonGrid, step_minutes: int, time_minutes: int, order: int, vector_C: Tensor, unmasked_C: Tensor
+        self,
+        grid: LatLonGrid,
+        step_minutes: int,
+        time_minutes: int,
+        order: int,
+        vector_C: Tensor,
+        unmasked_C: Tensor,
+        domain: Domain | None = None,
     ) -> None:
         num_rows, self._num_columns = grid.shape
         assert self._num_columns % 2 == 0, "no column faces another across the pole"
@@ -117,6 +134,9 @@ class WaveFilter:
         self._zonal_factor = torch.exp(-efoldings * relative_zonal_wave**order).float().to(device)
         self._sign_C11 = torch.where(vector_C, -1.0, 1.0)[:, None, None]
         self._unmasked_C11 = unmasked_C[:, None, None]
+        self._passes = None if domain is None else DividedPasses(domain)
+        if self._passes is not None:
+            self._zonal_factor = self._zonal_factor[self._passes.rows.start : self._passes.rows.stop]
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the damped fields.
@@ -128,17 +148,79 @@ class WaveFilter:
         Returns:
             (B, C, H, W) float32.
         """
-        num_rows = x_BCHW.shape[2]
+        if self._passes is None:
+            damped_BCHW = self._damp_zonally(self._damp_meridionally(x_BCHW))
+        else:
+            damped_BCHW = self._passes.apply(x_BCHW, self._damp_meridionally, self._damp_zonally)
+        return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
+
+    def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
+        """Return fields damped along great circles; all rows, and columns whose second half is opposite to the first.
+        """
+        num_rows, num_columns = x_BCHW.shape[2:]
         # The column on the other side of the pole is half of the columns away, and its rows are in reverse order.
-        opposite_BCHW = (self._sign_C11 * x_BCHW).roll(self._num_columns // 2, dims=3).flip(2)
+        opposite_BCHW = (self._sign_C11 * x_BCHW).roll(num_columns // 2, dims=3).flip(2)
         if self._has_pole_points:
             # The rows at the poles belong to both meridians and must not be repeated in the circle.
             opposite_BCHW = opposite_BCHW[:, :, 1:-1]
         # Meridional pass: each meridian and the opposite one are a periodic circle, so a Fourier transform applies.
         circle = torch.cat([x_BCHW, opposite_BCHW], dim=2)
         meridional_waves = torch.fft.rfft(circle, dim=2) * self._meridional_factor_K1
-        damped_BCHW = torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
-        # Zonal pass: each row has its own factors.
-        zonal_waves = torch.fft.rfft(damped_BCHW, dim=3) * self._zonal_factor
-        damped_BCHW = torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
-        return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
+        return torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
+
+    def _damp_zonally(self, x_BCHW: Tensor) -> Tensor:
+        """Return fields damped along latitude circles; all columns, and the rows that this rank damps."""
+        # Each row has its own factors.
+        zonal_waves = torch.fft.rfft(x_BCHW, dim=3) * self._zonal_factor
+        return torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
+
+
+class DividedPasses:
+    """The two passes of the filter on fields that are divided among ranks.
+
+    For the first pass, each rank gets all rows of some columns and of the columns opposite to them; for the second
+    pass, all columns of some rows. So a rank never has more than about its share of a field.
+
+    Args:
+        domain: the ranks.
+
+    Attributes:
+        rows: rows that this rank damps in the second pass.
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        height, width = domain.grid.shape
+        # With more ranks than rows, or pairs of columns, several ranks compute the same ones.
+        pairs = divide_axis(width // 2, domain.num_ranks)
+        rows = divide_axis(height, domain.num_ranks)
+        meridians = [_list_meridians(columns, width, height) for columns in pairs.held]
+        owned_meridians = [_list_meridians(columns, width, height) for columns in pairs.owned]
+        circles = [Cells(part, range(width)) for part in rows.held]
+        owned_circles = [Cells(part, range(width)) for part in rows.owned]
+        self.rows = rows.held[dist.get_rank(domain.group)]
+        self._to_meridians = domain.build_exchange(meridians)
+        self._to_circles = CellExchange(domain.group, owned_meridians, meridians, [[cells] for cells in circles])
+        self._to_parts = domain.build_return(owned_circles, circles)
+
+    def apply(
+        self,
+        x_BCHW: Tensor,
+        damp_meridionally: Callable[[Tensor], Tensor],
+        damp_zonally: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Collective: return this rank's part of the fields after both passes.
+
+        Args:
+            x_BCHW: this rank's part of the fields.
+            damp_meridionally: first pass, of whole columns in opposite pairs.
+            damp_zonally: second pass, of whole rows.
+        """
+        columns_BCHW = damp_meridionally(self._to_meridians.exchange_fields(x_BCHW))
+        rows_BCHW = damp_zonally(self._to_circles.exchange_fields(columns_BCHW))
+        return self._to_parts.exchange_fields(rows_BCHW)
+
+
+def _list_meridians(columns: range, width: int, height: int) -> Cells:
+    """Return all rows of some columns of the western half, followed by the columns opposite to them."""
+    opposite = [column + width // 2 for column in columns]
+    return Cells(range(height), [*columns, *opposite])

@@ -132,9 +132,10 @@ def count_iteration_collectives(iterated: Mapping[str, tuple[int, int]], degrees
         iterated: mesh axis -> (bytes of the first sum, bytes of the second sum), from `read_iterated_bytes`.
         degrees: number of ranks along each axis of the mesh.
     """
-    # A weight that only the axis `dp` cuts is whole on the tensor-parallel peers.
-    num_parts = degrees.shard * degrees.tensor
-    num_parts_by_axis = {"tp": num_parts, "shard": num_parts, "dp": degrees.shard}
+    # A weight that only the axes `dp` and `domain` cut is whole on the tensor-parallel peers.
+    num_shards = degrees.shard * degrees.domain
+    num_parts = num_shards * degrees.tensor
+    num_parts_by_axis = {"tp": num_parts, "shard": num_parts, "dp": num_shards, "dp_domain": num_shards}
     cut_bytes = [sums for axis, sums in iterated.items() if num_parts_by_axis[axis] > 1]
     collectives: Counter[Collective] = Counter()
     # Weights of all axes are summed together, first for v and then for u. Here `zip` turns the pairs of each axis into

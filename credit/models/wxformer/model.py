@@ -338,7 +338,7 @@ class WXFormer(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.grid_part)
+        require_input_shape(x_BCTHW, self.spec, self.domain)
         # The network is two-dimensional: the frames of a channel become neighbouring channels.
         x_BCHW = x_BCTHW.flatten(1, 2)
         if autocast_dtype(x_BCHW) is None:

@@ -126,6 +126,10 @@ class CellExchange:
             self._move_routes(x_BHWC.device)
         return _ExchangeCells.apply(x_BHWC, self)
 
+    def exchange_fields(self, x_BCHW: Tensor) -> Tensor:
+        """Collective: return the cells that this rank needs as (B, C, rows, columns), from fields (B, C, H, W)."""
+        return self(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
     def sent_cells(self) -> int:
         """Return the number of cells that this rank sends to others in the forward pass."""
         return sum(route.shape[0] * route.shape[1] for route in self._sends)

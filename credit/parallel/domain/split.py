@@ -11,6 +11,7 @@ from torch import nn
 
 from credit.errors import ConfigError
 from credit.parallel.domain.division import FieldDivision, list_shapes
+from credit.parallel.domain.domain import Domain
 from credit.parallel.domain.rules import DomainRule
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def split_domain(
     """Change a network in place so that each rank of a group computes a part of every field; return how.
 
     The network's method `plan_domain` declares how its layers are split. Its input and output are then this rank's part
-    of the grid, ``plan.grid.held(rank)``. Results and gradients are those of the whole network on one process, except
+    of the grid, ``model.domain.part``. Results and gradients are those of the whole network on one process, except
     that the gradient of a weight is the sum over the ranks of the group.
 
     Args:
@@ -54,7 +55,7 @@ def split_domain(
     plan = plan_domain(model, num_ranks, num_parts)
     for path, rule in plan.rules.items():
         rule.install(model.get_submodule(path), group)
-    model.use_grid_part(plan.grid.held(dist.get_rank(group)))
+    model.domain = Domain(group, plan.grid)
     rows, columns = len(plan.grid.rows.owned), len(plan.grid.columns.owned)
     logger.info(
         "each field is divided among %d ranks: %d parts of the rows x %d parts of the columns", num_ranks, rows, columns

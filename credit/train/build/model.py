@@ -155,6 +155,7 @@ def build_parallel_model(
         policy=policy,
         reshard_after_forward=conf.parallelism.reshard_after_forward,
         cpu_offload=conf.parallelism.cpu_offload,
+        domain_parts=conf.parallelism.domain_parts,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled

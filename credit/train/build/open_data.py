@@ -10,11 +10,15 @@ from credit.config import Config
 from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InitialTimesConfig
 from credit.data.analyses import open_analyses
+from credit.data.part_reader import PartReader
 from credit.data.reader import FieldReader, open_reader
+from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store.integrity import require_undamaged
 from credit.data.store.store_reader import StoreReader
+from credit.parallel.domain.domain import Domain
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
+from credit.train.build.assets import ModelAssets
 
 logger = logging.getLogger(__name__)
 
@@ -105,3 +109,22 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
             gaps = describe_gaps(split_times, reader.calendar, step_minutes)
             logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)
     return splits
+
+
+def build_frame_reader(
+    config: Config, reader: FieldReader, assets: ModelAssets, domain: Domain | None
+) -> FrameReader:
+    """Return the reader of initial states, forcing and targets, on this rank's part of the grid.
+
+    Args:
+        config: the config of the run.
+        reader: the reader of the whole fields.
+        assets: the assets of the model, with the climatology of its forcing.
+        domain: the ranks among which the fields are divided; None if this rank has whole fields.
+    """
+    climatology = assets.climatology
+    if domain is not None:
+        reader = PartReader(reader, domain.part)
+        if climatology is not None:
+            climatology = climatology.select(*domain.part.slices)
+    return FrameReader(reader, config.data, climatology)

@@ -23,8 +23,10 @@ from credit.forecast.postprocess.base import PostprocessContext, build_postproce
 from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss, LossContext
 from credit.losses.build import build_loss_context, build_loss_from_context
-from credit.losses.member_loss import FieldPart
+from credit.losses.domain_loss import DomainLoss
+from credit.losses.member_loss import FieldPart as LossPart
 from credit.models.noise.base import NoiseGenerator
+from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets, build_model_spec
 
@@ -63,10 +65,11 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
         ConfigError: if an entry of ``model.postprocess`` does not fit the channels, units or grid.
     """
     normalizer = build_normalizer(config, assets).to(device)
-    static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    domain = getattr(model, "domain", None)
+    static_CHW = select_part(assets.static_CHW, domain)
     # The stepper keeps cells that are always missing at the mean; without such cells it is spared the multiplication.
     valid_CHW = None
-    is_valid_CHW = find_valid_cells(assets, assets.channels.group("prognostic"))
+    is_valid_CHW = select_part(find_valid_cells(assets, assets.channels.group("prognostic")), domain)
     if not is_valid_CHW.all():
         valid_CHW = torch.from_numpy(is_valid_CHW).to(device)
     context = PostprocessContext(
@@ -75,16 +78,17 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
         grid=assets.grid,
         attributes=assets.attributes,
         masks=assets.masks,
-        static_CHW=assets.static_CHW,
+        static_CHW=static_CHW,
         layers=assets.layers,
         normalizer=normalizer,
         device=device,
+        domain=domain,
     )
     return Stepper(
         model,
         assets.channels,
         normalizer,
-        static_CHW,
+        torch.from_numpy(static_CHW).to(device),
         config.model.residual,
         valid_CHW,
         amp,
@@ -92,36 +96,56 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     )
 
 
-def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> Loss:
+def select_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:
+    """Return this rank's rows and columns of an array (..., H, W), contiguous; the whole array without a domain."""
+    if domain is not None:
+        array = array[(..., *domain.part.slices)]
+    return np.ascontiguousarray(array)
+
+
+def build_run_loss(config: Config, assets: ModelAssets, device: torch.device, domain: Domain | None = None) -> Loss:
     """Return the training loss of ``loss`` on `device`.
 
     Args:
         config: the config of the run.
         assets: channels, grid, statistics and masks of the model.
         device: the device of the network.
+        domain: the ranks among which the fields are divided; None if this rank has whole fields.
 
     Raises:
         ConfigError: if the section ``loss`` does not fit the channels.
     """
-    return build_loss_from_context(config.loss, build_run_loss_context(config, assets)).to(device)
+    context = build_run_loss_context(config, assets)
+    build = functools.partial(build_loss_from_context, config.loss)
+    loss = build(context) if domain is None else DomainLoss(context, build, domain)
+    return loss.to(device)
 
 
 def build_part_losses(
-    config: Config, assets: ModelAssets, device: torch.device, parts: Sequence[FieldPart]
+    config: Config,
+    assets: ModelAssets,
+    device: torch.device,
+    domain: Domain | None,
+    parts: Sequence[LossPart],
 ) -> list[Loss]:
-    """Return, for each part of the output fields, its loss on `device`; see `build_run_loss`.
+    """Return, for each part of the output fields of this rank, its loss on `device`; see `build_run_loss`.
 
     Args:
         config: the config of the run.
         assets: channels, grid, statistics and masks of the model.
         device: the device of the network.
+        domain: the ranks among which the fields are divided; None if this rank has whole fields.
         parts: parts of the output fields, which are slices of channels and latitude rows.
     """
     context = build_run_loss_context(config, assets)
+    build = functools.partial(build_loss_from_context, config.loss)
     losses = []
     for part in parts:
-        part_context = context.select(part.channels, part.rows)
-        losses.append(build_loss_from_context(config.loss, part_context).to(device))
+        if domain is None:
+            loss = build(context.select(part.channels, part.rows))
+        else:
+            loss = DomainLoss(context, build, domain, part)
+        losses.append(loss.to(device))
     return losses
 
 
@@ -141,13 +165,18 @@ def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.nda
     return np.stack(valid_cells)
 
 
-def compute_cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
+def compute_cell_weights(assets: ModelAssets, device: torch.device, domain: Domain | None = None) -> torch.Tensor:
     """Return the area weights (C_out, H, W) for metrics of the output channels, float64, on `device`.
 
-    The weights of a channel sum to 1 over the cells where the channel has values, and are 0 in all other cells.
+    The weights of a channel sum to 1 over the cells where the channel has values, and are 0 in all other cells. If the
+    fields are divided among the ranks of a domain, the weights are those of this rank's part times the number of ranks,
+    so that the mean of a weighted sum over the ranks is the sum over the whole field.
     """
     is_valid_CHW = find_valid_cells(assets, assets.channels.output)
-    return torch.from_numpy(assets.grid.masked_area_weights(is_valid_CHW)).to(device)
+    weight_CHW = select_part(assets.grid.masked_area_weights(is_valid_CHW), domain)
+    if domain is not None:
+        weight_CHW = weight_CHW * domain.num_ranks
+    return torch.from_numpy(weight_CHW).to(device)
 
 
 def build_objective_context(
@@ -167,7 +196,9 @@ def build_objective_context(
     ensemble_group = mesh.ensemble_group if mesh is not None else None
     # Losses of parts of the fields are built when the ensemble objective knows its parts.
     device = stepper.normalizer.tendency_scale_C.device
-    build_losses = functools.partial(build_part_losses, config, assets, device)
+    domain = stepper.domain
+    build_losses = functools.partial(build_part_losses, config, assets, device, domain)
+    grid_shape = assets.grid.shape if domain is None else domain.part.shape
     return ObjectiveContext(
         stepper=stepper,
         loss=loss,
@@ -177,7 +208,7 @@ def build_objective_context(
         members=trainer.members,
         members_at_once=trainer.members_at_once,
         valid_members=trainer.valid_members,
-        field_shape=(len(assets.channels.output), *assets.grid.shape),
+        field_shape=(len(assets.channels.output), *grid_shape),
         build_part_losses=build_losses,
         ensemble_group=ensemble_group,
     )

@@ -34,7 +34,7 @@ from credit.train.build.assets import ModelAssets, fit_assets
 from credit.train.build.components import TrainingComponents
 from credit.train.build.fine_tuning import choose_base_checkpoint, describe_base, load_base
 from credit.train.build.model import build_parallel_model, use_deterministic_algorithms
-from credit.train.build.open_data import open_training_fields
+from credit.train.build.open_data import build_frame_reader, open_training_fields
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.validation import build_validation, require_measured_monitor
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
@@ -265,14 +265,14 @@ def build_components(
     average = EMA(model, config.trainer.ema_decay) if config.trainer.use_ema else None
 
     # The samples of each step, the number of steps, and the length of their rollouts.
-    frames = FrameReader(setup.reader, config.data, assets.climatology)
+    frames = build_frame_reader(config, setup.reader, assets, stepper.domain)
     schedule = build_sample_schedule(config, frames, setup.splits["train"], mesh)
     total_steps = config.trainer.max_steps or config.trainer.num_epoch * schedule.steps_per_epoch
     forecast_len = build_forecast_len(config, total_steps)
 
     # Validation and previews score with the same weights of the cells.
     valid = setup.splits["valid"]
-    weight_CHW = compute_cell_weights(assets, device)
+    weight_CHW = compute_cell_weights(assets, device, stepper.domain)
     run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
     return TrainingComponents(
         config=config,
@@ -314,7 +314,7 @@ def build_run_objective(
         device: the device of the network.
         mesh: this rank's position among the ranks; None for one rank that computes all members.
     """
-    loss = build_run_loss(config, assets, device)
+    loss = build_run_loss(config, assets, device, stepper.domain)
     return build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss, mesh))
 
 

@@ -1,0 +1,67 @@
+"""Reader of a part of the grid, for ranks that divide the fields among them.
+
+Shape suffixes: C channels, H latitude rows, W longitude columns, h and w rows and columns of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from credit.data.reader import FieldReader
+from credit.parallel.domain.division import FieldPart
+
+
+class PartReader:
+    """Reader that returns some rows and columns of the fields of another reader.
+
+    The other reader reads whole fields, of which the part is kept: a chunk of a training store has the whole globe.
+
+    Args:
+        reader: reader of the whole grid.
+        part: rows and columns to return.
+
+    Attributes:
+        part: rows and columns that are returned.
+        grid: the part of the grid; it does not cover the globe.
+    """
+
+    def __init__(self, reader: FieldReader, part: FieldPart) -> None:
+        self._reader = reader
+        self.part = part
+        self.grid = reader.grid.select(*part.slices)
+        self.masks = {name: mask_HW[part.slices] for name, mask_HW in reader.masks.items()}
+        self.calendar = reader.calendar
+        self.channels = reader.channels
+        self.times = reader.times
+        self.attributes = reader.attributes
+        self.is_thread_safe = reader.is_thread_safe
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the part of the fields of one time, (C, h, w) float32; see `FieldReader.read`."""
+        return self._select(self._reader.read(index))
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the part of the fields of several times; see `FieldReader.read_each`."""
+        for fields_CHW in self._reader.read_each(indices):
+            yield self._select(fields_CHW)
+
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the part of the fields of one time into given arrays (h, w); see `FieldReader.read_into`."""
+        fields_CHW = self._reader.read(index)
+        for target_hw, field_HW in zip(targets, fields_CHW, strict=True):
+            if target_hw is not None:
+                target_hw[...] = field_HW[self.part.slices]
+
+    def static(self) -> np.ndarray:
+        """Return the part of the static fields, (C, h, w) float32; see `FieldReader.static`."""
+        return self._select(self._reader.static())
+
+    def index_of(self, minutes: int) -> int | None:
+        """Return the index in `times` of a time in minutes since 1900, None if the data do not have it."""
+        return self._reader.index_of(minutes)
+
+    def _select(self, fields_CHW: np.ndarray) -> np.ndarray:
+        """Return a contiguous copy of the part of some fields."""
+        return np.ascontiguousarray(fields_CHW[(..., *self.part.slices)])

@@ -1,0 +1,68 @@
+"""The ranks that divide the fields of a sample among them, and this rank's part of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from credit.parallel.domain.division import FieldDivision, FieldPart
+from credit.parallel.domain.exchange import CellExchange, Cells
+from credit.parallel.tensor.collectives import AllReduceBothWays
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A grid that is divided among the ranks of a group.
+
+    Attributes:
+        group: the ranks, in the order of the parts.
+        grid: division of the grid.
+    """
+
+    group: dist.ProcessGroup
+    grid: FieldDivision
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the group."""
+        return self.grid.num_ranks
+
+    @property
+    def part(self) -> FieldPart:
+        """Rows and columns of the grid that this rank has."""
+        return self.grid.owned(dist.get_rank(self.group))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Collective: return the sum of a tensor over the ranks; it has a gradient, whose sum is taken as well."""
+        return AllReduceBothWays.apply(self.group, x)
+
+    def build_exchange(self, needed: Sequence[Cells]) -> CellExchange:
+        """Return the exchange that gives each rank other cells than those of its part.
+
+        Args:
+            needed: for each rank the cells that it needs.
+        """
+        parts = self._list_parts()
+        return CellExchange(self.group, parts, parts, [[cells] for cells in needed])
+
+    def build_return(self, owned: Sequence[Cells], held: Sequence[Cells]) -> CellExchange:
+        """Return the exchange that undoes `build_exchange`: each rank gets the cells of its part.
+
+        Args:
+            owned: for each rank the cells that it sends from; together every cell once.
+            held: for each rank the cells of its tensor, which include those that it owns.
+        """
+        return CellExchange(self.group, owned, held, [[cells] for cells in self._list_parts()])
+
+    def build_gather(self) -> CellExchange:
+        """Return the exchange that gives every rank the whole grid."""
+        height, width = self.grid.shape
+        return self.build_exchange([Cells(range(height), range(width))] * self.num_ranks)
+
+    def _list_parts(self) -> list[Cells]:
+        """Return the cells of each rank's part."""
+        parts = [self.grid.owned(rank) for rank in range(self.num_ranks)]
+        return [Cells(part.rows, part.columns) for part in parts]
