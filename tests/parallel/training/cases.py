@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.losses.base import Loss
 from credit.losses.build import build_loss_context, build_loss_from_context
+from credit.losses.domain_loss import DomainLoss
 from credit.losses.member_loss import FieldPart
 from credit.losses.section import CRPSSection, PointwiseSection
 from credit.models.base import ModelSpec
@@ -188,11 +190,14 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {}, {})
-    static = torch.randn(1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(5))
+    static = torch.randn(1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(5))[part_slices(model)]
     grid = LatLonGrid.from_coords(np.linspace(84, -84, case.rows), np.arange(COLUMNS) * 360 / COLUMNS)[0]
-    loss_section = PointwiseSection() if case.members == 1 else CRPSSection(global_mean=case.global_mean)
+    section_class = PointwiseSection if case.members == 1 else CRPSSection
+    loss_section = section_class(global_mean=case.global_mean)
     loss_context = build_loss_context(loss_section, CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
-    loss = build_loss_from_context(loss_section, loss_context)
+    domain = model.domain
+    build_loss = functools.partial(build_loss_from_context, loss_section)
+    loss = build_loss(loss_context) if domain is None else DomainLoss(loss_context, build_loss, domain)
     if case.double:
         for module in (normalizer, loss):
             module.double()
@@ -202,15 +207,17 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     average = EMA(model, 0.9)
 
     def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
-        contexts = [loss_context.select(part.channels, part.rows) for part in parts]
-        losses = [build_loss_from_context(loss_section, context) for context in contexts]
+        if domain is None:
+            losses = [build_loss(loss_context.select(part.channels, part.rows)) for part in parts]
+        else:
+            losses = [DomainLoss(loss_context, build_loss, domain, part) for part in parts]
         return [loss.double() if case.double else loss for loss in losses]
 
     context = ObjectiveContext(
         stepper,
         loss,
         case.recompute,
-        field_shape=(3, case.rows, COLUMNS),
+        field_shape=(3, *((case.rows, COLUMNS) if domain is None else domain.part.shape)),
         build_part_losses=build_part_losses,
         ensemble_group=mesh.ensemble_group,
     )
@@ -234,13 +241,27 @@ def build_objective(context: ObjectiveContext, case: Case) -> Objective:
     return EnsembleRollout(context, EnsembleObjectiveSection())
 
 
-def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batch]:
+def part_slices(model: nn.Module) -> tuple[Any, ...]:
+    """Return the index of this rank's part of a whole field (..., H, W)."""
+    return (...,) if model.domain is None else (..., *model.domain.part.slices)
+
+
+def gather_field(model: nn.Module, field: Tensor) -> Tensor:
+    """Collective: return the whole field (B, C, 1, H, W) of which each rank has a part."""
+    if model.domain is None:
+        return field
+    return model.domain.build_gather().exchange_fields(field.flatten(1, 2)).unflatten(1, field.shape[1:3])
+
+
+def batches(
+    case: Case, mesh: DeviceGrid, first_batch: int = 0, part: tuple[Any, ...] = (...,)
+) -> Iterator[Batch]:
     """Yield this rank's micro-batches; each step's samples are the same on any mesh."""
     for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
         shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), case.rows, COLUMNS)
         micro_steps = (case.accumulation, mesh.num_sample_ranks, -1)
-        fields = torch.randn(shape, generator=generator).unflatten(0, micro_steps)
+        fields = torch.randn(shape, generator=generator).unflatten(0, micro_steps)[part]
         if case.double:
             fields = fields.double()
         sample_numbers = (number * SAMPLES + torch.arange(SAMPLES)).unflatten(0, micro_steps)
@@ -275,18 +296,18 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
     optimizer.register_step_pre_hook(keep)
     model.eval()
     with torch.no_grad():
-        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(3))
-        before = model(x.double() if case.double else x)
+        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(3))[part_slices(model)]
+        before = gather_field(model, model(x.double() if case.double else x))
     model.train()
-    source, losses, norms = batches(case, mesh), [], []
+    source, losses, norms = batches(case, mesh, part=part_slices(model)), [], []
     for number in range(case.steps):
         result = step(source, number, 1e-3)
         losses.append(mean_over_ranks(result.loss))
         norms.append(result.grad_norm)
     model.eval()
     with average.applied(), torch.no_grad():
-        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(4))
-        after = model(x.double() if case.double else x)
+        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(4))[part_slices(model)]
+        after = gather_field(model, model(x.double() if case.double else x))
     weights = {f"weight/{strip_wrapper_prefixes(n)}": to_full_tensor(p) for n, p in model.named_parameters()}
     results = {
         "output": before,

@@ -1,0 +1,90 @@
+"""Worker of test_networks: compares divided networks with whole ones, also with a rule broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from credit.models.layers import domain_rules
+from credit.models.layers.norm import GroupNorm
+from credit.models.layers.padding import SpherePadding
+from credit.parallel.domain import rules
+from credit.parallel.domain.exchange import CellExchange
+from credit.parallel.process_info import process_group, read_process_info
+from tests.parallel.domain import networks
+
+MUTATIONS = ("halo", "pole", "vector sign", "group norm", "distant cells", "gradient")
+
+
+@contextmanager
+def broken(mutation: str) -> Iterator[None]:
+    """Break one of the rules while the context is open."""
+    patches: dict[str, tuple[Any, str, Any]] = {
+        # Convolutions read no cells of other ranks.
+        "halo": (rules.Reach, "__init__", _without_reach(rules.Reach.__init__)),
+        # Rows beyond a pole come from the same meridian instead of the opposite one.
+        "pole": (SpherePadding, "find_cells", _without_roll(SpherePadding.find_cells)),
+        "vector sign": (SpherePadding, "vector_slices", lambda padding: []),
+        # Each rank normalises its part by the mean and variance of this part alone.
+        "group norm": (GroupNorm, "_sum_over_field", lambda norm, x: x.sum(dim=(2, 3, 4), keepdim=True)),
+        # Long attention works on the local rows and columns.
+        "distant cells": (domain_rules.AttendsToDistantCells, "install", lambda rule, layer, group: None),
+        # Gradients of cells that went to other ranks do not come back.
+        "gradient": (CellExchange, "move_gradient", _only_own_gradient),
+    }
+    owner, name, replacement = patches[mutation]
+    with mock.patch.object(owner, name, replacement):
+        yield
+
+
+def _without_reach(init: Any) -> Any:
+    def replaced(self: Any, before: int = 0, after: int = 0, stride: int = 1, factor: int = 1) -> None:
+        init(self, 0, 0, stride, factor)
+
+    return replaced
+
+
+def _without_roll(find_cells: Any) -> Any:
+    def replaced(self: SpherePadding, rows: range, columns: range, grid: tuple[int, int]) -> Any:
+        west = self.lon[0]
+        columns_here = [(column - west) % grid[1] for column in columns]
+        return [(block_rows, columns_here) for block_rows, _ in find_cells(self, rows, columns, grid)]
+
+    return replaced
+
+
+def _only_own_gradient(exchange: CellExchange, gradient: torch.Tensor) -> torch.Tensor:
+    with mock.patch.object(exchange, "_communicates", False):
+        return MOVE_GRADIENT(exchange, gradient)
+
+
+MOVE_GRADIENT = CellExchange.move_gradient
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    launch = read_process_info()
+    results: dict[str, Any] = {"cases": {}, "mutations": {}}
+    with process_group(launch, torch.device("cpu"), timeout_minutes=5):
+        for num_parts in networks.PARTS[launch.world]:
+            for name, case in networks.CASES.items():
+                results["cases"][f"{name} {num_parts}"] = networks.compare(case, num_parts)
+        if launch.world == 2:
+            for mutation in MUTATIONS:
+                errors = networks.compare(networks.CASES["pixel shuffle"], (2, 1), broken(mutation))
+                results["mutations"][mutation] = errors
+        dist.barrier()
+    if launch.is_main:
+        (folder / f"{launch.world}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

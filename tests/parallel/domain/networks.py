@@ -1,0 +1,201 @@
+"""Networks whose fields are divided among ranks, compared with the whole network on one process, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from credit.models.wxformer import WXFormer
+from credit.parallel.domain.split import split_domain
+
+ROLLOUT = 2
+NOISE = [
+    {"kind": "global", "channels": 3},
+    {"kind": "cell", "channels": 2},
+    {"kind": "spherical", "channels": 2, "lengths": [1000, 3000]},
+    {"kind": "dropout", "rate": 0.2},
+]
+
+
+@dataclass(frozen=True)
+class NetworkCase:
+    """One variant of the network.
+
+    Attributes:
+        settings: keyword arguments of `WXFormer.from_kwargs`, where they differ from `BASE`.
+        noise: True for noise of every kind.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    noise: bool = False
+
+
+BASE: dict[str, Any] = {
+    "image_height": 16,
+    "image_width": 24,
+    "in_channels": 4,
+    "out_channels": 3,
+    "vector_channels": (0, 1),
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": [2, 2, 1, 1],
+    "local_window_size": [4, 2, 1, 1],
+    "cross_embed_kernel_sizes": [[2, 4, 8], [2, 4], [2, 4], [2, 4]],
+    "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4], "pole": "exact"},
+    "position_bias_index": "exact",
+    "decoder": "pixel_shuffle",
+    # The spectral norm computes in float32 in any case.
+    "use_spectral_norm": False,
+}
+CASES = {
+    "pixel shuffle": NetworkCase(),
+    "noise": NetworkCase(noise=True),
+    # Odd rows, rows on the poles, padding as for published weights, and windows of three cells.
+    "odd rows": NetworkCase(
+        {
+            "image_height": 31,
+            "image_width": 32,
+            "pole_points": True,
+            "decoder": "transposed",
+            "padding": {"mode": "earth", "lat": [8, 9], "lon": [8, 8], "pole": "published"},
+            "global_window_size": [4, 4, 2, 1],
+            "local_window_size": [4, 4, 3, 3],
+        }
+    ),
+    # One window in the coarsest stage, so that all parts but one are empty there. Margins of 0 cells in the head.
+    "one window": NetworkCase(
+        {
+            "image_height": 32,
+            "image_width": 32,
+            "padding": {"mode": "mirror", "lat": [8, 8], "lon": [0, 16]},
+            "global_window_size": [4, 2, 1, 1],
+            "local_window_size": [4, 4, 3, 3],
+        }
+    ),
+    # The first stride is 4, so the output is interpolated to the grid; kernels are not symmetric around it.
+    "interpolated": NetworkCase(
+        {
+            "image_height": 61,
+            "image_width": 60,
+            "padding": {"mode": "earth", "lat": [1, 2], "lon": [2, 2]},
+            "cross_embed_strides": [4, 2, 2, 2],
+            "cross_embed_kernel_sizes": [[4, 7, 16], [2, 5], [2, 4], [3]],
+            "global_window_size": [4, 2, 2, 2],
+            "local_window_size": [4, 4, 4, 2],
+        },
+        noise=True,
+    ),
+}
+# (M, N) parts of rows and columns, by the number of ranks
+PARTS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Output and gradients of a rollout.
+
+    Attributes:
+        output: (B, C, 1, H, W) state after the rollout.
+        input_gradient: gradient of the input.
+        gradients: name of a parameter -> its gradient.
+    """
+
+    output: Tensor
+    input_gradient: Tensor
+    gradients: dict[str, Tensor]
+
+
+def build_network(case: NetworkCase) -> WXFormer:
+    """Return a network in float64 whose zero-initialised weights have values, as after some training."""
+    settings = {**BASE, **case.settings}
+    if case.noise:
+        settings["noise"] = NOISE
+    torch.manual_seed(3)
+    network = WXFormer.from_kwargs(**settings).double()
+    for parameter in network.parameters():
+        if parameter.abs().max() == 0:
+            nn.init.normal_(parameter, std=0.1)
+    return network.train()
+
+
+def draw_inputs(case: NetworkCase) -> tuple[Tensor, Tensor, dict[str, Tensor] | None]:
+    """Return the input of a network, the gradient of its output, and its noise; all of the whole grid."""
+    settings = {**BASE, **case.settings}
+    height, width = settings["image_height"], settings["image_width"]
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x_BCTHW = draw(2, 4, 1, height, width)
+    cotangent_BCTHW = draw(2, 3, 1, height, width)
+    condition = None
+    if case.noise:
+        condition = {
+            "global": draw(2, 3),
+            "cell": draw(2, 2, height, width),
+            "spherical": draw(2, 2, height, width),
+            "dropout": torch.randint(1, 2**60, (2, 1), generator=generator),
+        }
+    return x_BCTHW, cotangent_BCTHW, condition
+
+
+def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition: dict[str, Tensor] | None) -> Result:
+    """Return the result of a rollout, differentiated with a given gradient of its output."""
+    x_BCTHW = x_BCTHW.clone().requires_grad_()
+    state_BCTHW = x_BCTHW
+    for _ in range(ROLLOUT):
+        arguments = (state_BCTHW,) if condition is None else (state_BCTHW, condition)
+        output_BCTHW = network(*arguments)
+        # The last channel is a forcing, which stays as it is.
+        state_BCTHW = torch.cat([state_BCTHW[:, :3] + output_BCTHW, state_BCTHW[:, 3:]], dim=1)
+    state_BCTHW[:, :3].backward(cotangent_BCTHW)
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters() if parameter.grad is not None}
+    return Result(state_BCTHW[:, :3].detach(), x_BCTHW.grad, gradients)
+
+
+def compare(
+    case: NetworkCase, num_parts: tuple[int, int], divided: AbstractContextManager[None] | None = None
+) -> dict[str, float]:
+    """Collective: return the largest relative differences between the divided and the whole network.
+
+    Args:
+        case: variant of the network.
+        num_parts: (M, N) numbers of parts of the rows and of the columns.
+        divided: context in which the network is divided and run, but not the whole one; None for no context.
+
+    Returns:
+        Differences of ``output``, ``input_gradient`` and ``gradients``, the same on all ranks.
+    """
+    network = build_network(case)
+    x_BCTHW, cotangent_BCTHW, condition = draw_inputs(case)
+    whole = run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
+    with divided or nullcontext():
+        split_domain(network, dist.group.WORLD, num_parts)
+        slices = (..., *network.domain.part.slices)
+        part = run(network, x_BCTHW[slices], cotangent_BCTHW[slices], condition)
+    # The gradient of a weight is the sum over the ranks. Parameters whose gradient is zero but for rounding errors,
+    # such as biases that a norm removes, are compared on the scale of all gradients.
+    total_norm = torch.stack([gradient.norm() for gradient in whole.gradients.values()]).norm()
+    gradient_errors = []
+    for name, gradient in whole.gradients.items():
+        summed = part.gradients.get(name, torch.zeros_like(gradient)).clone()
+        dist.all_reduce(summed)
+        gradient_errors.append((summed - gradient).norm() / (gradient.norm() + 1e-6 * total_norm))
+    errors = torch.stack(
+        [
+            (part.output - whole.output[slices]).abs().max() / whole.output.abs().max(),
+            (part.input_gradient - whole.input_gradient[slices]).abs().max() / whole.input_gradient.abs().max(),
+            torch.stack(gradient_errors).max(),
+        ]
+    )
+    dist.all_reduce(errors, op=dist.ReduceOp.MAX)
+    return dict(zip(("output", "input_gradient", "gradients"), errors.tolist(), strict=True))

@@ -1,0 +1,51 @@
+"""Training on divided fields: meshes, and variants of the network and its training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from credit.config.sections.trainer import ParallelismConfig
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from tests.parallel.training.cases import Case, train
+
+# Meshes of four ranks.
+MESHES: dict[str, dict[str, Any]] = {
+    "domain 2 x 2": {"domain": {"lat": 2, "lon": 2}},
+    "domain 4 x 1": {"domain": {"lat": 4, "lon": 1}},
+    "fsdp2 2 x domain 2": {"domain": {"lat": 2, "lon": 1}},
+    "replicate 2 x domain 2": {"replicate": 2, "domain": {"lat": 1, "lon": 2}},
+    "domain 2 x tensor 2": {"domain": {"lat": 2, "lon": 1}, "tensor": 2},
+    "ens 2 x domain 2": {"domain": {"lat": 1, "lon": 2}, "ensemble": 2},
+}
+CASES = {
+    "long rollout": Case(True, "selective", 2, 3, "pixel_shuffle", rows=15, steps=3),
+    # A global mean couples all cells, so the ranks gather the outputs for the loss.
+    "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0),
+    "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15),
+    "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, steps=3),
+    "float64": Case(False, False, 2, 2, "transposed", rows=15, steps=20, double=True),
+}
+# Every mesh meets a long rollout or an ensemble; every pair of a mesh axis and the domain meets float64.
+CASES_OF_MESH = {
+    "domain 2 x 2": ("long rollout", "ensemble with a global mean", "float64"),
+    "domain 4 x 1": ("ensemble", "global mean"),
+    "fsdp2 2 x domain 2": ("long rollout", "float64"),
+    "replicate 2 x domain 2": ("global mean", "float64"),
+    "domain 2 x tensor 2": ("long rollout", "ensemble", "float64"),
+    "ens 2 x domain 2": ("ensemble", "ensemble with a global mean"),
+}
+NUM_RANKS = 4
+
+
+def train_on_mesh(case_name: str, mesh_name: str, rank: int) -> dict[str, torch.Tensor]:
+    """Collective: return output, losses, norms, first gradients and last weights of a case on a mesh, all whole."""
+    settings = ParallelismConfig(**MESHES[mesh_name])
+    mesh = build_mesh(plan_degrees(settings, NUM_RANKS), rank, "cpu")
+    return train(CASES[case_name], mesh, domain_parts=settings.domain_parts)
+
+
+def train_alone(case_name: str) -> dict[str, torch.Tensor]:
+    """Return the same from one process."""
+    return train(CASES[case_name], DeviceGrid())
