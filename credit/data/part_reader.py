@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from credit.data.reader import FieldReader
-from credit.parallel.domain.division import FieldPart
 
 
 class PartReader:
@@ -20,18 +19,18 @@ class PartReader:
 
     Args:
         reader: reader of the whole grid.
-        part: rows and columns to return.
+        rows: consecutive latitude rows to return, with a start and a stop.
+        columns: consecutive longitude columns to return.
 
     Attributes:
-        part: rows and columns that are returned.
         grid: the part of the grid; it does not cover the globe.
     """
 
-    def __init__(self, reader: FieldReader, part: FieldPart) -> None:
+    def __init__(self, reader: FieldReader, rows: slice, columns: slice) -> None:
         self._reader = reader
-        self.part = part
-        self.grid = reader.grid.select(*part.slices)
-        self.masks = {name: mask_HW[part.slices] for name, mask_HW in reader.masks.items()}
+        self._index = (..., rows, columns)
+        self.grid = reader.grid.select(rows, columns)
+        self.masks = {name: mask_HW[rows, columns] for name, mask_HW in reader.masks.items()}
         self.calendar = reader.calendar
         self.channels = reader.channels
         self.times = reader.times
@@ -52,7 +51,7 @@ class PartReader:
         fields_CHW = self._reader.read(index)
         for target_hw, field_HW in zip(targets, fields_CHW, strict=True):
             if target_hw is not None:
-                target_hw[...] = field_HW[self.part.slices]
+                target_hw[...] = field_HW[self._index]
 
     def static(self) -> np.ndarray:
         """Return the part of the static fields, (C, h, w) float32; see `FieldReader.static`."""
@@ -64,4 +63,4 @@ class PartReader:
 
     def _select(self, fields_CHW: np.ndarray) -> np.ndarray:
         """Return a contiguous copy of the part of some fields."""
-        return np.ascontiguousarray(fields_CHW[(..., *self.part.slices)])
+        return np.ascontiguousarray(fields_CHW[self._index])

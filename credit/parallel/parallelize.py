@@ -1,4 +1,7 @@
-"""Composition of domain and tensor parallelism, activation checkpointing, compilation and FSDP2, in the one order that works."""
+"""Composition of the ways to distribute a model, in the one order that works.
+
+They are domain parallelism, tensor parallelism, activation checkpointing, compilation, and sharding by FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,9 @@ from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_
 
 logger = logging.getLogger(__name__)
 
-# Meshes that `parallelize` takes, by the names of their axes.
-AXIS_NAMES = (
-    ("dp",),
-    ("dp", "tp"),
-    ("dp", "domain"),
-    ("dp", "domain", "tp"),
-    ("replicate", "dp"),
-    ("replicate", "dp", "tp"),
-    ("replicate", "dp", "domain"),
-    ("replicate", "dp", "domain", "tp"),
-)
+# Names of the axes of the meshes that `parallelize` takes, in their order: replicas, data parallelism and shards, parts
+# of the fields, tensor parallelism. Only `dp` is required.
+AXIS_NAMES = ("replicate", "dp", "domain", "tp")
 
 
 def parallelize(
@@ -43,51 +38,42 @@ def parallelize(
     policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
-    domain_parts: tuple[int, int] | None = None,
 ) -> nn.Module:
     """Collective: distribute `model` over the ranks of `mesh`, in place, and return the model.
 
     Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed, and the model with `plan_domain`
-    how its fields may be divided. The steps are, in this order, domain parallelism, tensor parallelism, activation
-    checkpointing, compilation and sharding.
+    how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
+    before.
 
     Args:
         model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
         mesh: ranks that hold the model together, such as
-            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. An axis ``dp``
-            (data parallelism and shards) is required. Axes ``domain`` (parts of the fields, see
-            `credit.parallel.domain.split.split_domain`) and ``tp`` (tensor parallelism) may follow it, and an axis
-            ``replicate`` (replicas) may precede it. `credit.parallel.mesh.build_mesh` builds such a mesh.
+            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. Its axes are some
+            of `AXIS_NAMES`. `credit.parallel.mesh.build_mesh` builds such a mesh.
         shard: False for tensor parallelism alone.
         checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
         policy: FSDP2's mixed precision; None to compute in the dtype of the weights.
         reshard_after_forward: True to free gathered weights between forward and backward.
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
-        domain_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns, whose product is the
-            length of the axis ``domain``; None for the pair with which the ranks have the most even work.
 
     Raises:
-        ConfigError: if the mesh has other axes, the model or the grid cannot be divided, no ``_tp_plan`` fits the mesh, `checkpoint` is set but no block is
-            marked, blocks with dropout are to be compiled and split, or FSDP2 cannot shard the model.
+        ConfigError: if the mesh has other axes, or the model does not allow one of the steps; the message says what
+            would work.
     """
     _require_axes(mesh)
 
-    # The rules of a divided field are hooks of layers, which all further steps leave in place.
-    if _axis_size(mesh, "domain") > 1:
-        if compile_blocks is not None:
-            raise ConfigError(
-                "trainer.compile: with trainer.parallelism.domain above 1, blocks exchange cells, which is not compiled "
-                "yet; set compile to false"
-            )
-        split_domain(model, mesh["domain"].get_group(), domain_parts)
+    if compile_blocks is not None:
+        _require_compilable(model, mesh)
 
-    # Tensor parallelism comes first: it replaces weights and forwards of plain layers, which checkpoint wrappers and
-    # sharding would hide.
+    # Domain parallelism comes first: it finds the layers by their paths, and adds hooks that all further steps keep.
+    if _axis_size(mesh, "domain") > 1 and getattr(model, "domain", None) is None:
+        split_domain(model, mesh["domain"].get_group())
+
+    # Tensor parallelism replaces weights and forwards of plain layers, which checkpoint wrappers and sharding would
+    # hide.
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
-        if compile_blocks is not None:
-            _require_no_dropout(model)
         split_paths = apply_tensor_parallel(model, mesh["tp"])
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
     if checkpoint:
@@ -102,38 +88,41 @@ def parallelize(
 
     # Sharding comes last: FSDP2 must see the parts of split weights, and gather around recomputation and graphs.
     if shard and mesh is not None:
-        # Units with split weights are sharded over the data-parallel ranks and the domain, other units over the
-        # tensor-parallel ranks as well, so that they take no more memory than without tensor parallelism.
-        shard_axes = tuple(name for name in ("dp", "domain") if name in mesh.mesh_dim_names)
-        fsdp_mesh_of_tp_units = _build_shard_mesh(mesh, shard_axes, "dp_domain")
-        fsdp_mesh = fsdp_mesh_of_tp_units
-        if tensor_ranks > 1:
-            fsdp_mesh = _build_shard_mesh(mesh, (*shard_axes, "tp"), "shard")
+        fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
     return model
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:
-    """Refuse a mesh whose axis names are none of `AXIS_NAMES`.
+    """Refuse a mesh whose axes are not some of `AXIS_NAMES`, in this order, with `dp` among them.
 
     Raises:
         ConfigError: if the names do not fit; the message lists the names of the mesh and the possible ones.
     """
-    if mesh is not None and mesh.mesh_dim_names not in AXIS_NAMES:
-        choices = ", ".join(str(names) for names in AXIS_NAMES)
+    if mesh is None:
+        return
+    names = mesh.mesh_dim_names or ()
+    expected_names = tuple(name for name in AXIS_NAMES if name in names)
+    if names != expected_names or "dp" not in names:
         raise ConfigError(
-            f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes one of {choices}; name them by "
-            "mesh_dim_names of init_device_mesh, where an axis may have length 1"
+            f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes dp, which replicate may precede "
+            "and domain and tp may follow in this order; name them by mesh_dim_names of init_device_mesh, where an "
+            "axis may have length 1"
         )
 
 
-def _require_no_dropout(model: nn.Module) -> None:
-    """Refuse a model with dropout, whose blocks are to be split by tensor parallelism and compiled.
+def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Refuse to compile blocks that exchange cells, or that are split and have dropout.
 
     Raises:
-        ConfigError: if a module of the model has dropout.
+        ConfigError: naming the keys.
     """
-    if has_dropout(model):
+    if _axis_size(mesh, "domain") > 1:
+        raise ConfigError(
+            "trainer.compile: with trainer.parallelism.domain above 1, blocks exchange cells, which is not compiled; "
+            "set compile to false"
+        )
+    if _axis_size(mesh, "tp") > 1 and has_dropout(model):
         raise ConfigError(
             "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
             "cannot be compiled; set compile to false, or the model's dropout to 0"
@@ -147,8 +136,21 @@ def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
     return mesh[axis].size()
 
 
-def _build_shard_mesh(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> DeviceMesh:
-    """Collective: return a mesh of the same ranks in which some axes are merged into one, over which FSDP2 shards.
+def _build_shard_meshes(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
+    """Collective: return the meshes over which FSDP2 shards whole units and units whose weights are split.
+
+    Units with split weights are sharded over the data-parallel ranks and the domain. Other units are sharded over the
+    tensor-parallel ranks as well, so that they take no more memory than without tensor parallelism.
+    """
+    shard_axes = tuple(name for name in ("dp", "domain") if name in mesh.mesh_dim_names)
+    mesh_of_tp_units = _merge_axes(mesh, shard_axes, "dp_domain")
+    if _axis_size(mesh, "tp") == 1:
+        return mesh_of_tp_units, mesh_of_tp_units
+    return _merge_axes(mesh, (*shard_axes, "tp"), "shard"), mesh_of_tp_units
+
+
+def _merge_axes(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> DeviceMesh:
+    """Collective: return a mesh of the same ranks in which some axes are merged into one.
 
     An axis of replicas stays in front of it.
 
@@ -162,7 +164,7 @@ def _build_shard_mesh(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> Dev
         return mesh["replicate", axes[0]] if has_replicas else mesh[axes[0]]
     # `_flatten` and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger one, such as a mesh with
     # an axis of pipeline stages.
-    shard_mesh = mesh[axes]._flatten(name)
+    merged_mesh = mesh[axes]._flatten(name)
     if not has_replicas:
-        return shard_mesh
-    return DeviceMesh._concatenate([mesh["replicate"], shard_mesh])
+        return merged_mesh
+    return DeviceMesh._concatenate([mesh["replicate"], merged_mesh])

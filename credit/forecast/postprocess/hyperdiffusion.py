@@ -155,7 +155,10 @@ class WaveFilter:
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
 
     def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields damped along great circles; all rows, and columns whose second half is opposite to the first.
+        """Return fields damped along great circles.
+
+        Args:
+            x_BCHW: all rows of some columns, of which the second half lies opposite to the first.
         """
         num_rows, num_columns = x_BCHW.shape[2:]
         # The column on the other side of the pole is half of the columns away, and its rows are in reverse order.

@@ -20,7 +20,7 @@ from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
 from credit.parallel.domain.exchange import CellExchange, Cells
-from credit.parallel.domain.rules import DomainRule, ReadsNeighbours, Reach, as_cells, build_exchange
+from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, as_cells, build_exchange
 from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
@@ -154,7 +154,7 @@ class AttendsToDistantCells(DomainRule):
         layer.register_forward_hook(give_back)
 
     def _divide_windows(self, axis: AxisDivision) -> AxisDivision:
-        """Return the division of the windows along an axis; window k has the cells k, k + n, k + 2n, ... of n windows."""
+        """Return the division of the n windows along an axis; window k has the cells k, k + n, k + 2n, ..."""
         return divide_axis(axis.size // self.window, len(axis.owned))
 
     def _find_tokens(self, windows: FieldPart) -> Cells:
@@ -219,7 +219,9 @@ class InterpolatesField(DomainRule):
     def install(self, layer: BilinearResize, group: dist.ProcessGroup) -> None:
         """Replace the interpolation by one of this rank's part."""
         taps = [self._find_taps(rank) for rank in range(self.target.num_ranks)]
-        exchange = build_exchange(group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps])
+        exchange = build_exchange(
+            group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps]
+        )
         rows, columns = taps[dist.get_rank(group)]
 
         def interpolate(x_BCHW: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How WXFormer is split over the ranks of a domain group.
+"""Division of WXFormer among the ranks of a domain group.
 
 Each stage has a division of its own, whose bounds are multiples of the stage's short window, so that no short window is
 cut. The exchange of cells before an embedding or an up-sampling leads from one division to the next.

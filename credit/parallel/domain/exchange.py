@@ -193,8 +193,8 @@ class CellExchange:
         """Return True if this rank needs exactly the cells that it holds, in the same order."""
         if self.input_shape != self.output_shape or len(self._copies) != 1:
             return False
-        whole = (slice(0, self.input_shape[0]), slice(0, self.input_shape[1]))
-        return all((route.rows, route.columns) == whole for route in self._copies[0])
+        all_cells = (slice(0, self.input_shape[0]), slice(0, self.input_shape[1]))
+        return all((route.rows, route.columns) == all_cells for route in self._copies[0])
 
 
 class _ExchangeCells(torch.autograd.Function):

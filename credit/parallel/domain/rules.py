@@ -1,4 +1,4 @@
-"""How a layer of a network computes its part of a split field.
+"""Rules by which the layers of a network compute their part of a divided field.
 
 A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and leaves out
 cells after it; the layer itself computes as it does on a whole field. Layers that compute every cell by itself, such as
@@ -22,7 +22,7 @@ from credit.parallel.domain.exchange import CellExchange, Cells
 
 
 class DomainRule(ABC):
-    """What a layer of a split network needs from other ranks."""
+    """Base class of the rules."""
 
     @abstractmethod
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
@@ -139,9 +139,7 @@ class ReadsNeighbours(DomainRule):
         layer.register_forward_hook(crop)
 
 
-def build_exchange(
-    group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]
-) -> CellExchange:
+def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]) -> CellExchange:
     """Return the exchange that gives each rank cells of a field that is divided.
 
     Args:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """How a network computes on a divided field.
+    """Rules by which a network computes on divided fields.
 
     Attributes:
         grid: division of the network's input and output.
@@ -32,9 +32,7 @@ class DomainPlan:
     imbalance: float
 
 
-def split_domain(
-    model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None
-) -> DomainPlan:
+def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None) -> DomainPlan:
     """Change a network in place so that each rank of a group computes a part of every field; return how.
 
     The network's method `plan_domain` declares how its layers are split. Its input and output are then this rank's part

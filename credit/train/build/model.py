@@ -23,6 +23,7 @@ from credit.models.base import ForecastModel
 from credit.models.layers.spectral_norm import normalize_together
 from credit.models.lora import apply_lora
 from credit.models.registry import build_model
+from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
@@ -144,6 +145,8 @@ def build_parallel_model(
         precision = "float32"
     logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
 
+    if mesh.degrees.domain > 1:
+        split_domain(model, mesh.domain_group, conf.parallelism.domain_parts)
     # From here on the network has its final structure; memory is allocated for this rank's shard only.
     compile_function = compile_blocks if conf.compile else None
     parallelize(
@@ -155,7 +158,6 @@ def build_parallel_model(
         policy=policy,
         reshard_after_forward=conf.parallelism.reshard_after_forward,
         cpu_offload=conf.parallelism.cpu_offload,
-        domain_parts=conf.parallelism.domain_parts,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled

@@ -111,9 +111,7 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
     return splits
 
 
-def build_frame_reader(
-    config: Config, reader: FieldReader, assets: ModelAssets, domain: Domain | None
-) -> FrameReader:
+def build_frame_reader(config: Config, reader: FieldReader, assets: ModelAssets, domain: Domain | None) -> FrameReader:
     """Return the reader of initial states, forcing and targets, on this rank's part of the grid.
 
     Args:
@@ -124,7 +122,7 @@ def build_frame_reader(
     """
     climatology = assets.climatology
     if domain is not None:
-        reader = PartReader(reader, domain.part)
+        reader = PartReader(reader, *domain.part.slices)
         if climatology is not None:
             climatology = climatology.select(*domain.part.slices)
     return FrameReader(reader, config.data, climatology)

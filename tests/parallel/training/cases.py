@@ -37,6 +37,7 @@ from credit.models.noise.base import NoiseGenerator
 from credit.models.wxformer import WXFormer
 from credit.models.wxformer.section import WXFormerSection
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize
@@ -156,12 +157,16 @@ def settings(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.Module, bool]:
+def build(
+    case: Case, mesh: DeviceGrid, data: str, domain_parts: tuple[int, int] | None = None, **changes: Any
+) -> tuple[nn.Module, bool]:
     """Return the filled network on its ranks, and whether it runs under autocast."""
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**settings(case))
     if case.double:
         model.double()
+    if domain_parts is not None:
+        split_domain(model, mesh.domain_group, domain_parts)
     sharded = mesh.device_mesh is not None and data != "none"
     policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})
     policy = policy if case.amp and sharded else None
@@ -253,9 +258,7 @@ def gather_field(model: nn.Module, field: Tensor) -> Tensor:
     return model.domain.build_gather().exchange_fields(field.flatten(1, 2)).unflatten(1, field.shape[1:3])
 
 
-def batches(
-    case: Case, mesh: DeviceGrid, first_batch: int = 0, part: tuple[Any, ...] = (...,)
-) -> Iterator[Batch]:
+def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0, part: tuple[Any, ...] = (...,)) -> Iterator[Batch]:
     """Yield this rank's micro-batches; each step's samples are the same on any mesh."""
     for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
