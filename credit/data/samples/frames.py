@@ -222,7 +222,7 @@ class FrameReader:
         """Set hidden cells to NaN in the fields of one time, in place.
 
         Args:
-            fields: for each channel of ``time_varying_stored`` its field (H, W), or None for a channel that is left out.
+            fields: field (H, W) of each channel of ``time_varying_stored``, or None for a channel that is left out.
         """
         for row, hidden_cells in self._hidden_cells.items():
             field = fields[row]

@@ -34,6 +34,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         diagram_axis, frequency_axis = axes[:, column]
         diagram_axis.plot([0, 1], [0, 1], color="black", linewidth=0.8, label="Reliable")
         event_data = data.sel(event=event)
+        base_rates = []
         for lead, color in zip(leads, colors, strict=True):
             lead_data = event_data.sel(lead=lead)
             # Points that were never forecast are NaN and not drawn.
@@ -44,10 +45,13 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             )
             diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
-        # The frequency of the event whatever was forecast. It hardly depends on the lead time, so that of the last one,
-        # which the loop above leaves in `frequency` and `observed`, stands for all.
-        base_rate = float(np.nansum(frequency * observed))
-        diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
+            # The frequency of the event whatever was forecast, for a lead time that has been scored.
+            if np.isfinite(frequency).any():
+                base_rates.append(np.nansum(frequency * observed))
+        # It hardly depends on the lead time, so that one line shows the mean over all of them.
+        if base_rates:
+            base_rate = float(np.mean(base_rates))
+            diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
         # The definition of the event stands between its name and the panel.
         diagram_axis.set_title(event, pad=18)
         diagram_axis.annotate(
