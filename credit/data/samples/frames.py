@@ -151,8 +151,7 @@ class FrameReader:
         # For each time, assign every field that is read to its target array, then read the time.
         for number in range(history_len + target_CTHW.shape[1]):
             minutes = first_minutes + number * self._step
-            is_history = number < history_len
-            if is_history:
+            if number < history_len:
                 fields_CHW = history_CTHW[:, number]
             else:
                 fields_CHW = target_CTHW[:, number - history_len]

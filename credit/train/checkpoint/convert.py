@@ -211,7 +211,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
         maximum=unknown_C,
         tendency_mean=np.zeros(len(names)),
         tendency_std=np.array(stds),
-        count=unknown_C * 0,
+        count=unknown_C,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import xarray as xr
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -34,7 +35,6 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         diagram_axis, frequency_axis = axes[:, column]
         diagram_axis.plot([0, 1], [0, 1], color="black", linewidth=0.8, label="Reliable")
         event_data = data.sel(event=event)
-        base_rates = []
         for lead, color in zip(leads, colors, strict=True):
             lead_data = event_data.sel(lead=lead)
             # Points that were never forecast are NaN and not drawn.
@@ -45,13 +45,8 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             )
             diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
-            # The frequency of the event whatever was forecast, for a lead time that has been scored.
-            if np.isfinite(frequency).any():
-                base_rates.append(np.nansum(frequency * observed))
-        # It hardly depends on the lead time, so that one line shows the mean over all of them.
-        if base_rates:
-            base_rate = float(np.mean(base_rates))
-            diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
+        base_rate = _compute_base_rate(event_data, leads)
+        diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
         # The definition of the event stands between its name and the panel.
         diagram_axis.set_title(event, pad=18)
         diagram_axis.annotate(
@@ -76,3 +71,19 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         bars = "; bars: 95 % intervals"
     add_title(figure, f"Reliability diagrams of {table.display_name('model')}, global{bars}")
     return figure
+
+
+def _compute_base_rate(event_data: xr.Dataset, leads: Sequence[float]) -> float:
+    """Return the frequency of an event whatever was forecast, as the mean over lead times.
+
+    The frequency hardly depends on the lead time, so one line in a diagram stands for all.
+
+    Args:
+        event_data: points of the reliability diagrams of the event, by lead time.
+        leads: lead times in hours.
+    """
+    data = event_data.sel(lead=list(leads))
+    _, frequency, observed = (data[name] for name in POINT_NAMES)
+    # A lead time without scores has NaN at all points, and is left out of the mean.
+    rates = (frequency * observed).sum("point", min_count=1)
+    return float(rates.mean("lead"))

@@ -115,12 +115,11 @@ class EventScorer:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
             seasons = {climate.season_of(minutes) for minutes in group_times.tolist()}
             num_seasons_of_groups.append(len(seasons))
-        usable_climate = climate if self._has_climate else None
         climate_index = {channel: index for index, channel in enumerate(self.channels)}
         self._thresholds = EventThresholds(
             self.events,
             self.precipitation,
-            usable_climate,
+            climate if self._has_climate else None,
             climate_index,
             cells,
             cached_seasons=1 + max(num_seasons_of_groups),
