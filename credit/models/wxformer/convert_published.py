@@ -94,7 +94,8 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
             models, or the width of the first stage where that is less.
 
     Returns:
-        A state dict for `WXFormer.load_state_dict`.
+        A state dict for `WXFormer.load_state_dict`, in the order of `state`. Only a network tells which tensors it
+        needs, so those that `state` lacks are found when the result is loaded.
 
     Raises:
         CheckpointError: if the state dict has keys that the reference does not have, or lacks the norm that
