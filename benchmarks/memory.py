@@ -26,7 +26,9 @@ from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.optim import build_optimizer
 
-# Sections `trainer.parallelism` of configs, for four ranks.
+# Number of ranks of the meshes below.
+NUM_RANKS = 4
+# Sections `trainer.parallelism` of configs.
 MESHES = [
     {"data": "ddp"},
     {"data": "fsdp2"},
@@ -68,6 +70,15 @@ def measure_rank_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, 
     return num_parameters, num_bytes
 
 
+def require_num_ranks(parser: argparse.ArgumentParser, num_ranks: int) -> None:
+    """End the program with an error of the command line unless it was started on the ranks that the meshes need."""
+    if num_ranks != NUM_RANKS:
+        parser.error(
+            f"its meshes are for {NUM_RANKS} ranks, and {num_ranks} were started; start it with torchrun "
+            f"--standalone --nproc-per-node={NUM_RANKS}"
+        )
+
+
 def main() -> None:
     """Print a row for each mesh, with the bytes of the rank that holds most."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,8 +86,7 @@ def main() -> None:
     decoder = parser.parse_args().decoder
     torch.set_num_threads(1)
     process_info = read_process_info()
-    if process_info.world < 2:
-        parser.error("start it with torchrun on two ranks or more")
+    require_num_ranks(parser, process_info.world)
     with process_group(process_info, torch.device("cpu"), timeout_minutes=20):
         # The first mesh is ddp, to which the others are compared.
         ddp_bytes = 0

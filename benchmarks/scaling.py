@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from collectives import CollectiveCounter
 from live_memory import LiveMemory
-from memory import MESHES
+from memory import MESHES, require_num_ranks
 from torch import nn
 
 from credit.config.sections.trainer import ParallelismConfig, TrainerConfig
@@ -122,8 +122,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     process_info = read_process_info()
-    if process_info.world < 2:
-        parser.error("start it with torchrun on two ranks or more")
+    require_num_ranks(parser, process_info.world)
     # Other sharding units are measured on one mesh only.
     meshes = MESHES if args.units == "layer" else [{"data": "fsdp2"}]
     with process_group(process_info, torch.device("cpu"), timeout_minutes=10):

@@ -84,21 +84,33 @@ class Calendar:
             key: config key of the time, for the message.
 
         Raises:
-            ConfigError: if the text is not a date of this calendar.
+            ConfigError: if the text is not a date of this calendar, or not a whole minute.
+        """
+        minutes, seconds = self._parse_seconds(text, key)
+        if seconds:
+            raise ConfigError(f'{key}: "{text}" is not a whole minute; write it without the {seconds} seconds')
+        return minutes
+
+    def _parse_seconds(self, text: str, key: str) -> tuple[int, int]:
+        """Return the whole minutes since 1900-01-01 00:00 UTC of a date and time, and the remaining seconds.
+
+        The arguments and errors are those of `parse`.
         """
         match = _ISO_8601.match(str(text).strip())
         if match is None:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
         # Year, month, day, hour, minute and second; parts of the time of the day that are not given are 0.
-        numbers = [int(number or 0) for number in match.groups()]
+        *numbers, seconds = [int(number or 0) for number in match.groups()]
         try:
-            date = cftime.datetime(*numbers, calendar=self.name)
+            date = cftime.datetime(*numbers, seconds, calendar=self.name)
         except ValueError as error:
             raise ConfigError(f'{key}: "{text}" is not a date of the calendar {self.name}') from error
-        return int(cftime.date2num(date, TIME_UNITS, self.name))
+        return int(cftime.date2num(date.replace(second=0), TIME_UNITS, self.name)), seconds
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
         """Return the last time of a period in minutes; a date without a time of day means the last minute of that day.
+
+        Seconds are dropped: a period that ends at 23:59:59 has the same whole minutes as one that ends at 23:59.
 
         Args:
             text: the time, for example ``2000-12-31`` or ``2000-12-31T18:00``.
@@ -107,7 +119,7 @@ class Calendar:
         Raises:
             ConfigError: if the text is not a date of this calendar.
         """
-        minutes = self.parse(text, key)
+        minutes, _ = self._parse_seconds(text, key)
         # ISO 8601 has a T or a space between the date and the time of the day.
         has_time_of_day = "T" in str(text) or " " in str(text).strip()
         if has_time_of_day:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from credit.calendar import parse_duration
 from credit.config.sections.base import PathText, StrictModel
 from credit.config.sections.data import DataConfig, PreprocessConfig
-from credit.config.sections.inference import InferenceConfig, ModelNoiseConfig
+from credit.config.sections.inference import InferenceConfig
 from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.config.sections.loss import LossEntry, default_loss
 from credit.config.sections.model import ModelEntry
@@ -121,13 +121,10 @@ class Config(StrictModel):
         """Refuse keys of ensembles, in training and in forecasts, that contradict each other."""
         # Ensembles of forecasts: something must make the members different.
         ensemble = self.inference.ensemble
-        if ensemble is not None and not ensemble.has_added_spread and not self.model.noise:
-            raise ValueError(
-                "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, "
-                "feature_noise or dropout, or train a network with model.noise"
-            )
-        if ensemble is not None and ensemble.model_noise != ModelNoiseConfig() and not self.model.noise:
-            raise ValueError("inference.ensemble.model_noise has no effect on a network without model.noise; remove it")
+        if ensemble is not None and not self.model.noise:
+            problem = ensemble.describe_lack_of_noise("a network without model.noise")
+            if problem is not None:
+                raise ValueError(problem)
         if ensemble is not None and ensemble.dropout and self.model.find_noise("dropout") is not None:
             raise ValueError(
                 "inference.ensemble.dropout has no effect on a network with model.noise of kind dropout, whose dropout "

@@ -62,6 +62,9 @@ def render_script(job: Job) -> str:
         return environment.from_string(template_text).render(job=job, asked=job.asked)
     except OSError as error:
         raise ConfigError(f"{job.scheduler}.template: {user_template}: cannot be read ({error.strerror})") from error
+    except ConfigError as error:
+        # The filters below do not know the template that uses them.
+        raise ConfigError(f"{job.scheduler}.template: {user_template}: {error}") from error
     except jinja2.TemplateError as error:
         raise ConfigError(f"{job.scheduler}.template: {user_template}: {type(error).__name__}: {error}") from error
 
@@ -72,14 +75,27 @@ def _quote_words(values: Sequence[object]) -> _ShellText:
 
 
 def _require_word(value: object) -> _ShellText:
-    """Return one word of a scheduler directive, unchanged; directives cannot contain quoted text (filter ``word``)."""
+    """Return one word of a scheduler directive, unchanged; directives cannot contain quoted text (filter ``word``).
+
+    Raises:
+        ConfigError: if the value is not one word.
+    """
     text = str(value)
-    assert re.fullmatch(r"[^\s#'\"\\$`;<>]+", text), f"{text!r} is not a word of a directive"
+    if re.fullmatch(r"[^\s#'\"\\$`;<>]+", text) is None:
+        raise ConfigError(
+            "the filter `word` takes one word without spaces, quotes and special characters of the shell, not "
+            f"{text!r}; change the value, or leave the filter out, so that the value is quoted"
+        )
     return _ShellText(text)
 
 
 def _require_line(value: object) -> _ShellText:
-    """Return a line of shell code from the config, unchanged (filter ``line``)."""
+    """Return a line of shell code from the config, unchanged (filter ``line``).
+
+    Raises:
+        ConfigError: if the value is not one line.
+    """
     text = str(value)
-    assert len(text.splitlines()) == 1, f"{text!r} is not a single line"
+    if len(text.splitlines()) != 1:
+        raise ConfigError(f"the filter `line` takes a single line, not {text!r}; apply it to each line of the value")
     return _ShellText(text)

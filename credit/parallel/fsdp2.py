@@ -254,8 +254,8 @@ def fsdp2_load_optimizer_state_dict(
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters, or holds only one rank's parts of
-            sharded tensors.
+        CheckpointError: on every rank, if the state belongs to other parameters, holds only one rank's parts of
+            sharded tensors, or has different settings for two parameters that are in one group now.
     """
     reshard(model)
     scatter_optimizer_state(model, optimizer, state_dict)

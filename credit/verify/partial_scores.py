@@ -87,7 +87,8 @@ class PartialScores:
         """Return the scores of the cases of all parts, in the order of the initial times.
 
         Args:
-            parts: partial scores of disjoint sets of cases.
+            parts: partial scores of disjoint sets of cases; at least one of them has cases, because a verification
+                without cases is refused before it is scored.
 
         Raises:
             DataError: if two parts have a case in common.

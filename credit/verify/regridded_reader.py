@@ -40,7 +40,7 @@ class RegriddedReader:
         read: function of an index in `times` that returns the time-varying stored channels, (C, H, W) float32 in the
             units of the data.
         path: path of the training store; None if the data are not read from a training store.
-        calendar, channels, times, attributes, index_of, static: those of `reader`, see
+        calendar, channels, times, attributes, index_of, static, is_thread_safe: those of `reader`, see
             `credit.data.reader.FieldReader`.
     """
 
@@ -51,6 +51,8 @@ class RegriddedReader:
         self.attributes = reader.attributes
         self.index_of = reader.index_of
         self.static = reader.static
+        # The cache and the regridding may be used by several threads at the same time.
+        self.is_thread_safe = reader.is_thread_safe
         # A training store has a path, and may have a climatology beside its fields.
         self.path = getattr(reader, "path", None)
         self.grid = reader.grid

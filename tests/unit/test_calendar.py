@@ -67,6 +67,16 @@ def test_text_that_is_no_time(text: str) -> None:
         Calendar().parse(text, "data.splits.train")
 
 
+def test_seconds_are_refused_but_at_the_end_of_a_period() -> None:
+    for text in ("2000-01-01T06:00:30", "1850-01-01T06:00:30"):
+        with pytest.raises(ConfigError, match='inference.initial_times: ".*" is not a whole minute.* 30 seconds'):
+            Calendar().parse(text, "inference.initial_times")
+    assert Calendar().parse("2000-01-01T06:00:00") == Calendar().parse("2000-01-01T06:00")
+    for day in ("1850-12-31", "2000-12-31"):
+        last_minute = Calendar().parse(f"{day}T23:59")
+        assert Calendar().parse_period_end(f"{day}T23:59:59") == Calendar().parse_period_end(day) == last_minute
+
+
 def test_a_date_as_an_end_means_the_whole_day() -> None:
     calendar = Calendar()
     assert calendar.parse_period_end("2001-03-10") == calendar.parse("2001-03-10T23:59")

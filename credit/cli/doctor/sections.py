@@ -99,6 +99,9 @@ class DiagnosticContext:
         save_loc = raw.get("save_loc")
         if isinstance(save_loc, str):
             folder = Path(os.path.expandvars(save_loc))
+            # A home folder that is not known is part of the config's error already.
+            with suppress(RuntimeError):
+                folder = folder.expanduser()
         return cls(None, config_error, raw, folder, environ)
 
 

@@ -183,7 +183,7 @@ def build_forecast_function(
     """
     from credit.errors import ConfigError
     from credit.forecast.ensemble.feature_noise import build_feature_noise
-    from credit.forecast.ensemble.model_noise import build_model_noise, require_noise
+    from credit.forecast.ensemble.model_noise import build_model_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
@@ -197,12 +197,11 @@ def build_forecast_function(
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     perturb_states = None
     if ensemble is not None:
-        if not ensemble.has_added_spread and not forecaster.config.model.noise:
-            raise ConfigError(
-                f"inference.ensemble: the members would be equal, because {forecaster.path} was trained without "
-                "model.noise; give perturbation, lagged, stochastic, feature_noise or dropout"
-            )
-        require_noise(ensemble, forecaster.config.model, str(forecaster.path))
+        # The checkpoint may be of a network without the noise that the config now has.
+        if not forecaster.config.model.noise:
+            problem = ensemble.describe_lack_of_noise(f"{forecaster.path}, which was trained without model.noise")
+            if problem is not None:
+                raise ConfigError(problem)
         perturb_states = build_perturbation(ensemble, stepper, inputs, assets.grid)
     make_forecasts = functools.partial(
         forecast_batch,

@@ -154,6 +154,24 @@ class EnsembleConfig(StrictModel):
                 return True
         return self.dropout
 
+    def describe_lack_of_noise(self, network: str) -> str | None:
+        """Return why a network without ``model.noise`` cannot make this ensemble, as an error message.
+
+        Args:
+            network: the network in the message, such as "a network without model.noise".
+
+        Returns:
+            The message; None if the network can make the ensemble.
+        """
+        if not self.has_added_spread:
+            return (
+                f"inference.ensemble: the members would be equal with {network}; give perturbation, lagged, "
+                "stochastic, feature_noise or dropout, or train a network with model.noise"
+            )
+        if self.model_noise != ModelNoiseConfig():
+            return f"inference.ensemble.model_noise has no effect with {network}; remove it"
+        return None
+
 
 class ForecastParallelismConfig(StrictModel):
     """Distribution of one forecast over ranks. By default, each rank has the whole network and its own forecasts."""

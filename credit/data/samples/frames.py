@@ -151,8 +151,7 @@ class FrameReader:
         # For each time, assign every field that is read to its target array, then read the time.
         for number in range(history_len + target_CTHW.shape[1]):
             minutes = first_minutes + number * self._step
-            is_history = number < history_len
-            if is_history:
+            if number < history_len:
                 fields_CHW = history_CTHW[:, number]
             else:
                 fields_CHW = target_CTHW[:, number - history_len]
@@ -173,6 +172,7 @@ class FrameReader:
                 scatter_fields(self._read_stored(minutes), targets)
             else:
                 self.reader.read_into(self._require_index(minutes), targets)
+                self._mask_hidden_cells(targets)
 
         # Fill in the forcing that is computed, or that a forecast cannot know.
         for frame in range(num_inputs):
@@ -214,9 +214,19 @@ class FrameReader:
     def _read_masked(self, index: int) -> np.ndarray:
         """Read the stored fields at an index of the reader, (C, H, W), with NaN in hidden cells."""
         fields_CHW = self.reader.read(index).copy()
-        for row, hidden_cells in self._hidden_cells.items():
-            fields_CHW[row, hidden_cells] = np.nan
+        self._mask_hidden_cells(fields_CHW)
         return fields_CHW
+
+    def _mask_hidden_cells(self, fields: np.ndarray | list[np.ndarray | None]) -> None:
+        """Set hidden cells to NaN in the fields of one time, in place.
+
+        Args:
+            fields: field (H, W) of each channel of ``time_varying_stored``, or None for a channel that is left out.
+        """
+        for row, hidden_cells in self._hidden_cells.items():
+            field = fields[row]
+            if field is not None:
+                field[hidden_cells] = np.nan
 
     def _read_stored(self, minutes: int) -> np.ndarray:
         """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``, from a cache."""

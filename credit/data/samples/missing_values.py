@@ -58,11 +58,10 @@ def check_values(
         DataError: if there are wrong values. The message names the first channel that has any, their number and the
             location of the first one.
     """
-    is_finite_CHW = np.isfinite(fields)
     # Nearly always all values are finite, and this single check suffices.
-    if not masks and is_finite_CHW.all():
+    if not masks and np.isfinite(fields).all():
         return
-    for field, is_finite, channel in zip(fields, is_finite_CHW, channels, strict=True):
+    for field, channel in zip(fields, channels, strict=True):
         # A field without any value is an error even if missing values are declared.
         is_missing = np.isnan(field)
         if is_missing.all():
@@ -71,40 +70,39 @@ def check_values(
                 "such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take the variable "
                 "out of data.variables"
             )
+        # An infinite value is wrong in any variable, and is not a missing one.
+        is_infinite = np.isinf(field)
+        if is_infinite.any():
+            raise DataError(_describe_wrong_values(field, is_infinite, channel, grid, when))
         # The cells that are missing must be those of the mask, no more and no fewer.
         mask = masks.get(channel.variable)
+        if mask is None and is_missing.any():
+            raise DataError(_describe_wrong_values(field, is_missing, channel, grid, when))
         if mask is not None and not np.array_equal(is_missing, mask):
             raise DataError(
-                f"{_describe_channel(channel)} at {when}: {int((~is_finite).sum())} cells are missing, "
+                f"{_describe_channel(channel)} at {when}: {int(is_missing.sum())} cells are missing, "
                 f"{int(mask.sum())} in the first field, {int((is_missing != mask).sum())} differ; a mask that changes "
                 "in time is not supported: fill the values beforehand, or leave the variable out"
             )
-        # In a variable with a mask, only infinite values are wrong now.
-        is_wrong = ~is_finite
-        if mask is not None:
-            is_wrong = np.isinf(field)
-        if is_wrong.any():
-            num_missing = int(is_missing.sum())
-            raise DataError(_describe_wrong_values(field, is_wrong, channel, grid, when, num_missing))
 
 
 def _describe_wrong_values(
-    field: np.ndarray, is_wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, num_missing: int
+    field: np.ndarray, is_wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str
 ) -> str:
     """Return the error message about wrong values of a field.
 
     Args:
         field: (H, W) values.
-        is_wrong: (H, W) bool, True for the wrong values.
+        is_wrong: (H, W) bool, True for the wrong values, which are either all missing or all infinite.
         channel: channel of the field.
         grid: grid of the field.
         when: time and file as text.
-        num_missing: number of missing values in the field. If it is not 0, the message advises to declare them.
     """
     row, column = np.argwhere(is_wrong)[0]
-    kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
+    kind = "infinite"
     advice = "correct the file"
-    if num_missing:
+    if np.isnan(field[row, column]):
+        kind = "missing (NaN)"
         advice = (
             "if it is always missing in the same cells (over land), declare "
             f"data.variable_options.{channel.variable}.missing: "

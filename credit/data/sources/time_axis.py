@@ -25,9 +25,6 @@ from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# The longest year.
-_YEAR_MINUTES = 366 * 1440
-
 
 def align_times(
     aggregations: Mapping[str, TimeAggregation], policies: Mapping[str, str], calendar: Calendar
@@ -45,7 +42,7 @@ def align_times(
         values, in the times of its aggregation.
 
     Raises:
-        DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover more than a year.
+        DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover a year or more.
     """
     # Exact variables decide the times of the run; other variables only have to have a value at these times.
     exact_times = [aggregation.times for name, aggregation in aggregations.items() if policies[name] == "exact"]
@@ -134,16 +131,19 @@ def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray,
         calendar: calendar of `source_times` and `times`.
 
     Raises:
-        DataError: if the values cover more than a year.
+        DataError: if the values cover a year or more, so that a date occurs twice.
     """
-    if source_times[-1] - source_times[0] >= _YEAR_MINUTES:
+    # Dates without the year are compared, and the last date at or before each time is found.
+    source_dates = np.array([_encode_date(calendar, minutes) for minutes in source_times])
+    first_year = calendar.datetime(source_times[0]).year
+    last_year = calendar.datetime(source_times[-1]).year
+    # The length of the year depends on the calendar, so the first date is compared with the same date a year later.
+    if (last_year, source_dates[-1]) >= (first_year + 1, source_dates[0]):
         raise DataError(
             f"data.sources: {name} is from a source with times: cyclic, which is for one representative year, but its "
             f"times run from {calendar.format(source_times[0])} to {calendar.format(source_times[-1])}; cut them to a "
             "year, or set times: exact"
         )
-    # Dates without the year are compared, and the last date at or before each time is found.
-    source_dates = np.array([_encode_date(calendar, minutes) for minutes in source_times])
     dates = np.array([_encode_date(calendar, minutes) for minutes in times])
     order = np.argsort(source_dates, kind="stable")
     rank = np.searchsorted(source_dates[order], dates, side="right") - 1

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from credit.config.sections.inference import ModelNoiseConfig
 from credit.config.sections.model import ModelSection
-from credit.errors import ConfigError
 from credit.forecast.rollout import ForecastStart
 from credit.forecast.stepper import Condition
 from credit.models.base import ModelSpec
@@ -102,20 +100,3 @@ def build_model_noise(conf: EnsembleConfig | None, spec: ModelSpec, section: Mod
     if conf is None or not section.noise:
         return None
     return ModelNoise(conf, NoiseGenerator(spec, section))
-
-
-def require_noise(conf: EnsembleConfig, section: ModelSection, origin: str) -> None:
-    """Refuse ``model_noise`` for a network that was trained without noise.
-
-    Args:
-        conf: config section ``inference.ensemble``.
-        section: config section ``model`` that the weights were trained with.
-        origin: path of the weights, for the message.
-
-    Raises:
-        ConfigError: if the key has no effect.
-    """
-    if conf.model_noise != ModelNoiseConfig() and not section.noise:
-        raise ConfigError(
-            f"inference.ensemble.model_noise has no effect, because {origin} was trained without model.noise; remove it"
-        )

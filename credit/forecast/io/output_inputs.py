@@ -17,12 +17,11 @@ from credit.config.sections.inference import InferenceConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
 from credit.data.sources.derived_variables import find_si_conversion
-from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, PA_PER_LEVEL_UNIT, load_coefficients
 from credit.data.sources.required_variables import SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError, did_you_mean
 from credit.physics.vertical import HybridLevels, LevelMapping
 
-_PASCAL = {"hPa": 100.0, "Pa": 1.0}
 _STANDARD_NAMES = {
     SURFACE_PRESSURE: ("surface_air_pressure",),
     SURFACE_GEOPOTENTIAL: ("surface_geopotential", "geopotential", "surface_altitude"),
@@ -147,21 +146,21 @@ class OutputInputs:
         elif pressures is not None:
             raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
         else:
-            levels = HybridLevels.from_pressures(values, _PASCAL[self._data.level_units])
+            levels = HybridLevels.from_pressures(values, PA_PER_LEVEL_UNIT[self._data.level_units])
         # The pressure of a model level varies with surface pressure, so levels are sorted by their pressure over a mean
         # surface pressure.
         mean_surface = np.array(MEAN_SURFACE_PA)
         order = np.argsort(levels.pressure(mean_surface), kind="stable")
         target = None
         if pressures is not None:
-            top_hpa = levels.select(order[:1]).pressure(mean_surface)[0] / _PASCAL["hPa"]
+            top_hpa = levels.select(order[:1]).pressure(mean_surface)[0] / PA_PER_LEVEL_UNIT["hPa"]
             # The tolerance is for rounding of the coefficients of model levels.
             if min(pressures) < 0.999 * top_hpa:
                 raise ConfigError(
                     f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
                     "nothing is extrapolated upwards; leave it out"
                 )
-            target = HybridLevels.from_pressures(pressures, _PASCAL["hPa"])
+            target = HybridLevels.from_pressures(pressures, PA_PER_LEVEL_UNIT["hPa"])
         original_order = tuple(np.argsort(order).tolist())
         return LevelMapping(levels.select(order), target, original_order), order.tolist()
 

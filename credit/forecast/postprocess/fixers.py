@@ -185,8 +185,8 @@ class EnergyFixer(BudgetFixer):
 
     def fix(self, fields: StepFields) -> None:
         """Correct temperature in `fields`."""
-        heat_before_B, rest_before_B = self._integrate_energy(self._air.before(fields)[0], fields.before)
-        heat_after_B, rest_after_B = self._integrate_energy(self._air.after(fields)[0], fields.after)
+        heat_before_B, rest_before_B = self._integrate_energy(fields.before)
+        heat_after_B, rest_after_B = self._integrate_energy(fields.after)
         net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)
         gained_B = self._columns.global_mean(net_flux_BHW)
         # Only the heat depends on temperature, so it has to balance the fluxes and the rest of the energy.
@@ -194,15 +194,14 @@ class EnergyFixer(BudgetFixer):
         closed_BKHW = budgets.close_energy(target_B, fields.after(self._corrected), heat_after_B)
         fields.correct(self._corrected, closed_BKHW)
 
-    def _integrate_energy(
-        self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def _integrate_energy(self, read_variable: Callable[[ChannelSlice], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the global mean heat (cp T) of the air, and the global mean of its other energy, both (B,) in J m-2.
 
         Args:
-            pressure_BHW: surface pressure in Pa.
             read_variable: `StepFields.before` or `StepFields.after` of a step.
         """
+        pressure_BHW = read_variable(self._air.pressure)[:, 0]
+        # The energy of condensates is not counted.
         humidity_BKHW = read_variable(self._air.water[0])
         u_BKHW = read_variable(self._wind[0])
         v_BKHW = read_variable(self._wind[1])

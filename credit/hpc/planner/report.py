@@ -177,7 +177,8 @@ def _format_meshes(plan: Plan) -> list[str]:
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )
     if len(plan.meshes) > len(shown_meshes):
-        rows.append(f"{len(plan.meshes)} meshes in all")
+        # An empty line ends the table before the next paragraph.
+        rows += ["", f"{len(plan.meshes)} meshes in all"]
     return rows
 
 

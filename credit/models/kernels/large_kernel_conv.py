@@ -95,6 +95,7 @@ class _LargeKernelConvs(torch.autograd.Function):
         # The first four arguments of forward are the field, the grid, the index and the number of kernels.
         needs_grad_field = ctx.needs_input_grad[0]
         needs_grad_weights = ctx.needs_input_grad[4 : 4 + num_kernels]
+        needs_grad_biases = ctx.needs_input_grad[4 + num_kernels :]
         patches_BHWK = grid.unfold(x_BHWC, ctx.gather_index)
         sum_dtype = torch.promote_types(x_BHWC.dtype, torch.float32)
         grad_weights: list[Tensor | None] = [None] * num_kernels
@@ -111,7 +112,8 @@ class _LargeKernelConvs(torch.autograd.Function):
             # An output column is the sum of its column taps, so each of them gets the gradient of the column.
             grad_y_BHWC = grad_BHWC.new_zeros(len(grad_BHWC), grid.output_shape[0], grid.shape[1], len(row_weight))
             column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
-            grad_biases[i] = grad_BHWC.to(sum_dtype).sum((0, 1, 2)).to(weight.dtype)
+            if needs_grad_biases[i]:
+                grad_biases[i] = grad_BHWC.to(sum_dtype).sum((0, 1, 2)).to(weight.dtype)
             if needs_grad_weights[i]:
                 grad_row_weight = _weight_gradient(grad_y_BHWC, rows_BHWK, taps).to(weight.dtype)
                 grad_weights[i] = from_row_weight(grad_row_weight, grid.stride, weight.shape)

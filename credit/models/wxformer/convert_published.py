@@ -94,7 +94,8 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
             models, or the width of the first stage where that is less.
 
     Returns:
-        A state dict for `WXFormer.load_state_dict`.
+        A state dict for `WXFormer.load_state_dict`, in the order of `state`. Only a network tells which tensors it
+        needs, so those that `state` lacks are found when the result is loaded.
 
     Raises:
         CheckpointError: if the state dict has keys that the reference does not have, or lacks the norm that
@@ -107,7 +108,9 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
         logger.info("left out %s: the reference allocates but never uses them", ", ".join(unused_names))
     converted: dict[str, Tensor] = {}
     unknown_names: list[str] = []
-    for name in original_names.keys() - set(unused_names):
+    for name in original_names:
+        if name in unused_names:
+            continue
         path, _, tensor_name = name.rpartition(".")
         module = _module_path(path)
         if module is None or tensor_name not in _TENSORS:
@@ -119,7 +122,7 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
             value = _order_by_head(value, dim_head or _default_dim_head(state, original_names))
         converted[f"{module}.{_TENSORS[tensor_name]}"] = value
     if unknown_names:
-        raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown_names))}")
+        raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(unknown_names)}")
     return converted
 
 

@@ -77,8 +77,8 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters, or holds only one rank's parts of
-            sharded tensors.
+        CheckpointError: on every rank, if the state belongs to other parameters, holds only one rank's parts of
+            sharded tensors, or has different settings for two parameters that are in one group now.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
 
@@ -96,6 +96,7 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
 
     outlines, saved_groups = run_on_rank0(check_on_rank0)
     _require_same_parameters(outlines, saved_groups, names)
+    groups = _match_group_settings(optimizer, names, saved_groups)
 
     # Scatter the state of one parameter after the other. `load_state_dict` takes parameters by number.
     # A parameter without saved state gets the same keys as the first parameter that has some.
@@ -111,15 +112,13 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
             for key, outline in first_outline.items():
                 entry[key] = _initial_value(outline, parameter)
         state[index] = entry
-
-    groups = _match_group_settings(optimizer, names, saved_groups)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _match_group_settings(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], saved_groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimizer, each with the settings that its first parameter had when saved.
+    """Return the parameter groups of an optimizer, each with the settings that its parameters had when saved.
 
     Args:
         optimizer: the optimizer that loads the state.
@@ -128,6 +127,9 @@ def _match_group_settings(
 
     Returns:
         Parameter groups for `load_state_dict`: their ``params`` are indices of parameters in the order of `names`.
+
+    Raises:
+        CheckpointError: if two parameters of a group had different settings, of which the group can have only one.
     """
     index_of_parameter = {parameter: index for index, parameter in enumerate(names)}
     settings_of_name = {}
@@ -139,7 +141,10 @@ def _match_group_settings(
         parameters = group["params"]
         saved_settings = _group_settings(group)
         if parameters:
-            saved_settings = settings_of_name[names[parameters[0]]]
+            first_name = names[parameters[0]]
+            saved_settings = settings_of_name[first_name]
+            for parameter in parameters[1:]:
+                _require_same_settings(first_name, names[parameter], settings_of_name)
         settings = {}
         for key, value in saved_settings.items():
             # Some file formats store tuples as lists.
@@ -149,6 +154,29 @@ def _match_group_settings(
         indices = [index_of_parameter[parameter] for parameter in parameters]
         groups.append({**settings, "params": indices})
     return groups
+
+
+def _require_same_settings(name: str, other_name: str, settings_of_name: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse two parameters of one group that had different settings when saved.
+
+    Args:
+        name: plain name of a parameter.
+        other_name: plain name of another parameter of its group.
+        settings_of_name: plain name of a parameter -> its settings when saved.
+
+    Raises:
+        CheckpointError: if a setting differs; the message names the first one.
+    """
+    settings = settings_of_name[name]
+    other_settings = settings_of_name[other_name]
+    for key in sorted({*settings, *other_settings}):
+        value = settings.get(key)
+        other_value = other_settings.get(key)
+        if value != other_value:
+            raise CheckpointError(
+                f"optimizer state: {name} and {other_name} are in one group here, but were saved with {key} {value} "
+                f"and {other_value}; put them into different groups"
+            )
 
 
 def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:

@@ -50,19 +50,23 @@ class RankRandomState:
         """Replace the common random state of `device` by a random state of this rank."""
         # All ranks draw the same number here, from the common state on the CPU.
         seed = int(torch.randint(2**62, ())) + self._rank
-        if device.type == "cuda":
-            self._common_state = torch.cuda.get_rng_state(device)
-            torch.cuda.manual_seed(seed)
-        else:
-            self._common_state = torch.get_rng_state()
-            torch.random.default_generator.manual_seed(seed)
+        generator = _default_generator(device)
+        self._common_state = generator.get_state()
+        generator.manual_seed(seed)
 
     def leave(self, device: torch.device) -> None:
         """Restore the common random state of `device`, if `enter` has replaced it."""
         if self._common_state is None:
             return
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(self._common_state, device)
-        else:
-            torch.set_rng_state(self._common_state)
+        _default_generator(device).set_state(self._common_state)
         self._common_state = None
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator from which dropout on `device`, the device of a tensor, draws.
+
+    `torch.cuda.manual_seed` would seed the current device, which need not be the device of the tensor.
+    """
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator

@@ -352,7 +352,10 @@ def require_same_fields(
         raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
     difference = assets.grid.describe_mismatch(reader.grid)
     if difference:
-        raise DataError(f"{path}: trained on another grid than the data have: {difference}")
+        raise DataError(
+            f"{path}: trained on another grid than the data have: {difference}; set data.grid to the grid of the run, "
+            "to which the data are then interpolated"
+        )
     for variable, attributes in assets.attributes.items():
         trained_units = attributes.get("units")
         data_units = reader.attributes.get(variable, {}).get("units")

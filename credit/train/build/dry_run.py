@@ -21,7 +21,7 @@ from credit.config import Config
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
-from credit.forecast.objectives.base import MicroStep, build_objective
+from credit.forecast.objectives.base import MicroStep, Objective, build_objective
 from credit.grid import LatLonGrid
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
@@ -167,10 +167,15 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
             stepper = build_stepper(config, assets, checked_model, _META, amp=False)
         with _one_line_errors(f"trainer.objective.kind: {trainer.objective.kind} cannot be built"):
             objective = build_objective(trainer.objective, build_objective_context(config, assets, stepper, loss))
+        micro_step = MicroStep(0, range(1, num_steps + 1))
         with _step_errors(config):
-            training_loss = objective.training_loss(batch, MicroStep(0, range(1, num_steps + 1)))
+            training_loss = objective.training_loss(batch, micro_step)
         with _model_errors(model_type, "fails in the backward pass"):
             training_loss.backward()
+        # An objective may have its own way to the gradients, such as members one by one, which training takes.
+        if type(objective).accumulate_gradients is not Objective.accumulate_gradients:
+            with _step_errors(config):
+                objective.accumulate_gradients(batch, micro_step)
     except _NeedsValues as error:
         return DryRunResult(model, str(error))
     return DryRunResult(model, "")

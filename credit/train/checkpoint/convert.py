@@ -172,7 +172,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
         files: the published files.
 
     Raises:
-        DataError: if a file lacks a variable or a level, or does not have one number for each channel.
+        DataError: if a file lacks a variable or a level, or does not have one finite number for each channel.
     """
     # Computed forcing is in the files too: published models normalise it like any other channel.
     required_channels = [*channels.time_varying_stored, *channels.group("static")]
@@ -211,7 +211,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
         maximum=unknown_C,
         tendency_mean=np.zeros(len(names)),
         tendency_std=np.array(stds),
-        count=unknown_C * 0,
+        count=unknown_C,
     )
 
 
@@ -239,7 +239,8 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
         path: path of `data`, for messages.
 
     Raises:
-        DataError: if the variable or the level is missing, or the variable has more than one number for the channel.
+        DataError: if the variable or the level is missing, or the variable does not have one finite number for the
+            channel.
     """
     if name not in data:
         raise DataError(f"{path}: no variable {name}{did_you_mean(name, map(str, data.data_vars))}; see --rename")
@@ -254,6 +255,9 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
         array = array[int(rows[0])]
     if array.ndim:
         raise DataError(f"{path}: {name} has shape {array.shape}; each channel needs one number")
+    # The normaliser would take every value of a channel with NaN for a missing one, which it replaces by the mean.
+    if not np.isfinite(array):
+        raise DataError(f"{path}: the value of {name} for channel {channel.name} is {float(array)}; correct the file")
     return float(array)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import xarray as xr
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -44,9 +45,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             )
             diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
-        # The frequency of the event whatever was forecast. It hardly depends on the lead time, so that of the last one,
-        # which the loop above leaves in `frequency` and `observed`, stands for all.
-        base_rate = float(np.nansum(frequency * observed))
+        base_rate = _compute_base_rate(event_data, leads)
         diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
         # The definition of the event stands between its name and the panel.
         diagram_axis.set_title(event, pad=18)
@@ -72,3 +71,19 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         bars = "; bars: 95 % intervals"
     add_title(figure, f"Reliability diagrams of {table.display_name('model')}, global{bars}")
     return figure
+
+
+def _compute_base_rate(event_data: xr.Dataset, leads: Sequence[float]) -> float:
+    """Return the frequency of an event whatever was forecast, as the mean over lead times.
+
+    The frequency hardly depends on the lead time, so one line in a diagram stands for all.
+
+    Args:
+        event_data: points of the reliability diagrams of the event, by lead time.
+        leads: lead times in hours.
+    """
+    data = event_data.sel(lead=list(leads))
+    _, frequency, observed = (data[name] for name in POINT_NAMES)
+    # A lead time without scores has NaN at all points, and is left out of the mean.
+    rates = (frequency * observed).sum("point", min_count=1)
+    return float(rates.mean("lead"))

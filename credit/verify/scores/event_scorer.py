@@ -80,6 +80,8 @@ class EventScorer:
         self._area_mean = area_mean
         self._names = [channel.name for channel in channels]
         self._thresholds: EventThresholds | None = None
+        self._has_climate = False
+        self._climate_description = "not known"
         # Without events and SEEPS nothing is read from the training period.
         if not self.channels:
             return
@@ -99,7 +101,6 @@ class EventScorer:
         self._has_climate = has_climate(
             self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar
         )
-        self._climate_description = "not known"
         if self._has_climate:
             num_times, _ = climate.smallest_season(valid_times)
             self._climate_description = (
@@ -114,12 +115,11 @@ class EventScorer:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
             seasons = {climate.season_of(minutes) for minutes in group_times.tolist()}
             num_seasons_of_groups.append(len(seasons))
-        usable_climate = climate if self._has_climate else None
         climate_index = {channel: index for index, channel in enumerate(self.channels)}
         self._thresholds = EventThresholds(
             self.events,
             self.precipitation,
-            usable_climate,
+            climate if self._has_climate else None,
             climate_index,
             cells,
             cached_seasons=1 + max(num_seasons_of_groups),

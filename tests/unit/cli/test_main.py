@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import xarray as xr
 
 from credit.cli import main
+from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 COMMANDS = [
     ["init", "quickstart"],
@@ -62,6 +66,31 @@ def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main._run_command("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
     assert f"--latest: {given} is given as well" in capsys.readouterr().err
+
+
+def test_an_analysis_on_another_grid(
+    tmp_path: Path,
+    worlds: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As docs/forecasts.md advises: `data.grid` is the grid of the run, and `data.regrid` chooses the method."""
+    shutil.copytree(worlds("run"), tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    fields = {
+        "t": random_fields(2, 2, 32, 64),
+        "t2m": random_fields(2, 32, 64, seed=1),
+        "sst": random_fields(2, 32, 64, seed=2),
+        "ground": random_fields(32, 64, seed=3),
+    }
+    write_file(tmp_path / "analysis.nc", fields, hours=[240, 246], levels=[500, 850])
+    arguments = ["config.yml", "--latest", "data.sources=[{path: analysis.nc}]"]
+    assert main._run_command("rollout", arguments, "credit rollout") == 2
+    assert "16 x 32 cells against 32 x 64; set data.grid to the grid of the run" in capsys.readouterr().err
+    arguments += ["data.grid={like: data_1.nc}", "data.regrid=conservative"]
+    assert main._run_command("rollout", arguments, "credit rollout") == 0
+    with xr.open_dataset(tmp_path / "run" / "forecasts" / "forecast_2000-01-11T06.nc") as forecast:
+        assert forecast["t2m"].shape[-2:] == (16, 32)
 
 
 def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

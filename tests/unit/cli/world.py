@@ -319,8 +319,10 @@ def write_failing_postprocess() -> Callable[[Path], object]:
     )
 
 
-def write_failing_objective() -> Callable[[Path], object]:
-    """Return a function that writes a plugin whose training objective fails in its constructor."""
+def write_failing_objective(
+    method: str = "__init__(self, context, section)", error: str = "ValueError('no members')"
+) -> Callable[[Path], object]:
+    """Return a function that writes a plugin whose training objective raises an error in a method."""
     return write_text_file(
         "seeded_objective.py",
         "from typing import Literal\n"
@@ -331,8 +333,8 @@ def write_failing_objective() -> Callable[[Path], object]:
         "    kind: Literal['seeded_objective']\n"
         "@register_objective('seeded_objective', Section)\n"
         "class SeededObjective(DeterministicRollout):\n"
-        "    def __init__(self, context, section):\n"
-        "        raise ValueError('no members')\n",
+        f"    def {method}:\n"
+        f"        raise {error}\n",
     )
 
 

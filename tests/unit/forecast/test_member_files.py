@@ -127,6 +127,16 @@ def test_ensembles_of_two_splits_are_refused(tmp_path: Path) -> None:
         open_forecasts(tmp_path)
 
 
+def test_a_member_file_without_its_number_is_refused(tmp_path: Path) -> None:
+    """It is the last file; its members would be taken for those of all files."""
+    ensemble(tmp_path, split="member")
+    with xr.open_dataset(tmp_path / FILES[0], decode_times=False) as dataset:
+        dataset.drop_vars("member").to_netcdf(tmp_path / "forecast_2001-04-01T00_renamed.nc")
+    (tmp_path / FILES[0]).unlink()
+    with pytest.raises(DataError, match="renamed.nc: has another number of members, unlike .*member001.nc"):
+        open_forecasts(tmp_path)
+
+
 def test_split_by_member_requires_an_ensemble() -> None:
     with pytest.raises(ValueError, match="split: member is for ensembles; set ensemble, or another split"):
         InferenceConfig(split="member")

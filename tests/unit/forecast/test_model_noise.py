@@ -85,15 +85,26 @@ def test_single_forecasts_and_plain_networks_have_none() -> None:
     assert build_model_noise(EnsembleConfig(members=2), SPEC, plain) is None
 
 
+def test_an_ensemble_of_a_network_without_noise() -> None:
+    network = "runs/a, which was trained without model.noise"
+    equal_members = EnsembleConfig(members=2).describe_lack_of_noise(network)
+    assert equal_members.startswith(f"inference.ensemble: the members would be equal with {network}; give perturbation")
+    perturbed = {"members": 2, "perturbation": {"kind": "bred"}}
+    assert EnsembleConfig.model_validate(perturbed).describe_lack_of_noise(network) is None
+    amplified = EnsembleConfig.model_validate({**perturbed, "model_noise": {"amplitude": 2.0}})
+    expected = f"inference.ensemble.model_noise has no effect with {network}; remove it"
+    assert amplified.describe_lack_of_noise(network) == expected
+
+
 def test_config_of_an_ensemble(repository: Path) -> None:
     """Noise in the network is enough for an ensemble of forecasts, which has no control then."""
     config = load_config(str(repository / "config" / "quickstart.yml"))
     raw = config.model_dump(mode="json", exclude_unset=True)
     raw["inference"] = {**raw.get("inference", {}), "ensemble": {"members": 4}}
-    with pytest.raises(ConfigError, match="the members would be equal"):
+    with pytest.raises(ConfigError, match="the members would be equal with a network without model.noise; give"):
         build_config(raw)
     without_noise = {"members": 4, "perturbation": {"kind": "bred"}, "model_noise": {"amplitude": 2.0}}
-    with pytest.raises(ConfigError, match="model_noise has no effect on a network without model.noise"):
+    with pytest.raises(ConfigError, match="model_noise has no effect with a network without model.noise"):
         build_config({**raw, "inference": {"ensemble": without_noise}})
     raw["model"] = {**raw["model"], "noise": "global"}
     raw["trainer"] = {**raw["trainer"], "members": 2}

@@ -145,6 +145,21 @@ def test_a_template_of_one_s_own(tmp_path: Path) -> None:
             render_script(job("slurm", template=str(user_template)))
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('"a b" | word', "the filter `word` takes one word .* not 'a b'"),
+        ('"" | word', "the filter `word` takes one word .* not ''"),
+        (r'"a\nb" | line', r"the filter `line` takes a single line, not 'a\\nb'"),
+    ],
+)
+def test_a_template_of_one_s_own_with_a_wrong_filter(value: str, reason: str, tmp_path: Path) -> None:
+    user_template = tmp_path / "mine.j2"
+    user_template.write_text(f"{{{{ {value} }}}}")
+    with pytest.raises(ConfigError, match=rf"slurm\.template: .*mine\.j2: {reason}"):
+        render_script(job("slurm", template=str(user_template)))
+
+
 def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:
     text = Path(__file__).parents[3].joinpath("credit/hpc/clusters/pbs.yml").read_text()
     (tmp_path / "here.yml").write_text(text.replace("{ranks_per_node}", "{ppn}"))

@@ -54,7 +54,14 @@ def test_unused_parameters_are_logged_and_unknown_ones_refused(
     partial = {key: value for key, value in state.items() if not key.startswith("layers.0.1.layers.0.0.norm")}
     with pytest.raises(CheckpointError, match=r"has no layers\.0\.1\.layers\.0\.0\.norm\.g"):
         convert_published_state(partial)
-    with pytest.raises(CheckpointError, match=r"film\.weight, layers\.0\.1\.layers\.0\.0\.to_k\.weight"):
+    with pytest.raises(CheckpointError, match=r"layers\.0\.1\.layers\.0\.0\.to_k\.weight, film\.weight"):
         convert_published_state(
             {**state, "layers.0.1.layers.0.0.to_k.weight": torch.ones(1), "film.weight": torch.ones(1)}
         )
+
+
+def test_tensors_keep_their_order(state: dict[str, torch.Tensor]) -> None:
+    """The order does not depend on the hash of the names, which differs between processes."""
+    converted = list(convert_published_state(state))
+    backwards = list(convert_published_state(dict(reversed(state.items()))))
+    assert backwards == converted[::-1]

@@ -306,3 +306,17 @@ def test_state_of_a_plain_optimizer_is_refused(without_process_group: None) -> N
     saved = torch.optim.AdamW(plain_model.parameters()).state_dict()
     with pytest.raises(CheckpointError, match="numbers.*fsdp2_optimizer_state_dict"):
         fsdp2.fsdp2_load_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()), saved)
+
+
+def test_groups_with_two_settings_are_refused(without_process_group: None) -> None:
+    """A group has one value of each setting, and each parameter must keep its own."""
+    model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
+    first, *others = model.parameters()
+    optimizer = torch.optim.AdamW([{"params": [first], "lr": 0.3}, {"params": others, "lr": 0.2}])
+    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    merged_optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(CheckpointError, match=r"are in one group here, but were saved with lr 0\.3 and 0\.2"):
+        fsdp2.fsdp2_load_optimizer_state_dict(model, merged_optimizer, saved)
+    saved["param_groups"][0]["lr"] = 0.2
+    fsdp2.fsdp2_load_optimizer_state_dict(model, merged_optimizer, saved)
+    assert merged_optimizer.param_groups[0]["lr"] == 0.2

@@ -36,6 +36,9 @@ def test_fields_and_masks() -> None:
     np.testing.assert_allclose(brought[plain], expected[plain], rtol=1e-5)
     assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all()
     assert fields.masks["sst"].any()
+    for is_thread_safe in (True, False):
+        reader.is_thread_safe = is_thread_safe
+        assert RegriddedReader(reader, 1, COARSE).is_thread_safe == is_thread_safe
 
 
 @pytest.fixture(scope="module")

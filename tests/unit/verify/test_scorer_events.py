@@ -15,6 +15,7 @@ import xarray as xr
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
+from credit.config.sections.verification import VerificationConfig
 from credit.errors import ConfigError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
@@ -22,7 +23,8 @@ from credit.forecast.io.schema import OutputFields
 from credit.verify import scorer
 from credit.verify.partial_scores import PartialScores, WorkShare
 from credit.verify.scorer import score_forecasts
-from credit.verify.scores.seeps import DRY_BELOW_MM
+from credit.verify.scores.event_scorer import EventScorer
+from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsStatistics
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import make_config
@@ -242,6 +244,13 @@ def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.
         for forecast, values in sums.items():
             for name, plane in values.arrays().items():
                 np.testing.assert_array_equal(getattr(joined_statistics[forecast], name), plane)
+
+
+def test_without_events_there_is_no_climate() -> None:
+    reader = make_reader()
+    scorer_without_events = EventScorer(VerificationConfig(), reader, [], None, None, None, None)
+    assert scorer_without_events.attributes() == {}
+    scorer_without_events.warn_of_missing_seeps(SeepsStatistics.empty(np.array([0]), 1, 0, 1, 1))
 
 
 def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

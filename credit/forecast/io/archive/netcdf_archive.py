@@ -119,6 +119,8 @@ class NetcdfArchive(ForecastArchive):
 
             # All files must be of one run, and those of a forecast of one analysis.
             mismatch = first.fields.describe_mismatch(file.fields)
+            if file.num_members != first.num_members:
+                mismatch = "has another number of members"
             if mismatch:
                 raise DataError(f"{path}: {mismatch}, unlike {paths[0]}; remove the files of one of the runs")
             if checksums.setdefault(initial, file.checksum) != file.checksum:
@@ -134,11 +136,11 @@ class NetcdfArchive(ForecastArchive):
                 if (other_path, other_row) != (path, row):
                     raise DataError(f"{path}: has the same lead times as {other_path}; remove one of them")
 
-            num_members = file.num_members
             if file.lead_minutes is not None:
-                members = range(num_members or 1)
+                members = range(file.num_members or 1)
                 expected_rows.setdefault(initial, set()).update(itertools.product(file.lead_minutes, members))
         assert first is not None
+        num_members = first.num_members
 
         # Every forecast is complete, and all have the same lead times and members.
         _require_complete(rows, expected_rows, num_members, file.calendar)

@@ -10,6 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
@@ -18,6 +19,7 @@ from credit.cli.check import check_config
 from credit.cli.check.report import CheckReport
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
+from credit.forecast.objectives.ensemble import EnsembleRollout
 from credit.train.build.dry_run import dummy_assets, try_step
 from tests.unit.cli.check.fault import Fault
 from tests.unit.cli.check.faults import FAULTS, SEEDED, patch
@@ -213,6 +215,23 @@ def test_a_model_that_needs_values_is_no_problem(
     status, errors, output = run_check(capsys, *SEEDED, "trainer.amp=true")
     assert (status, errors) == (0, [])
     assert "could not be tried without values" in output
+
+
+def test_members_one_by_one(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dry run computes the members as training does, here in two chunks."""
+    overrides = ["model.noise=global", "loss={kind: crps}", "trainer.members=3", "trainer.members_at_once=2"]
+    chunks = []
+    rollout = EnsembleRollout._rollout
+
+    def record_chunk(objective: EnsembleRollout, chunk: object, *arguments: object, **options: object) -> object:
+        chunks.append((len(chunk.members), torch.is_grad_enabled()))
+        return rollout(objective, chunk, *arguments, **options)
+
+    monkeypatch.setattr(EnsembleRollout, "_rollout", record_chunk)
+    status, errors, output = run_check(capsys, *overrides)
+    assert (status, errors) == (0, []) and "could not be tried" not in output
+    # All at once, then the first chunk without a graph, the last one, and the first one again.
+    assert chunks == [(3, True), (1, False), (2, True), (1, True)]
 
 
 def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

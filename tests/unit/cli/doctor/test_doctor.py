@@ -223,3 +223,15 @@ def test_names_of_others(name: str) -> None:
 )
 def test_masks(text: str, masked: str) -> None:
     assert redact(text, {"HOME": "/u/alice"}) == masked
+
+
+def test_the_home_folder_in_a_broken_config(
+    patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    raw = yaml.safe_load(Path("config.yml").read_text())
+    raw["trainer"]["learning_rat"] = 1
+    for save_loc, words in (("~/run", "step_00000002: intact"), ("~nobody_of_this_name/run", "does not exist")):
+        raw["save_loc"] = save_loc
+        Path("config.yml").write_text(yaml.safe_dump(raw))
+        assert words in examine(capsys)

@@ -96,10 +96,22 @@ def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> 
 @pytest.mark.parametrize(
     ("time", "reason"),
     [
-        (("time", [f"2000-01-0{day}" for day in range(1, 5)]), r"time \(4\) of t has a coordinate that holds text"),
-        (("time", np.arange(4.0), {**TIME, "standard_name": "forecast_reference_time"}), "forecast_reference_time"),
-        (("lat", np.arange(8.0), TIME), r"dimension time \(4\) of t has no coordinate variable"),
-        (("time", np.arange(4.0), {"units": "degrees_north"}), r"time \(4\) and lat \(8\) of t are all latitude"),
+        (
+            ("time", [f"2000-01-0{day}" for day in range(1, 5)]),
+            r"time \(4\) of t has a coordinate that holds text.*select: \{time: 2000-01-01\}; it has .*2000-01-04$",
+        ),
+        (
+            ("time", np.arange(4.0), {**TIME, "standard_name": "forecast_reference_time"}),
+            r"time \(4\) of t has the standard_name forecast_reference_time.*select: \{time: 0\}; it has 0, 1, 2, 3$",
+        ),
+        (
+            ("lat", np.arange(8.0), TIME),
+            r"dimension time \(4\) of t has no coordinate variable.*add the coordinate to the file",
+        ),
+        (
+            ("time", np.arange(4.0), {"units": "degrees_north"}),
+            r"time \(4\) and lat \(8\) of t are all latitude.*correct the attributes",
+        ),
     ],
 )
 def test_a_time_that_is_none(tmp_path: Path, time: tuple, reason: str) -> None:
@@ -108,9 +120,8 @@ def test_a_time_that_is_none(tmp_path: Path, time: tuple, reason: str) -> None:
         coordinates["time"] = time
     dataset = xr.Dataset({"t": (("time", "lat", "lon"), random_fields(4, H, W), {"units": "K"})}, coordinates)
     dataset.to_netcdf(tmp_path / "a.nc")
-    with pytest.raises(DataError, match=reason) as caught:
+    with pytest.raises(DataError, match=reason):
         open_sources(config(tmp_path / "a.nc", {}, "t"))
-    assert "is none of time" not in str(caught.value).replace("forecast_reference_time, which is none of time", "")
 
 
 def test_a_step_of_forecasts_has_its_valid_time(tmp_path: Path) -> None:

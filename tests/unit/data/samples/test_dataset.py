@@ -106,6 +106,19 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("as_forecast", [True, False])
+def test_hidden_cells_are_missing_in_samples(as_forecast: bool) -> None:
+    hidden = np.zeros((8, 16), dtype=bool)
+    hidden[2, 3:5] = True
+    frames = FrameReader(reader_of(360 * np.arange(10)), conf(), None, {"a": hidden, "f": hidden})
+    batch = ForecastDataset(frames, [720], 360, 2, 2, as_forecast).__getitems__([0])
+    for fields_THW in (batch.history_BCTHW[0, 0], batch.target_BCTHW[0, 0], batch.forcing_BCTHW[0, 0]):
+        for field in fields_THW.numpy():
+            np.testing.assert_array_equal(np.isnan(field), hidden)
+    # The variable without hidden cells keeps its values.
+    assert np.isfinite(batch.target_BCTHW[0, 1].numpy()).all()
+
+
 def test_windows_that_end_later() -> None:
     reader = reader_of(360 * np.arange(10))
     past = FrameReader(reader, conf(temporal="mean", window="past"), None)

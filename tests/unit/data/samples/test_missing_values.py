@@ -54,6 +54,21 @@ def test_infinite_values_are_never_allowed(tmp_path: Path, declared: bool) -> No
 
 
 @pytest.mark.parametrize("declared", [False, True])
+def test_infinite_values_are_not_counted_as_missing(tmp_path: Path, declared: bool) -> None:
+    """One cell of land and one of sea are infinite; the first missing cell lies north of them."""
+    sst = with_land(random_fields(4, H, W))
+    sst[1, 3, 5] = np.inf
+    sst[1, 6, 0] = -np.inf
+    path = write_file(tmp_path / "a.nc", {"sst": sst})
+    reader = open_sources(make_config(path, p2=["sst"], **DECLARED))
+    if not declared:
+        reader = open_sources(make_config(path, p2=["sst"]))
+    reason = "sst at 2000-01-01T06:00: 2 of 128 values are infinite, the first at latitude 11.25, longitude 112.5; cor"
+    with pytest.raises(DataError, match=reason):
+        reader.read(1)
+
+
+@pytest.mark.parametrize("declared", [False, True])
 def test_a_field_without_any_value_cannot_be_filled(tmp_path: Path, declared: bool) -> None:
     sst = random_fields(4, H, W)
     sst[1] = np.nan

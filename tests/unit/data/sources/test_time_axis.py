@@ -26,11 +26,14 @@ def build_aggregation(times: list[int] | np.ndarray) -> TimeAggregation:
 
 
 def match_times(
-    policy: str, source_times: list[int] | np.ndarray, run_times: list[int] | np.ndarray
+    policy: str,
+    source_times: list[int] | np.ndarray,
+    run_times: list[int] | np.ndarray,
+    calendar: Calendar = CALENDAR,
 ) -> tuple[list[int], list[int]]:
     """Return the run's times and the places of a forcing's values."""
     aggregations = {"t": build_aggregation(run_times), "f": build_aggregation(source_times)}
-    times, indices = align_times(aggregations, {"t": "exact", "f": policy}, CALENDAR)
+    times, indices = align_times(aggregations, {"t": "exact", "f": policy}, calendar)
     return times.tolist(), indices["f"].tolist()
 
 
@@ -60,6 +63,27 @@ def test_a_representative_year_counts_in_every_year() -> None:
     assert len(times) == len(dates)
     with pytest.raises(DataError, match="f is from a source with times: cyclic.*2000-01-01T00:00 to 2001-01-02"):
         match_times("cyclic", START + DAY * np.arange(368), [START])
+
+
+@pytest.mark.parametrize(
+    ("calendar_name", "first", "days"),
+    [
+        ("standard", "2000-01-01", 366),
+        ("standard", "2001-01-01", 365),
+        ("standard", "2000-03-01", 365),
+        ("noleap", "2000-01-01", 365),
+        ("all_leap", "2001-01-01", 366),
+        ("360_day", "2000-01-01", 360),
+    ],
+)
+def test_a_representative_year_has_the_length_of_its_calendar(calendar_name: str, first: str, days: int) -> None:
+    calendar = Calendar(calendar_name)
+    start = calendar.parse(first)
+    run_times = start + DAY * np.arange(10)
+    _, indices = match_times("cyclic", start + DAY * np.arange(days), run_times, calendar)
+    assert indices == list(range(10))
+    with pytest.raises(DataError, match="one representative year, but its times run from"):
+        match_times("cyclic", start + DAY * np.arange(days + 1), run_times, calendar)
 
 
 def test_sources_with_times_of_their_own(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import functools
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from credit.cli import main
 from credit.errors import ConfigError
+from credit.hpc.planner import report
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
 from credit.hpc.planner.memory import (
     Precision,
@@ -161,6 +163,15 @@ def test_report(plan: Plan) -> None:
     assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
     assert facts["configured"]["shard"] == 16
     assert len(facts["meshes"]) == len(plan.meshes)
+
+
+def test_tables_end_with_an_empty_line(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markdown takes every line up to the next empty one as a row of the table."""
+    monkeypatch.setattr(report, "_MAX_MESHES_SHOWN", 3)
+    text = format_plan(plan, planned_run_of())
+    assert f"\n\n{len(plan.meshes)} meshes in all\n" in text
+    for line, next_line in pairwise(text.splitlines()):
+        assert not line.startswith("|") or next_line.startswith("|") or not next_line, next_line
 
 
 def test_what_the_config_asks_for_is_planned() -> None:

@@ -138,3 +138,19 @@ def test_bars_are_drawn_from_end_to_end() -> None:
 def test_without_bars_none_are_promised() -> None:
     figure = plot_reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
     assert figure.get_suptitle() == "Reliability diagrams of waves, global"
+
+
+def test_the_base_rate_is_of_all_lead_times_that_were_scored() -> None:
+    """Rare after a day, frequent after 40 days; then the last lead time has no scores."""
+    events = draw(10, 5, np.linspace(0, 1, 6))
+    events.occurrences[:, 0] *= 0.5
+    rates = events.occurrences.sum(axis=-1).mean(axis=0).ravel()
+
+    def drawn_rate() -> float:
+        figure = plot_reliability_diagrams(drawn_table(events), [24.0, 960.0])
+        (line,) = [line for line in figure.axes[0].lines if line.get_label() == "Base rate"]
+        return line.get_ydata()[0]
+
+    assert drawn_rate() == pytest.approx(rates.mean())
+    events.forecasts[:, 1] = events.occurrences[:, 1] = np.nan
+    assert drawn_rate() == pytest.approx(rates[0])
