@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from credit.data.samples.batch import Batch
     from credit.grid import LatLonGrid
     from credit.hpc.planner.planned_run import Checkpointing, MemberBatches
+    from credit.losses.base import Loss
     from credit.losses.member_loss import FieldPart
+    from credit.parallel.domain.domain import Domain
     from credit.parallel.mesh import DeviceGrid
     from credit.train.build.assets import ModelAssets
 
@@ -298,10 +301,12 @@ class TrainingStepBuilder:
         trainer = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
         optimizer = build_optimizer(model, trainer)
-        context = build_objective_context(self._config, self._assets, stepper, self._build_loss())
+        grid_shape = stepper.domain.part.shape if stepper.domain is not None else self._assets.grid.shape
+        loss = self._divide_loss(self._real_loss, stepper.domain, grid_shape)
+        context = build_objective_context(self._config, self._assets, stepper, loss)
         context = replace(
             context,
-            build_part_losses=self._build_part_losses,
+            build_part_losses=partial(self._build_part_losses, stepper.domain, grid_shape),
             members=members.members,
             members_at_once=members.at_once,
         )
@@ -311,23 +316,20 @@ class TrainingStepBuilder:
         step = TrainingStep(build_objective(trainer.objective, context), optimizer, None, settings)
 
         def take_step(begin: Callable[[], None]) -> object:
-            return step(self._batches(rollout, begin), 0, trainer.learning_rate)
+            return step(self._batches(rollout, grid_shape, begin), 0, trainer.learning_rate)
 
         return optimizer, take_step
 
-    def _build_loss(self) -> nn.Module:
-        """Return the loss, with its fields (H, W) on the run's grid.
-
-        Call this method under a `FakeTensorMode`, in which new tensors have no memory.
-        """
-        return self._resize_fields(self._real_loss, self._assets.grid.shape[0])
-
-    def _build_part_losses(self, parts: Sequence[FieldPart]) -> list[nn.Module]:
+    def _build_part_losses(
+        self, domain: Domain | None, grid_shape: tuple[int, int], parts: Sequence[FieldPart]
+    ) -> list[nn.Module]:
         """Return a loss for each part of the output, with its fields (H, W) of the rows of the part on the run's grid.
 
         Call this method under a `FakeTensorMode`, in which new tensors have no memory.
 
         Args:
+            domain: the ranks among which the fields are divided; None if each rank has whole fields.
+            grid_shape: number of rows and columns of a rank's fields.
             parts: parts of the output.
         """
         from credit.losses.build import build_loss_from_context
@@ -337,35 +339,44 @@ class TrainingStepBuilder:
         for part in parts:
             part_context = self._loss_context.select(part.channels, all_rows)
             part_loss = build_loss_from_context(self._config.loss, part_context)
-            losses.append(self._resize_fields(part_loss, part.rows.stop - part.rows.start))
+            losses.append(self._divide_loss(part_loss, domain, (part.rows.stop - part.rows.start, grid_shape[1])))
         return losses
 
-    def _resize_fields(self, module: nn.Module, num_rows: int) -> nn.Module:
+    def _divide_loss(self, loss: Loss, domain: Domain | None, shape: tuple[int, int]) -> nn.Module:
+        """Return a loss whose fields have the given shape, or the loss of whole fields if it couples the cells."""
+        from credit.losses.domain_loss import GatheredLoss
+
+        if domain is None or "cells" not in loss.coupled_dims:
+            return self._resize_fields(loss, shape)
+        return GatheredLoss(self._resize_fields(loss, self._assets.grid.shape), domain)
+
+    def _resize_fields(self, module: nn.Module, shape: tuple[int, int]) -> nn.Module:
         """Return a copy of a module and its submodules with buffers (..., H, W) of the size of the run's grid.
 
         The new buffers have no values, so the copy serves only to trace memory and collectives.
 
         Args:
             module: the loss on the small grid.
-            num_rows: number of latitude rows of the new buffers.
+            shape: number of latitude rows and longitude columns of the new buffers.
         """
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.shape[-2:] == self._loss_grid.shape:
-                buffer = buffer.new_empty(*buffer.shape[:-2], num_rows, self._assets.grid.shape[1])
+                buffer = buffer.new_empty(*buffer.shape[:-2], *shape)
             resized._buffers[name] = buffer
         resized._modules = {}
         for name, child in module._modules.items():
-            resized._modules[name] = self._resize_fields(child, num_rows)
+            resized._modules[name] = self._resize_fields(child, shape)
         return resized
 
-    def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
+    def _batches(self, rollout: int, grid_shape: tuple[int, int], begin: Callable[[], None]) -> Iterator[Batch]:
         """Yield batches of zeros without end, and call `begin` before each.
 
         Args:
             rollout: number of forecast steps of a batch.
+            grid_shape: shape of a rank's fields.
             begin: called before each batch, which marks the beginning of a micro-step.
         """
         import torch
@@ -375,7 +386,6 @@ class TrainingStepBuilder:
         batch_size = self._config.trainer.train_batch_size
         history_len = self._config.data.history_len
         channels = self._assets.channels
-        grid_shape = self._assets.grid.shape
         num_prognostic = len(channels.group("prognostic"))
         num_forcing = len(channels.group("dynamic_forcing"))
         # The forcing covers all input frames of the rollout; the last target frame is no input.

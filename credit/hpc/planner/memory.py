@@ -65,9 +65,10 @@ class ShardUnit:
 
     def num_ranks(self, degrees: ParallelDims) -> int:
         """Return the number of ranks over which FSDP2 shards the unit."""
+        num_shards = degrees.shard * degrees.domain
         if self.split:
-            return degrees.shard
-        return degrees.shard * degrees.tensor
+            return num_shards
+        return num_shards * degrees.tensor
 
     def elements_per_rank(self, degrees: ParallelDims, training: bool = False) -> int:
         """Return the number of the unit's elements on the fullest rank.

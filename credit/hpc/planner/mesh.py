@@ -136,6 +136,8 @@ class Planner:
     def __init__(self, run: PlannedRun, world: int, gpu: Gpu, kernels: Literal["gpu", "cpu"] = "gpu") -> None:
         self._run = run
         self._world = world
+        # The plan keeps the division of the fields that the config sets.
+        self._domain = run.trainer.parallelism.num_domain_ranks
         self._gpu = gpu
         self._on_gpu = kernels == "gpu"
         self._properties: dict[tuple[bool, int], _NetworkProperties] = {}
@@ -154,10 +156,10 @@ class Planner:
             yield self.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
             return
         best_speed = 0.0
-        for tensor in divisors(self._world):
+        for tensor in divisors(self._world // self._domain):
             if tensor > self._gpu.per_node:
                 return
-            num_data_ranks = self._world // tensor
+            num_data_ranks = self._world // (self._domain * tensor)
             if num_data_ranks % self._run.trainer.parallelism.ensemble:
                 # The data-parallel ranks do not form whole ensemble groups.
                 continue
@@ -181,7 +183,7 @@ class Planner:
     def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
         """Return the plans of all meshes with `tensor` tensor-parallel ranks, one for each number of replicas."""
         meshes = []
-        for replicate in divisors(self._world // tensor):
+        for replicate in divisors(self._world // (self._domain * tensor)):
             # With a whole replica on each rank FSDP2 would be DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
             degrees = self._build_degrees(replicate, tensor)
@@ -190,8 +192,8 @@ class Planner:
 
     def _build_degrees(self, replicate: int, tensor: int) -> ParallelDims:
         """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
-        shard = self._world // (replicate * tensor)
-        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble)
+        shard = self._world // (replicate * tensor * self._domain)
+        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble, self._domain)
 
     def plan_mesh(
         self, data: str, degrees: ParallelDims, checkpointing: Checkpointing, members_at_once: int | None = None
@@ -353,8 +355,10 @@ class Planner:
     def _build_smallest_mesh(self, tensor: int) -> DeviceGrid:
         """Return the smallest mesh with `tensor` tensor-parallel ranks that shards the network as the run does."""
         # Two shards stand for any number of them, because the units are the same.
-        num_shards = min(2, self._world // tensor)
-        return build_mesh(ParallelDims(replicate=1, shard=num_shards, tensor=tensor), rank=0, device_type="cpu")
+        num_shards = min(2, self._world // (tensor * self._domain))
+        degrees = ParallelDims(replicate=1, shard=num_shards, tensor=tensor, domain=self._domain)
+        # Of the parts into which the fields are divided, that of the first rank is the largest.
+        return build_mesh(degrees, rank=0, device_type="cpu")
 
 
 def divisors(number: int) -> list[int]:

@@ -110,8 +110,11 @@ def format_settings(mesh: MeshPlan) -> str:
     ensemble = ""
     if degrees.ensemble > 1:
         ensemble = f", ensemble: {degrees.ensemble}"
+    domain = ""
+    if degrees.domain > 1:
+        domain = f", domain: {degrees.domain}"
     if mesh.data == "fsdp2":
-        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{ensemble}}}"
+        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{domain}{ensemble}}}"
     if mesh.data == "none":
         # Tensor parallelism alone: all ranks share each sample, so there are no ensemble groups.
         return f"{{data: none, tensor: {degrees.tensor}}}"
@@ -171,8 +174,9 @@ def _format_meshes(plan: Plan) -> list[str]:
             notes.append("does not fit")
         if not mesh.steps:
             notes.append("more samples a step than there are")
+        domain = f" x domain {degrees.domain}" if degrees.domain > 1 else ""
         rows.append(
-            f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.tensor} "
+            f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.tensor}{domain} "
             f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )

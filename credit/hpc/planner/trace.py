@@ -68,7 +68,7 @@ class Collective(NamedTuple):
 class Trace:
     """Cost of an optimizer step on one rank, from the forward pass to the norm of the gradients, without the update.
 
-    The ranks of each collective have consecutive numbers: they are tensor-parallel peers or, for the norm, all ranks.
+    The ranks of a collective are tensor-parallel peers, a domain group or, for the norm, all ranks.
 
     Attributes:
         activations: peak of the bytes of all tensors besides weights, gradients and constants; includes the samples.
@@ -275,7 +275,9 @@ class _CostRecorder(TorchDispatchMode):
         if collective is not None:
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
             kind, num_bytes = collective
-            self.collectives.append(Collective(kind, dist.ProcessGroup.unbox(group).size(), num_bytes))
+            ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            self.collectives.append(Collective(kind, len(ranks), num_bytes, stride))
         # Tensors that share a storage count once.
         inputs = _tensors_by_storage((args, kwargs))
         outputs = _tensors_by_storage(result)

@@ -64,7 +64,7 @@ def count_sharding_collectives(
                 collectives[reduce_scatter] += 1
         if degrees.replicate > 1 and gradient_bytes:
             # The outermost axis of the mesh is that of the replicas, each of which has consecutive ranks.
-            replica_stride = degrees.shard * degrees.tensor
+            replica_stride = degrees.shard * degrees.domain * degrees.tensor
             all_reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, blocks=False)
             collectives[all_reduce] += 1
     return collectives

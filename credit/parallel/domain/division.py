@@ -36,7 +36,8 @@ class AxisDivision:
 def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
     """Return a division of an axis into parts whose bounds are multiples of a number, such as the edge of a window.
 
-    The parts differ by at most one window. If there are more parts than windows, some parts are empty.
+    The parts differ by at most one window, and no part is larger than the first. If there are more parts than windows,
+    some parts are empty.
 
     Args:
         size: number of cells along the axis, a positive multiple of `multiple`.
@@ -47,8 +48,9 @@ def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
     owned = []
     held = []
     for part in range(num_parts):
-        first_window = part * num_windows // num_parts
-        end_window = (part + 1) * num_windows // num_parts
+        # `-(-a // b)` is a / b, rounded up.
+        first_window = -(-part * num_windows // num_parts)
+        end_window = -(-(part + 1) * num_windows // num_parts)
         owned.append(range(first_window * multiple, end_window * multiple))
         # An empty part takes the window that begins where its own would, or the last one.
         first_held = min(first_window, num_windows - 1)

@@ -23,7 +23,7 @@ from credit.forecast.postprocess.base import PostprocessContext, build_postproce
 from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss, LossContext
 from credit.losses.build import build_loss_context, build_loss_from_context
-from credit.losses.domain_loss import DomainLoss
+from credit.losses.domain_loss import build_domain_loss
 from credit.losses.member_loss import FieldPart as LossPart
 from credit.models.noise.base import NoiseGenerator
 from credit.parallel.domain.domain import Domain
@@ -117,7 +117,7 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device, do
     """
     context = build_run_loss_context(config, assets)
     build = functools.partial(build_loss_from_context, config.loss)
-    loss = build(context) if domain is None else DomainLoss(context, build, domain)
+    loss = build(context) if domain is None else build_domain_loss(context, build, domain)
     return loss.to(device)
 
 
@@ -144,7 +144,7 @@ def build_part_losses(
         if domain is None:
             loss = build(context.select(part.channels, part.rows))
         else:
-            loss = DomainLoss(context, build, domain, part)
+            loss = build_domain_loss(context, build, domain, part)
         losses.append(loss.to(device))
     return losses
 

@@ -27,7 +27,7 @@ from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.losses.base import Loss
 from credit.losses.build import build_loss_context, build_loss_from_context
-from credit.losses.domain_loss import DomainLoss
+from credit.losses.domain_loss import build_domain_loss
 from credit.losses.member_loss import FieldPart
 from credit.losses.section import CRPSSection, PointwiseSection
 from credit.models.base import ModelSpec
@@ -202,7 +202,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     loss_context = build_loss_context(loss_section, CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
     domain = model.domain
     build_loss = functools.partial(build_loss_from_context, loss_section)
-    loss = build_loss(loss_context) if domain is None else DomainLoss(loss_context, build_loss, domain)
+    loss = build_loss(loss_context) if domain is None else build_domain_loss(loss_context, build_loss, domain)
     if case.double:
         for module in (normalizer, loss):
             module.double()
@@ -215,7 +215,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
         if domain is None:
             losses = [build_loss(loss_context.select(part.channels, part.rows)) for part in parts]
         else:
-            losses = [DomainLoss(loss_context, build_loss, domain, part) for part in parts]
+            losses = [build_domain_loss(loss_context, build_loss, domain, part) for part in parts]
         return [loss.double() if case.double else loss for loss in losses]
 
     context = ObjectiveContext(
