@@ -66,16 +66,9 @@ def parallelize(
     if compile_blocks is not None:
         _require_compilable(model, mesh)
 
-    # Domain parallelism comes first: it finds the layers by their paths, and adds hooks that all further steps keep.
-    if _axis_size(mesh, "domain") > 1 and getattr(model, "domain", None) is None:
-        split_domain(model, mesh["domain"].get_group())
-
-    # Tensor parallelism replaces weights and forwards of plain layers, which checkpoint wrappers and sharding would
-    # hide.
-    tensor_ranks = _axis_size(mesh, "tp")
-    if tensor_ranks > 1:
-        split_paths = apply_tensor_parallel(model, mesh["tp"])
-        logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
+    # Domain and tensor parallelism come first, because checkpoint wrappers and sharding would hide the layers.
+    _divide_fields(model, mesh)
+    _split_layers(model, mesh)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
 
@@ -83,7 +76,7 @@ def parallelize(
     if compile_blocks is not None:
         keep_dtensors_out_of_graphs(model)
         compile_blocks(model)
-    elif tensor_ranks > 1:
+    elif _axis_size(mesh, "tp") > 1:
         share_sums(model)
 
     # Sharding comes last: FSDP2 must see the parts of split weights, and gather around recomputation and graphs.
@@ -91,6 +84,20 @@ def parallelize(
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
     return model
+
+
+def _divide_fields(model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Divide the fields of a model over the axis `domain`, in place, unless its caller has done it."""
+    if _axis_size(mesh, "domain") > 1 and getattr(model, "domain", None) is None:
+        split_domain(model, mesh["domain"].get_group())
+
+
+def _split_layers(model: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Split the layers of a model over the axis `tp`, in place."""
+    tensor_ranks = _axis_size(mesh, "tp")
+    if tensor_ranks > 1:
+        split_paths = apply_tensor_parallel(model, mesh["tp"])
+        logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:

@@ -219,8 +219,7 @@ class _CostRecorder(TorchDispatchMode):
         self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
         self._live_bytes = 0
         self._running = True
-        # Kernels and number of collectives at the beginning of each micro-step.
-        self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []
+        self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []  # kernels, number of collectives
 
     def begin_micro_step(self) -> None:
         """Record the counts so far; must be called at the beginning of each micro-step."""
@@ -335,8 +334,7 @@ def _gpu_kernels(autocast: bool) -> Iterator[None]:
         autocast: True if the traced step runs under autocast.
     """
     norm_names = ("layer_norm", "group_norm")
-    names = ("scaled_dot_product_attention", *norm_names)
-    originals = {name: getattr(F, name) for name in names}
+    originals = {name: getattr(F, name) for name in ("scaled_dot_product_attention", *norm_names)}
     F.scaled_dot_product_attention = _efficient_attention
     if autocast:
         for name in norm_names:
