@@ -19,7 +19,7 @@ from credit.models.layers.padding import SpherePadding
 from credit.parallel.domain import rules
 from credit.parallel.domain.exchange import CellExchange
 from credit.parallel.process_info import process_group, read_process_info
-from tests.parallel.domain import networks
+from tests.parallel.domain import networks, postprocesses
 
 MUTATIONS = ("halo", "pole", "vector sign", "group norm", "distant cells", "gradient")
 
@@ -72,11 +72,15 @@ MOVE_GRADIENT = CellExchange.move_gradient
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     launch = read_process_info()
-    results: dict[str, Any] = {"cases": {}, "mutations": {}}
+    results: dict[str, Any] = {"cases": {}, "postprocesses": {}, "mutations": {}}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
         for num_parts in networks.PARTS[launch.world]:
             for name, case in networks.CASES.items():
                 results["cases"][f"{name} {num_parts}"] = networks.compare(case, num_parts)
+            for poles in (False, True):
+                errors = postprocesses.compare_wave_filter(num_parts, poles)
+                results["postprocesses"][f"hyperdiffusion, poles {poles} {num_parts}"] = errors
+            results["postprocesses"][f"dry mass {num_parts}"] = postprocesses.compare_dry_mass(num_parts)
         if launch.world == 2:
             for mutation in MUTATIONS:
                 errors = networks.compare(networks.CASES["pixel shuffle"], (2, 1), broken(mutation))

@@ -39,6 +39,15 @@ def test_divided_fields_give_the_same_function(num_ranks: int, case: str, result
     assert errors["gradients"] < 1e-9, errors
 
 
+@pytest.mark.parametrize("num_ranks", networks.PARTS)
+def test_post_processes_of_divided_fields(num_ranks: int, results: dict[int, Any]) -> None:
+    """Hyperdiffusion computes in float32; the sums of budgets are in float64, of float32 fields."""
+    compared = results[num_ranks]["postprocesses"]
+    assert len(compared) == 3 * len(networks.PARTS[num_ranks])
+    for name, errors in compared.items():
+        assert errors["output"] < 1e-6 and errors["gradient"] < 1e-5, (name, errors)
+
+
 @pytest.mark.parametrize("mutation", network_worker.MUTATIONS)
 def test_a_broken_rule_is_noticed(mutation: str, results: dict[int, Any]) -> None:
     """Without these, the test above could pass for the wrong reason."""

@@ -1,0 +1,66 @@
+"""Divisions of fields among ranks, and the cells that layers read."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit.parallel.domain.division import divide_axis, divide_field, imbalance, list_shapes
+from credit.parallel.domain.rules import Reach
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("size", "multiple"), [(24, 4), (12, 4), (3, 3), (31, 1), (10, 5)])
+def test_parts_have_every_cell_once_and_cut_no_window(size: int, multiple: int, num_parts: int) -> None:
+    division = divide_axis(size, num_parts, multiple)
+    cells = [cell for part in division.owned for cell in part]
+    assert cells == list(range(size))
+    lengths = [len(part) for part in division.owned]
+    assert max(lengths) - min(lengths) <= multiple
+    # The plan of memory is that of the first rank.
+    assert lengths[0] == max(lengths)
+    for owned, held in zip(division.owned, division.held, strict=True):
+        assert owned.start % multiple == 0 and held.start % multiple == 0
+        if owned:
+            assert held == owned
+        else:
+            # An empty part computes one window of a neighbour, so that no tensor is empty.
+            assert len(held) == multiple and 0 <= held.start < size
+
+
+def test_ranks_number_the_parts_row_by_row() -> None:
+    division = divide_field((8, 6), (2, 3))
+    assert division.shape == (8, 6) and division.num_ranks == 6
+    assert division.owned(0).slices == (slice(0, 4), slice(0, 2))
+    assert division.owned(4).slices == (slice(4, 8), slice(2, 4))
+    assert division.owned(5).shape == (4, 2)
+
+
+def test_imbalance_is_that_of_the_largest_part() -> None:
+    even = divide_field((8, 8), (2, 1))
+    uneven = divide_field((12, 8), (2, 1), multiple=4)
+    assert imbalance([even], [1.0]) == 1.0
+    # Two of three windows are with one of two ranks.
+    assert imbalance([uneven], [5.0]) == pytest.approx(4 / 3)
+    assert imbalance([even, uneven], [1.0, 1.0]) == pytest.approx((1 + 4 / 3) / 2)
+
+
+def test_shapes_are_all_pairs_of_divisors() -> None:
+    assert list_shapes(6) == [(1, 6), (2, 3), (3, 2), (6, 1)]
+
+
+@pytest.mark.parametrize(
+    ("reach", "output", "expected"),
+    [
+        (Reach(1, 1), range(4, 8), range(3, 9)),
+        # At the ends of the axis there is nothing to read.
+        (Reach(1, 1), range(0, 8), range(0, 9)),
+        (Reach(1, 1), range(8, 16), range(7, 16)),
+        # A stride begins at whole output cells: 8 - 3 is rounded down, 16 + 4 is a multiple already.
+        (Reach(3, 4, stride=2), range(4, 8), range(4, 16)),
+        # Odd bounds of an up-sampling: cells 3 to 6 of the output lie above cells 1 to 3.
+        (Reach(0, 0, factor=2), range(3, 7), range(1, 4)),
+        (Reach(1, 1, factor=2), range(3, 7), range(0, 5)),
+    ],
+)
+def test_input_of_a_range_of_output_cells(reach: Reach, output: range, expected: range) -> None:
+    assert reach.input_range(output, 16) == expected
