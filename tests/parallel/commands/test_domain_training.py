@@ -1,0 +1,69 @@
+"""Ranks that divide the fields of a sample, through ``credit train``: the steps of one process, and a restart."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from credit.cli.main import main
+from tests.parallel.torchrun import launch
+from tests.smoke.conftest import world
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    "trainer.max_steps=4", "trainer.log_every=1", "trainer.validate_every=2", "trainer.valid_samples=3",
+    "trainer.checkpoint_every=2", "model.attn_dropout=0", "model.ff_dropout=0", "model.hyperdiffusion={time: 24h}",
+    "trainer.schedule.kind=constant", "trainer.schedule.warmup=0",
+)  # fmt: skip
+
+
+def read_rows(run: Path) -> list[dict]:
+    """Return the rows of a run's log that have a loss or a validation."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row or row.get("valid")]
+
+
+def test_steps_and_validation_are_those_of_one_process(tmp_path: Path) -> None:
+    """Two ranks divide the fields for two steps; one process continues the run."""
+    folders = []
+    for name in ("alone", "divided"):
+        (tmp_path / name).mkdir()
+        folders.append(world(tmp_path / name))
+    alone, divided = folders
+    assert main(["train", str(alone / "config.yml"), *SETTINGS]) == 0
+    arguments = (str(divided / "config.yml"), *SETTINGS)
+    output = launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.domain=2", "trainer.max_steps=2")
+    assert "each field is divided among 2 ranks" in output
+    assert main(["train", *arguments]) == 0
+    rows, expected_rows = read_rows(divided / "run"), read_rows(alone / "run")
+    assert len(rows) == len(expected_rows) == 6
+    for row, expected in zip(rows, expected_rows, strict=True):
+        for key in ("loss", "grad_norm"):
+            if key in expected:
+                assert row[key] == pytest.approx(expected[key], rel=1e-4), key
+        for key, value in (expected.get("valid") or {}).items():
+            assert row["valid"][key] == pytest.approx(value, rel=1e-3), key
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.parallelism.domain={lat: 3, lon: 1}"], "do not divide the 2 ranks"),
+        (["trainer.parallelism={domain: 2, data: ddp}"], "needs? data: fsdp2"),
+        (["trainer.parallelism.domain=2", "model.ff_dropout=0.1"], "set both to 0"),
+        (["trainer.parallelism.domain=2", "trainer.compile=true"], "set compile to false"),
+        (["trainer.parallelism.domain=2", "trainer.preview={}"], "remove preview"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = world(tmp_path)
+    status = main(["check", str(folder / "config.yml"), "--world-size", "2", *SETTINGS, *overrides])
+    captured = capsys.readouterr()
+    assert status == 2
+    assert re.search(message, captured.out + captured.err), captured
