@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.rollout import ForecastStart
     from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
@@ -148,7 +149,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         raises_in_put=not writes_shared_store(config, mesh),
     ) as background:
         make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
-    if mesh.reads_samples:
+    if mesh.gets_forecasts:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
         num_written = len(work.incomplete_times)
         num_complete = len(work.initial_times) - num_written
@@ -163,7 +164,8 @@ def build_forecast_function(
     forecaster: Forecaster,
     file_lock: AbstractContextManager,
     mesh: DeviceGrid,
-    is_step_sent: StepFilter | None,
+    is_step_used: StepFilter,
+    sends_members: bool = True,
 ) -> ForecastFunction:
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -172,7 +174,9 @@ def build_forecast_function(
         forecaster: model, normalization and reader of the fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
         mesh: mesh of the ranks that forecast.
-        is_step_sent: filter of the steps that ranks of an ensemble group send; see `SharedForecasts`.
+        is_step_used: filter of the steps that are written or scored; ranks that make forecasts together send no others.
+        sends_members: True if the first rank of an ensemble group gets the members of all ranks, see `SharedForecasts`;
+            False if each rank writes its own.
 
     Returns:
         Function of a list of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step
@@ -187,7 +191,6 @@ def build_forecast_function(
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
-    from credit.forecast.shared_forecasts import SharedForecasts
     from credit.train.build.assets import build_model_spec
 
     ensemble = config.inference.ensemble
@@ -209,15 +212,52 @@ def build_forecast_function(
         stepper,
         inputs,
         perturb_states=perturb_states,
-        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes),
+        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes, stepper.domain),
         build_noise_context=build_feature_noise(ensemble, stepper.model),
         draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
-    if mesh.ensemble_group is None:
-        return make_forecasts
-    output_shape = (len(assets.channels.output), *assets.grid.shape)
-    device = stepper.normalizer.tendency_scale_C.device
-    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
+    return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_members)
+
+
+def _share_forecasts(
+    make_forecasts: ForecastFunction,
+    forecaster: Forecaster,
+    mesh: DeviceGrid,
+    is_step_used: StepFilter,
+    sends_members: bool,
+) -> ForecastFunction:
+    """Return the function that makes forecasts together with other ranks; arguments as in `build_forecast_function`.
+
+    Ranks that divide the members send their outputs first, each its part of the fields. Then the parts are gathered.
+
+    Args:
+        make_forecasts: makes the forecasts of a batch on this rank, of all members and on its part of the grid.
+        forecaster: model of this run.
+        mesh: mesh of the ranks that forecast.
+        is_step_used: filter of the steps that are written or scored.
+        sends_members: True if the first rank of an ensemble group gets the members of all ranks.
+    """
+    from credit.forecast.divided_forecasts import DividedForecasts
+    from credit.forecast.shared_forecasts import SharedForecasts
+
+    assets = forecaster.assets
+    domain = forecaster.stepper.domain
+    grid_shape = assets.grid.shape if domain is None else domain.part.shape
+    if mesh.ensemble_group is not None:
+        output_shape = (len(assets.channels.output), *grid_shape)
+        device = forecaster.stepper.normalizer.tendency_scale_C.device
+        is_step_sent = is_step_used if sends_members else None
+        make_forecasts = SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
+    if domain is not None:
+        # Tensor-parallel peers have equal outputs, of which those of the first are gathered.
+        gathers = mesh.tensor_rank == 0
+        make_forecasts = DividedForecasts(make_forecasts, domain, is_step_used if gathers else _use_no_step)
+    return make_forecasts
+
+
+def _use_no_step(batch: Sequence[ForecastStart], step: int) -> bool:
+    """Return False: the filter of a rank whose outputs are not used."""
+    return False
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
@@ -255,7 +295,7 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
     warnings = []
     # If the fields cannot be read, the forecast itself raises the error.
     with suppress(DataError):
-        state_CHW = forecaster.frames.prognostic(initial_time)
+        state_CHW = forecaster.whole_frames.prognostic(initial_time)
         time_text = reader.calendar.format(initial_time)
         warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
     # The reader of initial states may lack the static fields; then they are read from the sources that have them.
@@ -302,7 +342,8 @@ def _open_writer(
     from credit.train.build.forecaster import describe_run
 
     inference = config.inference
-    inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len)
+    # The checksum of whole fields does not depend on how ranks divide them.
+    inputs = ForecastInputs(forecaster.whole_frames, config.data.step_minutes, config.data.history_len)
     lags = analysis_offsets_minutes(inference.ensemble)
     options = OutputOptions(
         format=inference.format,

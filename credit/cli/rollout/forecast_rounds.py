@@ -37,7 +37,8 @@ def make_forecast_rounds(
 
     Ranks that share the members of an ensemble write them in one of two ways. A netCDF file has one writer, to which
     the other ranks send the steps to be written. The chunks of a zarr store have one member each, so every rank writes
-    the members that it has computed, and nothing is sent.
+    the members that it has computed, and no members are sent. Of ranks that divide the fields among them, the first one
+    gets and writes the whole fields.
 
     Args:
         config: config of the run.
@@ -51,10 +52,14 @@ def make_forecast_rounds(
     """
     step_minutes = config.data.step_minutes
     every_rank_writes = writes_shared_store(config, mesh)
-    is_step_sent = None if every_rank_writes else background.needs_step
-    forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh, is_step_sent)
-    # Tensor-parallel peers have equal outputs, of which one is written.
-    is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.reads_samples
+    forecast_batch = build_forecast_function(
+        config, forecaster, background.file_lock, mesh, background.needs_step, sends_members=not every_rank_writes
+    )
+    # Tensor-parallel peers have equal outputs, of which one is written. The first rank of a domain group has the whole
+    # fields.
+    is_writing_rank = mesh.gets_forecasts
+    if every_rank_writes:
+        is_writing_rank = mesh.tensor_rank == 0 and mesh.domain_rank == 0
     output_writer = background if is_writing_rank else None
     # Only the main rank shows a progress bar, and only on a terminal.
     hidden = None if process_info.is_main else True
@@ -90,7 +95,7 @@ def _complete_round(
     run_on_all_ranks(background.flush, mesh.sample_group)
 
     def mark_times() -> None:
-        if mesh.reads_samples:
+        if mesh.gets_forecasts:
             for initial_minutes in batch_round.completed_times:
                 writer.mark_complete(initial_minutes)
 
