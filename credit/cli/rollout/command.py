@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.io.store_part import StorePart
     from credit.forecast.rollout import ForecastStart
     from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
     from credit.parallel.mesh import DeviceGrid
@@ -116,6 +117,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
+    from credit.forecast.io.store_part import StorePart
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
     from credit.train.build.open_data import open_for_forecasts
 
@@ -128,8 +130,14 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process_info, mesh)
     initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     lead_minutes = choose_leads(inference, step_minutes)
-    diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
-    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
+    # In a store, a rank writes its part of divided fields; in files, one rank writes the whole fields.
+    every_rank_writes = writes_shared_store(config, mesh)
+    written_domain = forecaster.stepper.domain if every_rank_writes else None
+    diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1], written_domain)
+    store_part = None
+    if written_domain is not None:
+        store_part = StorePart(written_domain.grid, mesh.domain_rank)
+    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, store_part)
 
     # Find out which forecasts this rank has to make.
     rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
@@ -146,7 +154,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         str(forecaster.path),
         work.incomplete_times,
         diagnostics,
-        raises_in_put=not writes_shared_store(config, mesh),
+        raises_in_put=not every_rank_writes,
     ) as background:
         make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
     if mesh.gets_forecasts:
@@ -165,7 +173,7 @@ def build_forecast_function(
     file_lock: AbstractContextManager,
     mesh: DeviceGrid,
     is_step_used: StepFilter,
-    sends_members: bool = True,
+    sends_outputs: bool = True,
 ) -> ForecastFunction:
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -175,8 +183,8 @@ def build_forecast_function(
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
         mesh: mesh of the ranks that forecast.
         is_step_used: filter of the steps that are written or scored; ranks that make forecasts together send no others.
-        sends_members: True if the first rank of an ensemble group gets the members of all ranks, see `SharedForecasts`;
-            False if each rank writes its own.
+        sends_outputs: True if the first of the ranks that make a forecast together gets all members and the whole
+            fields; False if each rank writes its own.
 
     Returns:
         Function of a list of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step
@@ -216,7 +224,7 @@ def build_forecast_function(
         build_noise_context=build_feature_noise(ensemble, stepper.model),
         draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
-    return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_members)
+    return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_outputs)
 
 
 def _share_forecasts(
@@ -224,7 +232,7 @@ def _share_forecasts(
     forecaster: Forecaster,
     mesh: DeviceGrid,
     is_step_used: StepFilter,
-    sends_members: bool,
+    sends_outputs: bool,
 ) -> ForecastFunction:
     """Return the function that makes forecasts together with other ranks; arguments as in `build_forecast_function`.
 
@@ -235,7 +243,7 @@ def _share_forecasts(
         forecaster: model of this run.
         mesh: mesh of the ranks that forecast.
         is_step_used: filter of the steps that are written or scored.
-        sends_members: True if the first rank of an ensemble group gets the members of all ranks.
+        sends_outputs: True if the first of these ranks gets all members and the whole fields.
     """
     from credit.forecast.divided_forecasts import DividedForecasts
     from credit.forecast.shared_forecasts import SharedForecasts
@@ -246,9 +254,9 @@ def _share_forecasts(
     if mesh.ensemble_group is not None:
         output_shape = (len(assets.channels.output), *grid_shape)
         device = forecaster.stepper.normalizer.tendency_scale_C.device
-        is_step_sent = is_step_used if sends_members else None
+        is_step_sent = is_step_used if sends_outputs else None
         make_forecasts = SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
-    if domain is not None:
+    if domain is not None and sends_outputs:
         # Tensor-parallel peers have equal outputs, of which those of the first are gathered.
         gathers = mesh.tensor_rank == 0
         make_forecasts = DividedForecasts(make_forecasts, domain, is_step_used if gathers else _use_no_step)
@@ -322,6 +330,7 @@ def _open_writer(
     diagnostics: OutputDiagnostics,
     initial_times: list[int],
     lead_minutes: list[int],
+    store_part: StorePart | None,
 ) -> ForecastWriter:
     """Open the writer of the forecasts, which skips forecasts that are complete on disk.
 
@@ -334,6 +343,7 @@ def _open_writer(
         diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.
         lead_minutes: lead times to write, in minutes.
+        store_part: part of the fields that this rank writes; None for whole fields.
     """
     from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
@@ -353,6 +363,7 @@ def _open_writer(
         levels=inference.levels,
         keep_bits=inference.keep_bits,
         compression=inference.compression,
+        part=store_part,
     )
     return ForecastWriter(
         _forecast_folder(config),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 from credit.utils.bitround import bitround
+
+if TYPE_CHECKING:
+    from credit.forecast.io.store_part import StorePart
 
 # Units of lead times. CF allows hour and hours; some versions of xarray decode the plural to a timedelta.
 HOURS = "hour"
@@ -93,6 +97,7 @@ class OutputOptions:
         levels: levels to write of variables on levels, in the units of the fields; None for all levels.
         keep_bits: number of mantissa bits (1 to 23) to which values are rounded, None for no rounding.
         compression: level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr.
+        part: part of the fields that this process writes to a zarr store; None for whole fields.
     """
 
     format: str = "netcdf"
@@ -102,6 +107,7 @@ class OutputOptions:
     levels: Sequence[float] | None = None
     keep_bits: int | None = None
     compression: int = 0
+    part: StorePart | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import SEEN
 from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
+from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets, build_budget_layers, require_same_fields
@@ -28,7 +29,7 @@ from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.initial_condition_checks import find_masked_cells
 from credit.train.build.model import choose_device
 from credit.train.build.open_data import build_frame_reader
-from credit.train.build.stepper import build_stepper
+from credit.train.build.stepper import build_stepper, select_part
 from credit.train.checkpoint import checkpoint
 from credit.utils.malloc import retain_freed_memory
 
@@ -118,12 +119,13 @@ def assemble_forecaster(
     return Forecaster(config, assets, stepper, frames, whole_frames, meta["step"], path)
 
 
-def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
+def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Domain | None = None) -> OutputDiagnostics:
     """Return the diagnostics of a forecast: interpolation to pressure levels, and derived variables.
 
     Args:
         forecaster: the forecaster, from whose outputs the diagnostics are computed.
         last_lead: longest lead time in minutes.
+        domain: the ranks that divide the fields, if each computes the diagnostics of its part; None for whole fields.
 
     Raises:
         ConfigError: if a variable cannot be derived from the outputs.
@@ -135,7 +137,7 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDi
         config.data,
         assets.channels,
         assets.attributes,
-        assets.static_stored_CHW,
+        select_part(assets.static_stored_CHW, domain),
         last_lead,
         assets.masks,
     )
