@@ -166,8 +166,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     )
     job = build_job(request, cluster, section)
 
-    # Refuse here what would fail when the job starts. The forecasts from one initial time take
-    # `ranks_per_start` ranks.
+    # Refuse here what would fail when the job starts.
     parallelism = config.inference.parallelism
     if job.spread and job.ranks % parallelism.ranks_per_start:
         degrees = f"tensor {parallelism.tensor}"

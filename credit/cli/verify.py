@@ -355,7 +355,6 @@ def _open_online(
     # Scoring reads files in this thread only, so no lock is needed.
     is_step_used = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
     forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, is_step_used)
-    initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
     batching = ForecastBatching(
@@ -364,7 +363,7 @@ def _open_online(
     forecasts = OnlineForecasts(
         forecast_batch,
         fields,
-        initial_times,
+        choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
         lead_minutes,
         batching,
         origin=forecaster.path,

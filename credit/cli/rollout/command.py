@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
-    from credit.forecast.io.store_part import StorePart
     from credit.forecast.rollout import ForecastStart
     from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
+    from credit.parallel.domain.domain import Domain
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
     from credit.train.build.forecaster import Forecaster
@@ -33,7 +33,7 @@ HELP = """Make forecasts from the times in inference.initial_times with the weig
 
 The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one
 zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks share
-one forecast.
+one forecast, its fields or its members.
 
 The data need only the prognostic variables and the dynamic forcing. They also need the truth if
 inference.initial_times is a range without an end. If data.sources are those of the training store, the store is read;
@@ -117,7 +117,6 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
-    from credit.forecast.io.store_part import StorePart
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
     from credit.train.build.open_data import open_for_forecasts
 
@@ -134,10 +133,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     every_rank_writes = writes_shared_store(config, mesh)
     written_domain = forecaster.stepper.domain if every_rank_writes else None
     diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1], written_domain)
-    store_part = None
-    if written_domain is not None:
-        store_part = StorePart(written_domain.grid, mesh.domain_rank)
-    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, store_part)
+    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, written_domain)
 
     # Find out which forecasts this rank has to make.
     rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
@@ -330,7 +326,7 @@ def _open_writer(
     diagnostics: OutputDiagnostics,
     initial_times: list[int],
     lead_minutes: list[int],
-    store_part: StorePart | None,
+    written_domain: Domain | None,
 ) -> ForecastWriter:
     """Open the writer of the forecasts, which skips forecasts that are complete on disk.
 
@@ -343,15 +339,21 @@ def _open_writer(
         diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.
         lead_minutes: lead times to write, in minutes.
-        store_part: part of the fields that this rank writes; None for whole fields.
+        written_domain: the ranks among which the fields are divided, if each writes its part; None for whole fields.
     """
+    import torch.distributed as dist
+
     from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum
+    from credit.forecast.store_part import StorePart
     from credit.train.build.forecaster import describe_run
 
     inference = config.inference
+    part = None
+    if written_domain is not None:
+        part = StorePart(written_domain.grid, dist.get_rank(written_domain.group))
     # The checksum of whole fields does not depend on how ranks divide them.
     inputs = ForecastInputs(forecaster.whole_frames, config.data.step_minutes, config.data.history_len)
     lags = analysis_offsets_minutes(inference.ensemble)
@@ -363,7 +365,7 @@ def _open_writer(
         levels=inference.levels,
         keep_bits=inference.keep_bits,
         compression=inference.compression,
-        part=store_part,
+        part=part,
     )
     return ForecastWriter(
         _forecast_folder(config),

@@ -9,8 +9,15 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS, RegisteredSection
-from credit.config.sections.base import Duration, PathText, StrictModel
-from credit.config.sections.domain import DomainConfig, count_domain_ranks, find_domain_parts, require_positive_domain
+from credit.config.sections.base import (
+    DomainConfig,
+    Duration,
+    PathText,
+    StrictModel,
+    count_domain_ranks,
+    find_domain_parts,
+    require_positive_domain,
+)
 from credit.config.sections.model import HyperdiffusionEntry
 from credit.config.sections.output import DerivedVariableConfig, require_valid_names
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order

@@ -8,8 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from credit.config.registry import OBJECTIVES, RegisteredSection
-from credit.config.sections.base import Duration, PathText, StrictModel
-from credit.config.sections.domain import DomainConfig, count_domain_ranks, find_domain_parts, require_positive_domain
+from credit.config.sections.base import (
+    DomainConfig,
+    Duration,
+    PathText,
+    StrictModel,
+    count_domain_ranks,
+    find_domain_parts,
+    require_positive_domain,
+)
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

@@ -57,8 +57,7 @@ def build_perturbation(
         grid: grid of the fields.
 
     Raises:
-        ConfigError: if the config asks for dropout and the network has none, or ranks divide the fields among them and
-            the perturbation does not support it.
+        ConfigError: if the network lacks the dropout, or the perturbation does not support fields that ranks divide.
     """
     if conf.dropout:
         enable_dropout(stepper.model)
@@ -72,7 +71,7 @@ def build_perturbation(
         perturbation_class = PERTURBATIONS.find_class(section.kind)
         if stepper.domain is not None and not perturbation_class.supports_domain:
             raise ConfigError(
-                f"inference.ensemble.perturbation: {section.kind} does not support domain parallelism "
+                f"inference.ensemble.perturbation: {section.kind} does not declare that it works on divided fields "
                 "(supports_domain); choose another kind, or set inference.parallelism.domain to 1"
             )
         perturbation = perturbation_class(context, section)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from credit import __version__
 from credit.calendar import TIME_UNITS, Calendar, format_duration
 from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
+from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.utils.bitround import bitround
-
-if TYPE_CHECKING:
-    from credit.forecast.io.store_part import StorePart
 
 # Units of lead times. CF allows hour and hours; some versions of xarray decode the plural to a timedelta.
 HOURS = "hour"

@@ -6,7 +6,8 @@ Shape suffixes: I initial times, N lead times.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from credit.forecast.io.schema import (
     run_attributes,
     window_bounds,
 )
+from credit.parallel.domain.division import FieldPart
 
 # Array that marks the complete initial times.
 WRITTEN = "written"
@@ -115,17 +117,27 @@ def create_arrays(
     _write_coordinate(group, "latitude", ("latitude",), schema.grid.lat, LATITUDE)
     _write_coordinate(group, "longitude", ("longitude",), schema.grid.lon, LONGITUDE)
 
-    # Marks of complete forecasts, checksums, and the fields without values.
-    num_initial = len(initial_minutes)
+    _write_marks(group, init, len(initial_minutes), with_checksums)
+    for variable in schema.variables:
+        _define_variable(group, schema, variable, len(initial_minutes), time_names, grid_chunks)
+    return group
+
+
+def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
+    """Create the arrays of the marks of complete forecasts and of the checksums, with zeros.
+
+    Args:
+        group: the store.
+        init: name of the dimension of initial times.
+        num_initial: number of initial times.
+        with_checksums: True to add the array of checksums.
+    """
     mark_attributes = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
     _write_coordinate(group, WRITTEN, (init,), np.zeros(num_initial, dtype=np.int8), mark_attributes, chunk_length=1)
     if with_checksums:
         checksum_attributes = {"long_name": "checksum of the fields that the forecast starts from", "units": "1"}
         checksums = np.zeros(num_initial, dtype=np.uint64)
         _write_coordinate(group, INITIAL_FIELDS, (init,), checksums, checksum_attributes, chunk_length=1)
-    for variable in schema.variables:
-        _define_variable(group, schema, variable, num_initial, time_names, grid_chunks)
-    return group
 
 
 def _define_variable(
@@ -175,6 +187,15 @@ def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dic
         attributes[QUANTIZED] = schema.keep_bits
     attributes["coordinates"] = schema.time_names("valid_time").get(variable.window, "valid_time")
     return attributes
+
+
+def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[OutputVariable]:
+    """Return variables with a part of their masks, for fields that have this part of the grid."""
+    selected = []
+    for variable in variables:
+        mask_HW = variable.mask_HW
+        selected.append(variable if mask_HW is None else replace(variable, mask_HW=mask_HW[part.slices]))
+    return selected
 
 
 def find_store_differences(

@@ -24,14 +24,15 @@ from credit.forecast.io.schema import (
     ForecastSchema,
     with_stored_level_dims,
 )
-from credit.forecast.io.store_part import StorePart
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
     WRITTEN,
     consolidate,
     create_arrays,
     find_store_differences,
+    select_masks,
 )
+from credit.forecast.store_part import StorePart
 from credit.utils.file_lock import file_lock
 from credit.utils.page_cache import start_writeback
 from credit.utils.temporary import find_stale_files, temporary_path
@@ -162,7 +163,7 @@ class ZarrStore:
             variables = schema.variables
             if part is not None:
                 selection = (*selection, ..., *part.part.slices)
-                variables = part.select_masks(variables)
+                variables = select_masks(variables, part.part)
             for variable in variables:
                 values = schema.select(variable, fields_CHW)
                 # Values of the shape of a chunk are written by zarr without a copy.
@@ -171,8 +172,8 @@ class ZarrStore:
         except OSError as error:
             self.discard(initial_minutes)
             raise self._build_write_error(error) from error
-        # If other processes write other members of this forecast, this counter never reaches 0. If they write other parts
-        # of its fields, only the caller knows when all of them are written.
+        # If other processes write other members of this forecast, this counter never reaches 0. If they write other
+        # parts of its fields, only the caller knows when all of them are written.
         self._num_missing[index] -= 1
         if self._num_missing[index] == 0 and part is None:
             self.mark_complete(initial_minutes)

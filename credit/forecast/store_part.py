@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from credit.errors import ConfigError
-from credit.forecast.io.schema import OutputVariable
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart
 
 # Largest number of chunks of a new store for each part along an axis. Many small chunks are slow to write and to read.
@@ -86,15 +85,6 @@ class StorePart:
         for cells, length in zip((self.part.rows, self.part.columns), chunks, strict=True):
             indices.append(range(cells.start // length, math.ceil(cells.stop / length)))
         return list(itertools.product(*indices))
-
-    def select_masks(self, variables: Sequence[OutputVariable]) -> tuple[OutputVariable, ...]:
-        """Return variables with this rank's part of their masks."""
-        selected = []
-        for variable in variables:
-            if variable.mask_HW is not None:
-                variable = replace(variable, mask_HW=variable.mask_HW[self.part.slices])
-            selected.append(variable)
-        return tuple(selected)
 
 
 def _inner_bounds(axis: AxisDivision) -> list[int]:
