@@ -166,11 +166,12 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     )
     job = build_job(request, cluster, section)
 
-    # Refuse here what would fail when the job starts. The forecasts from one initial time take `ranks_per_start` ranks.
+    # Refuse here what would fail when the job starts.
     parallelism = config.inference.parallelism
-    ranks_per_start = parallelism.tensor * parallelism.ensemble
-    if job.spread and job.ranks % ranks_per_start:
+    if job.spread and job.ranks % parallelism.ranks_per_start:
         degrees = f"tensor {parallelism.tensor}"
+        if parallelism.num_domain_ranks > 1:
+            degrees = f"domain {parallelism.num_domain_ranks} x {degrees}"
         if parallelism.ensemble > 1:
             degrees = f"ensemble {parallelism.ensemble} x {degrees}"
         raise ConfigError(

@@ -298,13 +298,15 @@ def _open_data_and_forecasts(
         truth_reader = open_reader_once(config.data)
     if mesh.degrees.world == 1:
         return truth_reader, forecasts, WorkShare(process.rank, process.world)
-    # Ranks that share weights or members forecast the same cases; one of them counts the scores.
+    # Ranks that share weights, fields or members forecast the same cases; one of them counts the scores. Without all
+    # members and the whole fields, a rank scores nothing.
+    has_whole_fields = mesh.degrees.domain == 1 or mesh.gets_forecasts
     share = WorkShare(
         mesh.sample_rank,
         mesh.num_sample_ranks,
-        is_counted=mesh.reads_samples,
+        is_counted=mesh.gets_forecasts,
         is_sharded=True,
-        has_all_members=mesh.ensemble_rank == 0,
+        has_all_members=mesh.ensemble_rank == 0 and has_whole_fields,
     )
     return truth_reader, forecasts, share
 
@@ -351,16 +353,17 @@ def _open_online(
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.
-    is_step_sent = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
-    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, is_step_sent)
-    initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
+    is_step_used = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
+    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, is_step_used)
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
-    batching = ForecastBatching(inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble)
+    batching = ForecastBatching(
+        inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble, mesh.degrees.domain == 1
+    )
     forecasts = OnlineForecasts(
         forecast_batch,
         fields,
-        initial_times,
+        choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
         lead_minutes,
         batching,
         origin=forecaster.path,

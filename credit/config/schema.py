@@ -57,6 +57,7 @@ class Config(StrictModel):
         self._require_effects()
         self._require_ensemble()
         self._require_shared_members()
+        self._require_divisible_forecasts()
         self._require_rollout()
         return self
 
@@ -193,6 +194,23 @@ class Config(StrictModel):
             raise ValueError(
                 "inference.parallelism: with ensemble above 1 and shard, all ranks take the same number of steps, but "
                 "lagged members (inference.ensemble.lagged) take more than others; set shard to false or ensemble to 1"
+            )
+
+    def _require_divisible_forecasts(self) -> None:
+        """Refuse perturbations of forecasts that need the whole fields, if ranks divide the fields among them."""
+        ensemble = self.inference.ensemble
+        num_ranks = self.inference.parallelism.num_domain_ranks
+        if num_ranks == 1 or ensemble is None:
+            return
+        key = None
+        if ensemble.feature_noise is not None:
+            key = "feature_noise"
+        elif ensemble.dropout:
+            key = "dropout"
+        if key is not None:
+            raise ValueError(
+                f"inference.ensemble.{key}: its random numbers would depend on how inference.parallelism.domain "
+                f"({num_ranks} ranks) divides the fields; remove it, or set domain to 1"
             )
 
     def _require_rollout(self) -> None:

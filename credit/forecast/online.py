@@ -34,12 +34,14 @@ class ForecastBatching:
         lag_minutes: interval in minutes between the analyses of successive lagged members, 0 without lags.
         num_ranks: number of ranks that share the batches of a group. Above 1, the forecast function must be a
             `credit.forecast.shared_forecasts.SharedForecasts`.
+        has_every_output: False if ranks divide the fields among them, so that this rank may get no output at a step.
     """
 
     batch_size: int
     members: int | None = None
     lag_minutes: int = 0
     num_ranks: int = 1
+    has_every_output: bool = True
 
 
 @dataclass
@@ -110,6 +112,7 @@ class OnlineForecasts(ForecastSource):
         self._batch_size = batching.batch_size
         self._lag_minutes = batching.lag_minutes
         self._num_ranks = batching.num_ranks
+        self._has_every_output = batching.has_every_output
         self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
@@ -182,7 +185,7 @@ class OnlineForecasts(ForecastSource):
             num_steps = (self._last_lead + longest_lag) // self._step_minutes
             outputs = iterate_in_inference_mode(self._forecast_batch(batch, num_steps))
             # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
-            if len(batches) == 1 and self._num_ranks == 1:
+            if len(batches) == 1 and self._num_ranks == 1 and self._has_every_output:
                 outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
 

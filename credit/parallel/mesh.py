@@ -48,6 +48,11 @@ class ParallelDims:
         return self.num_data_ranks * self.domain * self.tensor
 
     @property
+    def ranks_per_sample(self) -> int:
+        """Number of ranks that work together on the members of one sample, or on the forecasts from one time."""
+        return self.ensemble * self.domain * self.tensor
+
+    @property
     def num_data_ranks(self) -> int:
         """Number of data-parallel ranks, replicate x shard."""
         return self.replicate * self.shard
@@ -233,6 +238,16 @@ class DeviceGrid:
     def tensor_rank(self) -> int:
         """Index of this rank, from 0, among its tensor-parallel peers."""
         return self.rank % self.degrees.tensor
+
+    @property
+    def domain_rank(self) -> int:
+        """Index of this rank, from 0, among the ranks that divide the fields of a sample."""
+        return self.rank // self.degrees.tensor % self.degrees.domain
+
+    @property
+    def gets_forecasts(self) -> bool:
+        """True for the first of the ranks that make a forecast together, which gets the fields that are written."""
+        return self.rank % self.degrees.ranks_per_sample == 0
 
     @property
     def reads_samples(self) -> bool:

@@ -37,10 +37,10 @@ class WorkShare:
         num_shares: number of shares into which the cases are divided.
         is_counted: False if another process makes the same forecasts and its scores are used instead of those of this
             process.
-        is_sharded: True if several ranks make each forecast together, because its weights or members are distributed
-            over them; these ranks communicate at every forecast step.
-        has_all_members: False if this process sends the ensemble members that it computes to another process, and
-            scores nothing itself.
+        is_sharded: True if several ranks make each forecast together, because its weights, fields or members are
+            distributed over them; these ranks communicate at every forecast step.
+        has_all_members: False if this process sends the ensemble members, or the part of the fields, that it computes
+            to another process, and scores nothing itself.
     """
 
     index: int = 0

@@ -167,6 +167,8 @@ def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
 def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
     """Try a training step on tensors without memory, then try to split the model over the ranks of the run.
 
+    The division of the fields of forecasts (``inference.parallelism.domain``) is tried as well.
+
     Args:
         config: config of the run.
         data: summary of the data.
@@ -176,7 +178,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
     Returns:
         The result of the dry run, with the model and its sizes; None if the model cannot be built or the step fails.
     """
-    from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
+    from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_divided_forecasts, try_mesh, try_step
 
     # Take the step in float32 on one process, which most errors of a model need no more than.
     dry_run = None
@@ -198,4 +200,11 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
     if degrees.world > 1:
         with report.collect():
             try_mesh(config, assets, degrees)
+    if config.inference.parallelism.num_domain_ranks > 1:
+        with report.collect():
+            grid = try_divided_forecasts(config, assets).grid
+            report.add_note(
+                f"inference.parallelism.domain: {len(grid.rows.owned)} parts of the rows x {len(grid.columns.owned)} "
+                "parts of the columns"
+            )
     return dry_run

@@ -74,9 +74,10 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
             else:
                 # The smallest mesh: the number of data-parallel ranks must be a multiple of `ensemble`, and with fsdp2
                 # (replicate x shard) also of `replicate`.
-                world_size = parallelism.tensor * parallelism.ensemble
+                ranks_per_sample = parallelism.num_domain_ranks * parallelism.tensor
+                world_size = ranks_per_sample * parallelism.ensemble
                 if parallelism.data == "fsdp2":
-                    world_size = parallelism.tensor * math.lcm(parallelism.replicate, parallelism.ensemble)
+                    world_size = ranks_per_sample * math.lcm(parallelism.replicate, parallelism.ensemble)
         degrees = plan_degrees(parallelism, world_size)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees

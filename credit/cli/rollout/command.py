@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.rollout import ForecastStart
     from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
+    from credit.parallel.domain.domain import Domain
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
     from credit.train.build.forecaster import Forecaster
@@ -31,7 +33,7 @@ HELP = """Make forecasts from the times in inference.initial_times with the weig
 
 The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one
 zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks share
-one forecast.
+one forecast, its fields or its members.
 
 The data need only the prognostic variables and the dynamic forcing. They also need the truth if
 inference.initial_times is a range without an end. If data.sources are those of the training store, the store is read;
@@ -127,8 +129,11 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process_info, mesh)
     initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     lead_minutes = choose_leads(inference, step_minutes)
-    diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
-    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
+    # In a store, a rank writes its part of divided fields; in files, one rank writes the whole fields.
+    every_rank_writes = writes_shared_store(config, mesh)
+    written_domain = forecaster.stepper.domain if every_rank_writes else None
+    diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1], written_domain)
+    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, written_domain)
 
     # Find out which forecasts this rank has to make.
     rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
@@ -145,10 +150,10 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         str(forecaster.path),
         work.incomplete_times,
         diagnostics,
-        raises_in_put=not writes_shared_store(config, mesh),
+        raises_in_put=not every_rank_writes,
     ) as background:
         make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
-    if mesh.reads_samples:
+    if mesh.gets_forecasts:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
         num_written = len(work.incomplete_times)
         num_complete = len(work.initial_times) - num_written
@@ -163,7 +168,8 @@ def build_forecast_function(
     forecaster: Forecaster,
     file_lock: AbstractContextManager,
     mesh: DeviceGrid,
-    is_step_sent: StepFilter | None,
+    is_step_used: StepFilter,
+    sends_outputs: bool = True,
 ) -> ForecastFunction:
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -172,7 +178,9 @@ def build_forecast_function(
         forecaster: model, normalization and reader of the fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
         mesh: mesh of the ranks that forecast.
-        is_step_sent: filter of the steps that ranks of an ensemble group send; see `SharedForecasts`.
+        is_step_used: filter of the steps that are written or scored; ranks that make forecasts together send no others.
+        sends_outputs: True if the first of the ranks that make a forecast together gets all members and the whole
+            fields; False if each rank writes its own.
 
     Returns:
         Function of a list of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step
@@ -187,7 +195,6 @@ def build_forecast_function(
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
-    from credit.forecast.shared_forecasts import SharedForecasts
     from credit.train.build.assets import build_model_spec
 
     ensemble = config.inference.ensemble
@@ -208,15 +215,52 @@ def build_forecast_function(
         stepper,
         inputs,
         perturb_states=perturb_states,
-        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes),
+        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes, stepper.domain),
         build_noise_context=build_feature_noise(ensemble, stepper.model),
         draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
-    if mesh.ensemble_group is None:
-        return make_forecasts
-    output_shape = (len(assets.channels.output), *assets.grid.shape)
-    device = stepper.normalizer.tendency_scale_C.device
-    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
+    return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_outputs)
+
+
+def _share_forecasts(
+    make_forecasts: ForecastFunction,
+    forecaster: Forecaster,
+    mesh: DeviceGrid,
+    is_step_used: StepFilter,
+    sends_outputs: bool,
+) -> ForecastFunction:
+    """Return the function that makes forecasts together with other ranks; arguments as in `build_forecast_function`.
+
+    Ranks that divide the members send their outputs first, each its part of the fields. Then the parts are gathered.
+
+    Args:
+        make_forecasts: makes the forecasts of a batch on this rank, of all members and on its part of the grid.
+        forecaster: model of this run.
+        mesh: mesh of the ranks that forecast.
+        is_step_used: filter of the steps that are written or scored.
+        sends_outputs: True if the first of these ranks gets all members and the whole fields.
+    """
+    from credit.forecast.divided_forecasts import DividedForecasts
+    from credit.forecast.shared_forecasts import SharedForecasts
+
+    assets = forecaster.assets
+    domain = forecaster.stepper.domain
+    grid_shape = assets.grid.shape if domain is None else domain.part.shape
+    if mesh.ensemble_group is not None:
+        output_shape = (len(assets.channels.output), *grid_shape)
+        device = forecaster.stepper.normalizer.tendency_scale_C.device
+        is_step_sent = is_step_used if sends_outputs else None
+        make_forecasts = SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
+    if domain is not None and sends_outputs:
+        # Tensor-parallel peers have equal outputs, of which those of the first are gathered.
+        gathers = mesh.tensor_rank == 0
+        make_forecasts = DividedForecasts(make_forecasts, domain, is_step_used if gathers else _use_no_step)
+    return make_forecasts
+
+
+def _use_no_step(batch: Sequence[ForecastStart], step: int) -> bool:
+    """Return False: the filter of a rank whose outputs are not used."""
+    return False
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
@@ -254,7 +298,7 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
     warnings = []
     # If the fields cannot be read, the forecast itself raises the error.
     with suppress(DataError):
-        state_CHW = forecaster.frames.prognostic(initial_time)
+        state_CHW = forecaster.whole_frames.prognostic(initial_time)
         time_text = reader.calendar.format(initial_time)
         warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
     # The reader of initial states may lack the static fields; then they are read from the sources that have them.
@@ -281,6 +325,7 @@ def _open_writer(
     diagnostics: OutputDiagnostics,
     initial_times: list[int],
     lead_minutes: list[int],
+    written_domain: Domain | None,
 ) -> ForecastWriter:
     """Open the writer of the forecasts, which skips forecasts that are complete on disk.
 
@@ -293,15 +338,23 @@ def _open_writer(
         diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.
         lead_minutes: lead times to write, in minutes.
+        written_domain: the ranks among which the fields are divided, if each writes its part; None for whole fields.
     """
+    import torch.distributed as dist
+
     from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum
+    from credit.forecast.store_part import StorePart
     from credit.train.build.forecaster import describe_run
 
     inference = config.inference
-    inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len)
+    part = None
+    if written_domain is not None:
+        part = StorePart(written_domain.grid, dist.get_rank(written_domain.group))
+    # The checksum of whole fields does not depend on how ranks divide them.
+    inputs = ForecastInputs(forecaster.whole_frames, config.data.step_minutes, config.data.history_len)
     lags = analysis_offsets_minutes(inference.ensemble)
     options = OutputOptions(
         format=inference.format,
@@ -311,6 +364,7 @@ def _open_writer(
         levels=inference.levels,
         keep_bits=inference.keep_bits,
         compression=inference.compression,
+        part=part,
     )
     return ForecastWriter(
         _forecast_folder(config),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 
 from credit.cli.rollout.command import build_forecast_function
 from credit.cli.rollout.rank_work import BatchRound, RankWork
@@ -19,8 +21,12 @@ from credit.utils.progress import ProgressBar
 
 
 def writes_shared_store(config: Config, mesh: DeviceGrid) -> bool:
-    """Return True if each rank that shares an ensemble writes its own members, which only a zarr store allows."""
-    return config.inference.format == "zarr" and mesh.degrees.ensemble > 1
+    """Return True if each rank writes the members, and the part of the fields, that it has computed.
+
+    Only a zarr store allows it.
+    """
+    shares_starts = mesh.degrees.ensemble > 1 or mesh.degrees.domain > 1
+    return config.inference.format == "zarr" and shares_starts
 
 
 def make_forecast_rounds(
@@ -35,9 +41,9 @@ def make_forecast_rounds(
 ) -> None:
     """Collective: make the forecasts of this rank and queue them for writing.
 
-    Ranks that share the members of an ensemble write them in one of two ways. A netCDF file has one writer, to which
-    the other ranks send the steps to be written. The chunks of a zarr store have one member each, so every rank writes
-    the members that it has computed, and nothing is sent.
+    Ranks that share the members of an ensemble, or divide the fields, write them in one of two ways. A netCDF file has
+    one writer, to which the other ranks send the steps to be written. The chunks of a zarr store have one member each,
+    and cells of one part of the fields. So every rank writes what it has computed, and nothing is sent.
 
     Args:
         config: config of the run.
@@ -51,10 +57,11 @@ def make_forecast_rounds(
     """
     step_minutes = config.data.step_minutes
     every_rank_writes = writes_shared_store(config, mesh)
-    is_step_sent = None if every_rank_writes else background.needs_step
-    forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh, is_step_sent)
+    forecast_batch = build_forecast_function(
+        config, forecaster, background.file_lock, mesh, background.needs_step, sends_outputs=not every_rank_writes
+    )
     # Tensor-parallel peers have equal outputs, of which one is written.
-    is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.reads_samples
+    is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.gets_forecasts
     output_writer = background if is_writing_rank else None
     # Only the main rank shows a progress bar, and only on a terminal.
     hidden = None if process_info.is_main else True
@@ -72,7 +79,7 @@ def make_forecast_rounds(
 def _complete_round(
     batch_round: BatchRound, writer: ForecastWriter, background: BackgroundWriter, mesh: DeviceGrid
 ) -> None:
-    """Collective over the ranks that share an ensemble: mark the forecasts that this round has completed.
+    """Collective over the ranks that make forecasts together: mark the forecasts that this round has completed.
 
     Args:
         batch_round: round that all of these ranks have computed.
@@ -84,17 +91,31 @@ def _complete_round(
         CreditError: on all of these ranks, if one of them could not write.
     """
     if not batch_round.completed_times:
-        run_on_all_ranks(background.check, mesh.sample_group)
+        _run_on_forecast_ranks(background.check, mesh)
         return
-    # A forecast is complete when all ranks have written their members.
-    run_on_all_ranks(background.flush, mesh.sample_group)
+    # A forecast is complete when all ranks have written their members and parts.
+    _run_on_forecast_ranks(background.flush, mesh)
 
     def mark_times() -> None:
-        if mesh.reads_samples:
+        if mesh.gets_forecasts:
             for initial_minutes in batch_round.completed_times:
                 writer.mark_complete(initial_minutes)
 
-    run_on_all_ranks(mark_times, mesh.sample_group)
+    _run_on_forecast_ranks(mark_times, mesh)
+
+
+def _run_on_forecast_ranks(function: Callable[[], None], mesh: DeviceGrid) -> None:
+    """Collective: call a function on all ranks that make forecasts together, and wait for all of them.
+
+    Raises:
+        CreditError: on all of these ranks, if it failed on one of them.
+    """
+    # No process group has all of these ranks. The ranks with the same part of the fields wait for each other first, and
+    # then, with the error of any of them, those with different parts.
+    for group in (mesh.sample_group, mesh.domain_group):
+        if group is not None:
+            function = functools.partial(run_on_all_ranks, function, group)
+    function()
 
 
 def _make_round(

@@ -78,8 +78,8 @@ def shard_initial_times(
         inference: the section ``inference``.
         part: value ``I/N`` of ``--part``; None or empty for all initial times.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast. Tensor-parallel peers and the ranks of an ensemble group get the same
-            initial times.
+        mesh: mesh of the ranks that forecast. Tensor-parallel peers and the ranks of an ensemble or domain group
+            get the same initial times.
 
     Raises:
         ConfigError: if `part` is not ``I/N`` with 1 <= I <= N.
@@ -121,7 +121,10 @@ def plan_rank_work(
         mesh: mesh of the ranks that forecast.
     """
     rank_times = list(itertools.chain.from_iterable(rank_groups))
-    incomplete_times = [time for time in rank_times if not is_complete(time)]
+    # Only the list of the writing rank counts; the others need not read the files and analyses for it.
+    incomplete_times = rank_times
+    if mesh.degrees.world == 1 or mesh.gets_forecasts:
+        incomplete_times = [time for time in rank_times if not is_complete(time)]
     incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
     # A batch with one incomplete forecast is made as a whole: batches of other sizes would give other last digits.
     batches = []
@@ -200,13 +203,14 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
     make the same forecasts, so all of them take the list of the rank that writes.
 
     Args:
-        times: incomplete times that this rank has found, in minutes.
+        times: incomplete times that this rank has found, in minutes; those of other ranks than the writing one have no
+            effect.
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
     """
     if mesh.degrees.world == 1:
         return times
-    ranks_per_start = mesh.degrees.tensor * mesh.degrees.ensemble
+    ranks_per_start = mesh.degrees.ranks_per_sample
     writing_rank = process_info.rank // ranks_per_start * ranks_per_start
     return run_on_all_ranks(lambda: times)[writing_rank]
 

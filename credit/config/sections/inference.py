@@ -9,7 +9,15 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS, RegisteredSection
-from credit.config.sections.base import Duration, PathText, StrictModel
+from credit.config.sections.base import (
+    DomainConfig,
+    Duration,
+    PathText,
+    StrictModel,
+    count_domain_ranks,
+    find_domain_parts,
+    require_positive_domain,
+)
 from credit.config.sections.model import HyperdiffusionEntry
 from credit.config.sections.output import DerivedVariableConfig, require_valid_names
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
@@ -186,7 +194,13 @@ class ForecastParallelismConfig(StrictModel):
         1,
         ge=1,
         description="Number of ranks that share the members of one initial time. It must divide the number of ranks / "
-        "tensor. Each of these ranks takes whole batches of `inference.batch_size` members.",
+        "(tensor x domain). Each of these ranks takes whole batches of `inference.batch_size` members.",
+    )
+    domain: int | DomainConfig = Field(
+        1,
+        description="Number of ranks that divide the fields of a forecast among them. Each reads and computes its part "
+        "of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a single number the "
+        "parts are chosen so that the ranks have equal work.",
     )
     shard: bool = Field(
         False,
@@ -194,10 +208,36 @@ class ForecastParallelismConfig(StrictModel):
         "device.",
     )
 
+    @field_validator("domain")
+    @classmethod
+    def _check_domain(cls, domain: int | DomainConfig) -> int | DomainConfig:
+        """Refuse a number of ranks below 1."""
+        return require_positive_domain(domain, "inference.parallelism.domain")
+
+    @property
+    def num_domain_ranks(self) -> int:
+        """Number of ranks that divide the fields of a forecast among them."""
+        return count_domain_ranks(self.domain)
+
+    @property
+    def domain_parts(self) -> tuple[int, int] | None:
+        """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
+        return find_domain_parts(self.domain)
+
+    @property
+    def ranks_per_start(self) -> int:
+        """Number of ranks that work together on the forecasts from one initial time."""
+        return self.ensemble * self.num_domain_ranks * self.tensor
+
+    @property
+    def splits_weights(self) -> bool:
+        """True if a rank holds only a part of the weights (sharding or tensor parallelism)."""
+        return self.shard or self.tensor > 1
+
     @property
     def shares_forecasts(self) -> bool:
-        """True if several ranks share the weights that make a forecast (sharding or tensor parallelism)."""
-        return self.shard or self.tensor > 1
+        """True if several ranks compute a forecast together, because they share its weights or its fields."""
+        return self.splits_weights or self.num_domain_ranks > 1
 
     @property
     def needs_process_group(self) -> bool:

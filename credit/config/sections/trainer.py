@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from credit.config.registry import OBJECTIVES, RegisteredSection
-from credit.config.sections.base import Duration, PathText, StrictModel
+from credit.config.sections.base import (
+    DomainConfig,
+    Duration,
+    PathText,
+    StrictModel,
+    count_domain_ranks,
+    find_domain_parts,
+    require_positive_domain,
+)
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -55,13 +63,6 @@ class LossSpikeConfig(StrictModel):
     )
     window: int = Field(50, ge=5, description="Number of recent losses in the median.")
     limit: int = Field(3, ge=1, description="Largest number of returns to a checkpoint. Later spikes are only logged.")
-
-
-class DomainConfig(StrictModel):
-    """Numbers of parts into which each field is divided."""
-
-    lat: int = Field(1, ge=1, description="Number of parts of the latitude rows.")
-    lon: int = Field(1, ge=1, description="Number of parts of the longitude columns.")
 
 
 class ParallelismConfig(StrictModel):
@@ -113,23 +114,17 @@ class ParallelismConfig(StrictModel):
     @classmethod
     def _check_domain(cls, domain: int | DomainConfig) -> int | DomainConfig:
         """Refuse a number of ranks below 1."""
-        if isinstance(domain, int) and domain < 1:
-            raise ValueError(f"trainer.parallelism.domain: {domain} must be 1 or more")
-        return domain
+        return require_positive_domain(domain, "trainer.parallelism.domain")
 
     @property
     def num_domain_ranks(self) -> int:
         """Number of ranks that divide the fields of a sample among them."""
-        if isinstance(self.domain, DomainConfig):
-            return self.domain.lat * self.domain.lon
-        return self.domain
+        return count_domain_ranks(self.domain)
 
     @property
     def domain_parts(self) -> tuple[int, int] | None:
         """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
-        if isinstance(self.domain, DomainConfig):
-            return self.domain.lat, self.domain.lon
-        return None
+        return find_domain_parts(self.domain)
 
 
 class MixedPrecisionConfig(StrictModel):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,7 +53,13 @@ class InitialPerturbation(ABC):
     Args:
         context: grid, seed, model and data of the run.
         section: ``inference.ensemble.perturbation`` of the config.
+
+    Attributes:
+        supports_domain: True if `draw` takes and returns this rank's part of fields that ranks divide among them
+            (`Stepper.domain`). Otherwise domain parallelism refuses the perturbation.
     """
+
+    supports_domain: ClassVar[bool] = False
 
     def __init__(self, context: PerturbationContext, section: InitialPerturbationSection) -> None:
         self.context = context
@@ -75,6 +81,8 @@ class InitialPerturbation(ABC):
 
 class TendencyPerturbation(ABC):
     """Base class of perturbations of tendencies, the changes over a step that the network predicts.
+
+    The factors are drawn for the whole grid. Ranks that divide the fields among them use their part of the factors.
 
     Args:
         context: grid, time step and seed of the run.

@@ -57,7 +57,7 @@ def build_perturbation(
         grid: grid of the fields.
 
     Raises:
-        ConfigError: if the config asks for dropout and the network has none.
+        ConfigError: if the network lacks the dropout, or the perturbation does not support fields that ranks divide.
     """
     if conf.dropout:
         enable_dropout(stepper.model)
@@ -68,7 +68,13 @@ def build_perturbation(
     perturbation = None
     if section is not None:
         context = PerturbationContext(grid, inputs.step_minutes, conf.seed, conf.control, stepper, inputs)
-        perturbation = PERTURBATIONS.find_class(section.kind)(context, section)
+        perturbation_class = PERTURBATIONS.find_class(section.kind)
+        if stepper.domain is not None and not perturbation_class.supports_domain:
+            raise ConfigError(
+                f"inference.ensemble.perturbation: {section.kind} does not declare that it works on divided fields "
+                "(supports_domain); choose another kind, or set inference.parallelism.domain to 1"
+            )
+        perturbation = perturbation_class(context, section)
     first_perturbed = 1 if conf.control else 0
 
     def perturb_states(starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
@@ -195,17 +201,24 @@ class RandomFields:
         self._variable_index = [variables.index(channel.variable) for channel in self._channels]
         self._num_variables = len(variables)
         self._grid = context.grid
+        self._domain = context.stepper.domain
         self._seed = context.seed
         self._correlated_noise = None
         if length_km is not None:
             self._correlated_noise = CorrelatedNoise(context.grid, length_km)
 
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
-        """Return the random fields of each start, (B, C, H, W) float32, dimensionless."""
+        """Return the random fields of each start on this rank's part of the grid, (B, C, H, W) float32, dimensionless.
+
+        They are drawn for the whole grid, so that they do not depend on how ranks divide it.
+        """
         fields = []
         for start in starts:
             generator = member_rng(self._seed, start, _RNG_STREAM)
-            fields.append(self._draw_member(generator))
+            fields_CHW = self._draw_member(generator)
+            if self._domain is not None:
+                fields_CHW = fields_CHW[(..., *self._domain.part.slices)]
+            fields.append(fields_CHW)
         return to_device(np.stack(fields), device)
 
     def _draw_member(self, generator: np.random.Generator) -> np.ndarray:
@@ -221,6 +234,8 @@ class RandomFields:
 class GaussianPerturbation(InitialPerturbation):
     """Perturbation by white noise, independent in each cell and channel."""
 
+    supports_domain = True
+
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
         self._fields = RandomFields(context, None)
@@ -233,6 +248,8 @@ class GaussianPerturbation(InitialPerturbation):
 @register_perturbation("correlated", GaussianOrBredSection)
 class CorrelatedPerturbation(InitialPerturbation):
     """Perturbation by noise with a horizontal correlation length, the same at all levels of a variable."""
+
+    supports_domain = True
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
@@ -256,13 +273,20 @@ class BredPerturbation(InitialPerturbation):
     step.
     """
 
+    supports_domain = True
+
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
         self._fields = RandomFields(context, section.length)
         self._amplitude = section.amplitude
         self._num_cycles = section.cycles
         self._cycle_minutes = section.cycle_minutes
+        # Area weights of this rank's part of the grid, and of the whole grid together.
         self._area_HW = torch.from_numpy(context.grid.area_weights()).float()
+        self._total_area = self._area_HW.sum()
+        self._domain = context.stepper.domain
+        if self._domain is not None:
+            self._area_HW = self._area_HW[self._domain.part.slices]
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         """Return a bred vector of norm 1 for each start; see `InitialPerturbation.draw`."""
@@ -293,7 +317,9 @@ class BredPerturbation(InitialPerturbation):
     def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
         """Return the changes of each forecast divided by their root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
-        square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / area_HW.sum()
+        square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / self._total_area
+        if self._domain is not None:
+            square_B = self._domain.sum(square_B)
         # The floor avoids 0 / 0 if the perturbation has died out.
         norm_B = square_B.sqrt().clamp(min=1e-12)
         return change_BCHW / norm_B[:, None, None, None]

@@ -23,6 +23,7 @@ from credit.forecast.ensemble.base import PerturbationContext, TendencyPerturbat
 from credit.forecast.ensemble.section import SPPTSection
 from credit.forecast.rollout import DrawFactors, ForecastStart, member_rng
 from credit.grid import LatLonGrid
+from credit.parallel.domain.domain import Domain
 from credit.parallel.host_copy import to_device
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
@@ -70,15 +71,26 @@ class SPPT(TendencyPerturbation):
         return np.stack([self._noise.draw(1, generator) for generator in generators])
 
 
-def build_tendency_perturbation(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> DrawFactors | None:
+def build_tendency_perturbation(
+    conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int, domain: Domain | None = None
+) -> DrawFactors | None:
     """Return the function that draws the factors of ``inference.ensemble.stochastic``; None without this key.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.
         grid: grid of the fields.
         step_minutes: time step of the model in minutes.
+        domain: the ranks among which the fields are divided; None if this rank has whole fields.
     """
     if conf is None or conf.stochastic is None:
         return None
     context = PerturbationContext(grid, step_minutes, conf.seed, conf.control)
-    return PERTURBATIONS.find_class(conf.stochastic.kind)(context, conf.stochastic).factors
+    draw_factors = PERTURBATIONS.find_class(conf.stochastic.kind)(context, conf.stochastic).factors
+    if domain is None:
+        return draw_factors
+
+    def draw_part(starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
+        for factors_B1HW in draw_factors(starts, device):
+            yield factors_B1HW[(..., *domain.part.slices)]
+
+    return draw_part

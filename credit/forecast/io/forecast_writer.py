@@ -59,7 +59,8 @@ class ForecastWriter:
         folder = Path(folder)
         options = options or OutputOptions()
         self.schema = build_schema(fields, lead_minutes, options, members, global_attributes)
-        self._shape = (len(fields.channels.output), *fields.grid.shape)
+        grid_shape = fields.grid.shape if options.part is None else options.part.part.shape
+        self._shape = (len(fields.channels.output), *grid_shape)
         # Refuse a folder whose forecasts could not be read together with these, before anything is written.
         require_same_format(folder, options.format, options.split)
         try:
@@ -71,10 +72,11 @@ class ForecastWriter:
             ) from error
         self._backend: NetcdfForecastWriter | ZarrStore
         if options.format == "netcdf":
+            assert options.part is None, "one process writes the whole of a netCDF file"
             self._backend = NetcdfForecastWriter(folder, self.schema, options.split, initial_state_checksum)
         else:
             self._backend = ZarrStore(
-                folder / STORE, self.schema, initial_minutes, options.layout, initial_state_checksum
+                folder / STORE, self.schema, initial_minutes, options.layout, initial_state_checksum, options.part
             )
 
     def is_complete(self, initial_minutes: int) -> bool:
@@ -87,7 +89,7 @@ class ForecastWriter:
         Args:
             initial_minutes: initial time of the forecast in minutes.
             lead_index: index of the lead time in `lead_minutes`.
-            fields_CHW: float32 in physical units, NaN where missing.
+            fields_CHW: float32 in physical units, NaN where missing; if `options` has a part, its rows and columns.
             member: number of the ensemble member, 0 for a single forecast.
 
         Raises:
@@ -98,7 +100,7 @@ class ForecastWriter:
         self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
 
     def mark_complete(self, initial_minutes: int) -> None:
-        """Mark a forecast in a zarr store as complete, of which several processes have written the members.
+        """Mark a forecast in a zarr store as complete, of which several processes have written members or parts.
 
         A process that writes all fields of a forecast need not call it.
 

@@ -15,6 +15,7 @@ from credit import __version__
 from credit.calendar import TIME_UNITS, Calendar, format_duration
 from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
+from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.utils.bitround import bitround
 
@@ -93,6 +94,7 @@ class OutputOptions:
         levels: levels to write of variables on levels, in the units of the fields; None for all levels.
         keep_bits: number of mantissa bits (1 to 23) to which values are rounded, None for no rounding.
         compression: level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr.
+        part: part of the fields that this process writes to a zarr store; None for whole fields.
     """
 
     format: str = "netcdf"
@@ -102,6 +104,7 @@ class OutputOptions:
     levels: Sequence[float] | None = None
     keep_bits: int | None = None
     compression: int = 0
+    part: StorePart | None = None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ Shape suffixes: I initial times, N lead times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import zarr
+from zarr.errors import ZarrUserWarning
 
 from credit.forecast.io.schema import (
     HISTORY,
@@ -26,8 +29,10 @@ from credit.forecast.io.schema import (
     VALID_TIME,
     ForecastSchema,
     OutputVariable,
+    run_attributes,
     window_bounds,
 )
+from credit.parallel.domain.division import FieldPart
 
 # Array that marks the complete initial times.
 WRITTEN = "written"
@@ -60,7 +65,12 @@ TIME_NAMES = {
 
 
 def create_arrays(
-    path: Path, schema: ForecastSchema, initial_minutes: np.ndarray, time_names: TimeDimNames, with_checksums: bool
+    path: Path,
+    schema: ForecastSchema,
+    initial_minutes: np.ndarray,
+    time_names: TimeDimNames,
+    with_checksums: bool,
+    grid_chunks: tuple[int, int],
 ) -> zarr.Group:
     """Create a store with all coordinates, and with arrays of the fields that have no values yet.
 
@@ -70,6 +80,7 @@ def create_arrays(
         initial_minutes: initial times in minutes, (I,) int64.
         time_names: names of the time dimensions.
         with_checksums: True to add an array for the checksum of the fields that each forecast starts from.
+        grid_chunks: number of rows and of columns of a chunk of the fields.
 
     Returns:
         The store, open for writing.
@@ -106,21 +117,36 @@ def create_arrays(
     _write_coordinate(group, "latitude", ("latitude",), schema.grid.lat, LATITUDE)
     _write_coordinate(group, "longitude", ("longitude",), schema.grid.lon, LONGITUDE)
 
-    # Marks of complete forecasts, checksums, and the fields without values.
-    num_initial = len(initial_minutes)
+    _write_marks(group, init, len(initial_minutes), with_checksums)
+    for variable in schema.variables:
+        _define_variable(group, schema, variable, len(initial_minutes), time_names, grid_chunks)
+    return group
+
+
+def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
+    """Create the arrays of the marks of complete forecasts and of the checksums, with zeros.
+
+    Args:
+        group: the store.
+        init: name of the dimension of initial times.
+        num_initial: number of initial times.
+        with_checksums: True to add the array of checksums.
+    """
     mark_attributes = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
     _write_coordinate(group, WRITTEN, (init,), np.zeros(num_initial, dtype=np.int8), mark_attributes, chunk_length=1)
     if with_checksums:
         checksum_attributes = {"long_name": "checksum of the fields that the forecast starts from", "units": "1"}
         checksums = np.zeros(num_initial, dtype=np.uint64)
         _write_coordinate(group, INITIAL_FIELDS, (init,), checksums, checksum_attributes, chunk_length=1)
-    for variable in schema.variables:
-        _define_variable(group, schema, variable, num_initial, time_names)
-    return group
 
 
 def _define_variable(
-    group: zarr.Group, schema: ForecastSchema, variable: OutputVariable, num_initial: int, time_names: TimeDimNames
+    group: zarr.Group,
+    schema: ForecastSchema,
+    variable: OutputVariable,
+    num_initial: int,
+    time_names: TimeDimNames,
+    grid_chunks: tuple[int, int],
 ) -> None:
     """Create the array of a field, without values.
 
@@ -130,14 +156,15 @@ def _define_variable(
         variable: variable of the schema.
         num_initial: number of initial times.
         time_names: names of the time dimensions.
+        grid_chunks: number of rows and of columns of a chunk.
     """
     shape = (num_initial, len(schema.lead_minutes), *schema.shape(variable))
-    # A chunk has one initial time, lead time and member.
+    # A chunk has one initial time, lead time and member, and all levels.
     num_leading = 2 if schema.members is None else 3
     group.create_array(
         variable.name,
         shape=shape,
-        chunks=(*(1,) * num_leading, *shape[num_leading:]),
+        chunks=(*(1,) * num_leading, *shape[num_leading:-2], *grid_chunks),
         dtype="float32",
         fill_value=float("nan"),
         compressors=build_compressors(schema),
@@ -160,6 +187,52 @@ def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dic
         attributes[QUANTIZED] = schema.keep_bits
     attributes["coordinates"] = schema.time_names("valid_time").get(variable.window, "valid_time")
     return attributes
+
+
+def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[OutputVariable]:
+    """Return variables with a part of their masks, for fields that have this part of the grid."""
+    selected = []
+    for variable in variables:
+        mask_HW = variable.mask_HW
+        selected.append(variable if mask_HW is None else replace(variable, mask_HW=mask_HW[part.slices]))
+    return selected
+
+
+def find_store_differences(
+    group: zarr.Group, schema: ForecastSchema, time_names: TimeDimNames, with_checksums: bool
+) -> list[str]:
+    """Return the properties in which a store differs from what is to be written, sorted, as text for messages.
+
+    Args:
+        group: the store.
+        schema: content of each forecast to be written.
+        time_names: names of the time dimensions.
+        with_checksums: True if the checksums of the initial states are to be written.
+    """
+    # Global attributes and coordinates.
+    stored_attributes = run_attributes(dict(group.attrs))
+    attributes = run_attributes(schema.global_attributes)
+    differences = set()
+    for key in {*stored_attributes, *attributes}:
+        if stored_attributes.get(key) != attributes.get(key):
+            differences.add(f"global attribute {key}")
+    if time_names.init not in group or time_names.lead not in group:
+        differences.add("inference.layout")
+    elif not np.array_equal(group[time_names.lead][:], schema.lead_hours):
+        differences.add("lead times")
+    if with_checksums and INITIAL_FIELDS not in group:
+        differences.add(f"variable {INITIAL_FIELDS}, which earlier versions did not write")
+    # Fields: all variables that end in the longitude.
+    stored_fields = set()
+    for name, array in group.arrays():
+        if name != "longitude" and array.metadata.dimension_names[-1:] == ("longitude",):
+            stored_fields.add(name)
+    for name in stored_fields ^ {variable.name for variable in schema.variables}:
+        differences.add(f"variable {name}")
+    for variable in schema.variables:
+        if variable.name in stored_fields:
+            differences.update(find_variable_differences(group, schema, variable))
+    return sorted(differences)
 
 
 def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variable: OutputVariable) -> list[str]:
@@ -221,3 +294,11 @@ def _write_coordinate(
         attributes=attributes,
     )
     array[...] = values
+
+
+def consolidate(path: Path) -> None:
+    """Write the consolidated metadata: a copy of the metadata of all arrays in those of the group."""
+    with warnings.catch_warnings():
+        # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
+        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)
+        zarr.consolidate_metadata(path)

@@ -10,29 +10,29 @@ import functools
 import logging
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import zarr
-from zarr.errors import ZarrUserWarning
 
 from credit.errors import ConfigError, CreditError
 from credit.forecast.io.schema import (
     INITIAL_FIELDS,
     WRITE_HINT,
     ForecastSchema,
-    run_attributes,
     with_stored_level_dims,
 )
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
     WRITTEN,
+    consolidate,
     create_arrays,
-    find_variable_differences,
+    find_store_differences,
+    select_masks,
 )
+from credit.forecast.store_part import StorePart
 from credit.utils.file_lock import file_lock
 from credit.utils.page_cache import start_writeback
 from credit.utils.temporary import find_stale_files, temporary_path
@@ -50,8 +50,9 @@ class ZarrStore:
     """Writer of forecasts to a zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     The store is created for all initial times of the run, with one chunk for each variable, initial time, lead time and
-    member, so that several processes can fill it. The array ``written`` marks the complete initial times. A later run
-    with later initial times extends the store. A process that creates or extends the store locks it meanwhile.
+    member, so that several processes can fill it. If ranks divide the fields among them, each part has chunks of its
+    own. The array ``written`` marks the complete initial times. A later run with later initial times extends the store.
+    A process that creates or extends the store locks it meanwhile.
 
     The consolidated metadata let other programs open the store faster. This class does not rely on them, because they
     are out of date while a store is extended.
@@ -63,9 +64,11 @@ class ZarrStore:
         layout: ``cf`` or ``weatherbench2``, which determines the names of the time dimensions.
         initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
             that the forecast starts from; None to write no checksums.
+        part: part of the fields that this process writes; None for whole fields.
 
     Raises:
-        ConfigError: if the store exists with other content, or has later initial times than a new one of this run.
+        ConfigError: if the store exists with other content or with chunks that do not fit `part`, or has later initial
+            times than a new one of this run.
         CreditError: if the store cannot be written.
     """
 
@@ -76,9 +79,12 @@ class ZarrStore:
         initial_minutes: Sequence[int],
         layout: str,
         initial_state_checksum: Callable[[int], str] | None = None,
+        part: StorePart | None = None,
     ) -> None:
         self._path = path
         self._schema = schema
+        self._part = part
+        self._grid_chunks = schema.grid.shape if part is None else part.choose_chunks()
         self._time_names = TIME_NAMES[layout]
         # Computing a checksum reads fields, so each one is computed once.
         self._initial_state_checksum = None
@@ -99,6 +105,10 @@ class ZarrStore:
             stored_dims = {name: array.metadata.dimension_names or () for name, array in self._group.arrays()}
             self._schema = with_stored_level_dims(schema, stored_dims)
             self._require_same_content()
+            # A store that is extended keeps its chunks.
+            self._grid_chunks = self._group[schema.variables[0].name].chunks[-2:]
+            if part is not None:
+                part.require_aligned(self._grid_chunks, path)
             self._extend()
             # Testing whether a chunk has only missing values takes longer than writing it.
             self._arrays = {}
@@ -123,30 +133,38 @@ class ZarrStore:
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
         """Write one lead time of one member; mark the initial time as complete when all of them are written.
 
+        A process that writes a part of the fields does not mark it, see `mark_complete`.
+
         Args:
             initial_minutes: initial time in minutes.
             member: number of the member, 0 for a single forecast.
             lead_index: index of the lead time in ``lead_minutes`` of the schema.
-            fields_CHW: float32 in physical units, NaN where missing.
+            fields_CHW: float32 in physical units, NaN where missing; the part of the fields that this process writes.
 
         Raises:
             CreditError: if the store cannot be written, or another run has changed its initial times meanwhile.
         """
         index = self._find_index(initial_minutes)
         schema = self._schema
+        part = self._part
         try:
             # The first fields of a forecast: an older forecast of this time does not count as complete any more.
             if index not in self._num_missing:
                 self._require_initial_time(index)
                 self._group[WRITTEN][index] = 0
-                if self._initial_state_checksum is not None:
+                # The checksum is that of whole fields, which one process reads.
+                if self._initial_state_checksum is not None and (part is None or part.is_first):
                     self._group[INITIAL_FIELDS][index] = int(self._initial_state_checksum(initial_minutes), 16)
                 self._num_missing[index] = len(schema.lead_minutes) * (schema.members or 1)
             leading = (index, lead_index)
             if schema.members is not None:
                 leading = (index, lead_index, member)
             selection = tuple(slice(position, position + 1) for position in leading)
-            for variable in schema.variables:
+            variables = schema.variables
+            if part is not None:
+                selection = (*selection, ..., *part.part.slices)
+                variables = select_masks(variables, part.part)
+            for variable in variables:
                 values = schema.select(variable, fields_CHW)
                 # Values of the shape of a chunk are written by zarr without a copy.
                 self._arrays[variable.name][selection] = values[(None,) * len(leading)]
@@ -154,9 +172,10 @@ class ZarrStore:
         except OSError as error:
             self.discard(initial_minutes)
             raise self._build_write_error(error) from error
-        # If other processes write other members of this forecast, this counter never reaches 0.
+        # If other processes write other members of this forecast, this counter never reaches 0. If they write other
+        # parts of its fields, only the caller knows when all of them are written.
         self._num_missing[index] -= 1
-        if self._num_missing[index] == 0:
+        if self._num_missing[index] == 0 and part is None:
             self.mark_complete(initial_minutes)
 
     def mark_complete(self, initial_minutes: int) -> None:
@@ -185,10 +204,13 @@ class ZarrStore:
 
         The chunks of the previous call are on disk by now, and a second call for them frees their page cache.
         """
+        grid_indices = [(0, 0)] if self._part is None else self._part.find_chunks(self._grid_chunks)
         chunks = []
         for name, array in self._arrays.items():
-            position = (*leading, *(0,) * (array.ndim - len(leading)))
-            chunks.append(self._path / name / array.metadata.encode_chunk_key(position))
+            zeros = (0,) * (array.ndim - len(leading) - 2)
+            for row, column in grid_indices:
+                key = array.metadata.encode_chunk_key((*leading, *zeros, row, column))
+                chunks.append(self._path / name / key)
         for path in (*self._last_chunks, *chunks):
             start_writeback(path)
         self._last_chunks = chunks
@@ -232,34 +254,11 @@ class ZarrStore:
         Raises:
             ConfigError: naming all differences.
         """
-        group = self._group
-        schema = self._schema
-        # Global attributes and coordinates.
-        stored_attributes = run_attributes(dict(group.attrs))
-        attributes = run_attributes(schema.global_attributes)
-        differences = set()
-        for key in {*stored_attributes, *attributes}:
-            if stored_attributes.get(key) != attributes.get(key):
-                differences.add(f"global attribute {key}")
-        if self._time_names.init not in group or self._time_names.lead not in group:
-            differences.add("inference.layout")
-        elif not np.array_equal(group[self._time_names.lead][:], schema.lead_hours):
-            differences.add("lead times")
-        if self._initial_state_checksum is not None and INITIAL_FIELDS not in group:
-            differences.add(f"variable {INITIAL_FIELDS}, which earlier versions did not write")
-        # Fields: all variables that end in the longitude.
-        stored_fields = set()
-        for name, array in group.arrays():
-            if name != "longitude" and array.metadata.dimension_names[-1:] == ("longitude",):
-                stored_fields.add(name)
-        for name in stored_fields ^ {variable.name for variable in schema.variables}:
-            differences.add(f"variable {name}")
-        for variable in schema.variables:
-            if variable.name in stored_fields:
-                differences.update(find_variable_differences(group, schema, variable))
+        has_checksums = self._initial_state_checksum is not None
+        differences = find_store_differences(self._group, self._schema, self._time_names, has_checksums)
         if differences:
             raise ConfigError(
-                f"{self._path}: differs from what is to be written in {', '.join(sorted(differences))}; choose another "
+                f"{self._path}: differs from what is to be written in {', '.join(differences)}; choose another "
                 "inference.folder, or remove the store"
             )
 
@@ -281,7 +280,7 @@ class ZarrStore:
                 self._create_temporary()
                 self._move_arrays_over_initial_times()
                 shutil.rmtree(self._temporary_path)
-            _consolidate(self._path)
+            consolidate(self._path)
             self._group = self._open()
         for index in np.flatnonzero(np.isin(self._initial_minutes, requested_minutes)):
             self._require_initial_time(index)
@@ -370,13 +369,18 @@ class ZarrStore:
         """Create a store with all coordinates, but without fields, under a temporary name."""
         with_checksums = self._initial_state_checksum is not None
         self._group = create_arrays(
-            self._temporary_path, self._schema, self._initial_minutes, self._time_names, with_checksums
+            self._temporary_path,
+            self._schema,
+            self._initial_minutes,
+            self._time_names,
+            with_checksums,
+            self._grid_chunks,
         )
 
     def _create(self) -> None:
         """Create the store under a temporary name and rename it, so that no process sees a store without all arrays."""
         self._create_temporary()
-        _consolidate(self._temporary_path)
+        consolidate(self._temporary_path)
         try:
             os.replace(self._temporary_path, self._path)
         except OSError:
@@ -384,11 +388,3 @@ class ZarrStore:
                 raise
             # Without locks, another job of an array may have created the store first.
             shutil.rmtree(self._temporary_path)
-
-
-def _consolidate(path: Path) -> None:
-    """Write the consolidated metadata: a copy of the metadata of all arrays in those of the group."""
-    with warnings.catch_warnings():
-        # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
-        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)
-        zarr.consolidate_metadata(path)

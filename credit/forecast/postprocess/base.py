@@ -206,7 +206,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
             if context.domain is not None and not postprocess_class.supports_domain:
                 raise ConfigError(
                     f"{key}: {section.kind} does not support domain parallelism (supports_domain); remove it, or set "
-                    "trainer.parallelism.domain to 1"
+                    "domain to 1 (trainer.parallelism in training, inference.parallelism in forecasts)"
                 )
             postprocesses.append(postprocess_class(replace(context, key=key), section))
         except Exception as error:

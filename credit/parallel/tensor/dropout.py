@@ -22,6 +22,16 @@ def has_dropout(module: nn.Module) -> bool:
     return any(drop_rate(inner) > 0 for inner in module.modules())
 
 
+def remove_dropout(module: nn.Module) -> None:
+    """Set the rates of torch's dropout to 0 in a module and in those inside it, which are never trained again."""
+    for inner in module.modules():
+        if drop_rate(inner) > 0:
+            if isinstance(inner, nn.Dropout):
+                inner.p = 0.0
+            else:
+                inner.dropout = 0.0
+
+
 class RankRandomState:
     """Random state of one tensor-parallel rank, used between a colwise layer and its rowwise partner.
 

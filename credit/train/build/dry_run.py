@@ -22,12 +22,15 @@ from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
 from credit.forecast.objectives.base import MicroStep, Objective, build_objective
+from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.domain.split import DomainPlan, plan_domain
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
+from credit.parallel.tensor.dropout import remove_dropout
 from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
@@ -229,6 +232,27 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
         mesh = build_mesh(degrees, 0, "cpu")
         with _model_errors(config.model.type, f"cannot be split over {degrees.world} ranks"):
             build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
+
+
+def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
+    """Return how the ranks of ``inference.parallelism.domain`` divide the fields; no ranks are needed.
+
+    Args:
+        config: config of the run.
+        assets: assets of the model, which may be those of `dummy_assets`.
+
+    Raises:
+        ConfigError: if the network or the grid cannot be divided, or the parts do not fit ``inference.format``.
+    """
+    inference = config.inference
+    with _model_errors(config.model.type, "cannot be built"), _META:
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    # As in forecasts, where dropout is not active.
+    remove_dropout(model)
+    plan = plan_domain(model, inference.parallelism.num_domain_ranks, inference.parallelism.domain_parts)
+    if inference.format == "zarr":
+        StorePart(plan.grid, rank=0).choose_chunks()
+    return plan
 
 
 def _replace_with_fakes(tensors: dict[str, Tensor | None]) -> None:

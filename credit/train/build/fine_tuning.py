@@ -21,6 +21,7 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.parallelize import parallelize
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
+from credit.parallel.tensor.dropout import remove_dropout
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
@@ -143,7 +144,7 @@ def load_forecast_network(
 ) -> nn.Module:
     """Collective over the mesh: return the network of a checkpoint with its forecast weights, in eval mode.
 
-    In a single process, adapters are merged into their base.
+    If this rank has all weights, adapters are merged into their base.
 
     Args:
         config: a config with the model and data sections that the weights were trained with.
@@ -163,7 +164,11 @@ def load_forecast_network(
     if lora is not None:
         apply_lora(model, lora.targets, lora.rank, lora.alpha)
     set_tf32(config.trainer.tf32, device)
-    parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
+    parallelism = config.inference.parallelism
+    # Dropout is not active in these forecasts, but a network with torch's dropout refuses to be divided.
+    if mesh.degrees.domain > 1:
+        remove_dropout(model)
+    parallelize(model, mesh.device_mesh, shard=parallelism.shard, domain_parts=parallelism.domain_parts)
     allocate_(model, device)
     # A checkpoint of adapters contains only these and the parameters of noise; the other weights come from the base.
     if lora is not None:
@@ -172,6 +177,6 @@ def load_forecast_network(
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
     # Parts of weights on several ranks cannot be merged, so there the adapters stay.
-    if mesh.device_mesh is None:
+    if not parallelism.splits_weights or mesh.device_mesh is None:
         model = merge_adapters(model)
     return model.eval()

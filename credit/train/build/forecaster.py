@@ -21,13 +21,15 @@ from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import SEEN
 from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
+from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets, build_budget_layers, require_same_fields
 from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.initial_condition_checks import find_masked_cells
 from credit.train.build.model import choose_device
-from credit.train.build.stepper import build_stepper
+from credit.train.build.open_data import build_frame_reader
+from credit.train.build.stepper import build_stepper, select_part
 from credit.train.checkpoint import checkpoint
 from credit.utils.malloc import retain_freed_memory
 
@@ -42,7 +44,8 @@ class Forecaster:
         config: the config of the run, with the model section that the weights were trained with.
         assets: the assets of the checkpoint.
         stepper: stepper of the network, which is in eval mode.
-        frames: reader of initial states and forcing.
+        frames: reader of initial states and forcing, on this rank's part of the grid.
+        whole_frames: the same reader for the whole grid; `frames` itself unless ranks divide the fields among them.
         trained_steps: number of optimizer steps that the weights were trained for.
         path: the checkpoint.
     """
@@ -51,6 +54,7 @@ class Forecaster:
     assets: ModelAssets
     stepper: Stepper
     frames: FrameReader
+    whole_frames: FrameReader
     trained_steps: int
     path: Path
 
@@ -103,21 +107,25 @@ def assemble_forecaster(
     retain_freed_memory(device)
     mesh = mesh or DeviceGrid()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
-    # Fused weights are whole tensors, so a network that is split over ranks keeps its own.
-    if mesh.device_mesh is None:
+    # Fused weights are whole tensors, so a network whose weights are split over ranks keeps its own.
+    if not config.inference.parallelism.splits_weights or mesh.device_mesh is None:
         autocast_dtype = torch.bfloat16 if config.inference.amp else None
         prepare_for_inference(model, autocast_dtype)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = FrameReader(reader, config.data, assets.climatology, masked_cells)
-    return Forecaster(config, assets, stepper, frames, meta["step"], path)
+    whole_frames = build_frame_reader(config, reader, assets, None, masked_cells)
+    frames = whole_frames
+    if stepper.domain is not None:
+        frames = build_frame_reader(config, reader, assets, stepper.domain, masked_cells)
+    return Forecaster(config, assets, stepper, frames, whole_frames, meta["step"], path)
 
 
-def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
+def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Domain | None = None) -> OutputDiagnostics:
     """Return the diagnostics of a forecast: interpolation to pressure levels, and derived variables.
 
     Args:
         forecaster: the forecaster, from whose outputs the diagnostics are computed.
         last_lead: longest lead time in minutes.
+        domain: the ranks that divide the fields, if each computes the diagnostics of its part; None for whole fields.
 
     Raises:
         ConfigError: if a variable cannot be derived from the outputs.
@@ -129,7 +137,7 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDi
         config.data,
         assets.channels,
         assets.attributes,
-        assets.static_stored_CHW,
+        select_part(assets.static_stored_CHW, domain),
         last_lead,
         assets.masks,
     )

@@ -191,33 +191,39 @@ def build_forecast_mesh(
     """Collective: return the mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
-        conf: ``inference.parallelism``. If it distributes neither the model nor the members, every rank forecasts
-            alone.
+        conf: ``inference.parallelism``. If it distributes neither the model nor the fields nor the members, every rank
+            forecasts alone.
         launch: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
         timeout_minutes: minutes after which a rank stops waiting for the others in a collective; None for torch's
             default.
 
     Raises:
-        ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``ensemble``.
+        ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``domain`` x ``ensemble``.
     """
     if not conf.needs_process_group:
         return DeviceGrid()
-    num_groups, remainder = divmod(launch.world, conf.tensor)
-    if remainder or not num_groups:
-        raise ConfigError(
-            f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
-            f"start a multiple of {conf.tensor}, or set it to 1"
-        )
-    if num_groups % conf.ensemble:
-        raise ConfigError(
-            f"inference.parallelism.ensemble: {conf.ensemble} x tensor {conf.tensor} does not divide the "
-            f"{launch.world} ranks that were started; start a multiple of {conf.ensemble * conf.tensor}, or set it to 1"
-        )
-    if conf.shard:
-        degrees = ParallelDims(shard=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
-    else:
-        degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
+    num_groups = launch.world
+    ranks_per_group = 1
+    named_degrees = (("tensor", conf.tensor), ("domain", conf.num_domain_ranks), ("ensemble", conf.ensemble))
+    for index, (name, degree) in enumerate(named_degrees):
+        ranks_per_group *= degree
+        if num_groups % degree:
+            product = " x ".join(f"{other} {other_degree}" for other, other_degree in named_degrees[: index + 1])
+            raise ConfigError(
+                f"inference.parallelism.{name}: {product} does not divide the {launch.world} ranks that were started; "
+                f"start a multiple of {ranks_per_group}, or set it to 1"
+            )
+        # Members are divided among data-parallel ranks, so this degree is not a factor of the number of ranks.
+        if name != "ensemble":
+            num_groups //= degree
+    degrees = ParallelDims(
+        replicate=1 if conf.shard else num_groups,
+        shard=num_groups if conf.shard else 1,
+        tensor=conf.tensor,
+        ensemble=conf.ensemble,
+        domain=conf.num_domain_ranks,
+    )
     return build_mesh(
         degrees,
         launch.rank,

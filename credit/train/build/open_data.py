@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -111,7 +112,13 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
     return splits
 
 
-def build_frame_reader(config: Config, reader: FieldReader, assets: ModelAssets, domain: Domain | None) -> FrameReader:
+def build_frame_reader(
+    config: Config,
+    reader: FieldReader,
+    assets: ModelAssets,
+    domain: Domain | None,
+    hidden: Mapping[str, np.ndarray] | None = None,
+) -> FrameReader:
     """Return the reader of initial states, forcing and targets, on this rank's part of the grid.
 
     Args:
@@ -119,10 +126,13 @@ def build_frame_reader(config: Config, reader: FieldReader, assets: ModelAssets,
         reader: the reader of the whole fields.
         assets: the assets of the model, with the climatology of its forcing.
         domain: the ranks among which the fields are divided; None if this rank has whole fields.
+        hidden: variable -> (H, W) bool on the whole grid, True in cells whose values are treated as missing.
     """
     climatology = assets.climatology
     if domain is not None:
         reader = PartReader(reader, *domain.part.slices)
         if climatology is not None:
             climatology = climatology.select(*domain.part.slices)
-    return FrameReader(reader, config.data, climatology)
+        if hidden is not None:
+            hidden = {variable: hidden_HW[domain.part.slices] for variable, hidden_HW in hidden.items()}
+    return FrameReader(reader, config.data, climatology, hidden)

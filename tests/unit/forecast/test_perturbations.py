@@ -199,3 +199,13 @@ def test_ensembles_that_differ_are_described_differently() -> None:
     ]  # fmt: skip
     descriptions = {describe_ensemble(EnsembleConfig(**base | change)) for change in changes}
     assert len(descriptions) == len(changes)
+
+
+def test_perturbation_that_needs_whole_fields_is_refused_on_divided_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin's perturbation works on this rank's part of the fields only if it says so."""
+    monkeypatch.setattr("credit.forecast.ensemble.perturbations.GaussianPerturbation.supports_domain", False)
+    conf = EnsembleConfig(members=2, perturbation=GaussianOrBredSection(kind="gaussian"))
+    stepper = make_stepper(Growth())
+    stepper.domain = object()
+    with pytest.raises(ConfigError, match="gaussian does not declare.*set inference.parallelism.domain to 1"):
+        build_perturbation(conf, stepper, ForecastInputs(Still(), STEP, 1), GRID)

@@ -1,0 +1,89 @@
+"""Forecasts whose fields are divided among ranks: the whole fields of the steps that are written or scored.
+
+Shape suffixes: B forecasts of a batch, C output channels, H and W rows and columns of the grid, h and w of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from credit.forecast.rollout import ForecastStart
+from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
+from credit.parallel.domain.domain import Domain
+
+
+class DividedForecasts:
+    """Forecast function that gives the whole fields to the first rank of a domain group.
+
+    All ranks of the group call it for the same batches in the same order, and advance the iterators that it returns in
+    the same order. The first rank gets the outputs of the selected steps, on the host. Other ranks, and the first rank
+    at other steps, get None.
+
+    Args:
+        forecast_batch: makes the forecasts of a batch on this rank's part of the grid. It yields None on all ranks of
+            the group, or an output on all of them.
+        domain: the ranks that divide the fields among them.
+        is_step_used: True for the steps whose whole fields are needed, the same function on all ranks.
+    """
+
+    def __init__(self, forecast_batch: ForecastFunction, domain: Domain, is_step_used: StepFilter) -> None:
+        self._forecast_batch = forecast_batch
+        self._domain = domain
+        self._is_step_used = is_step_used
+
+    def __call__(self, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
+        """Collective: yield the output of each step of the next batch.
+
+        Args:
+            batch: starts of the forecasts of the batch.
+            num_steps: number of steps.
+
+        Yields:
+            (B, C, H, W) in physical units on the host, or None if this rank does not get the output.
+        """
+        for step, output_BChw in enumerate(self._forecast_batch(batch, num_steps), start=1):
+            if output_BChw is None or not self._is_step_used(batch, step):
+                yield None
+            else:
+                yield gather_fields(output_BChw, self._domain)
+
+
+def gather_fields(parts_BChw: Tensor, domain: Domain) -> Tensor | None:
+    """Collective: return the whole fields on the host of the first rank, and None on the other ranks.
+
+    The fields are sent one by one. So the first rank needs memory for two fields on its device, and the other ranks for
+    one part of a field.
+
+    Args:
+        parts_BChw: this rank's part of the fields.
+        domain: the ranks that divide the fields among them.
+
+    Returns:
+        (B, C, H, W) on the host, or None.
+    """
+    if dist.get_rank(domain.group) != 0:
+        for part_hw in parts_BChw.flatten(0, 1):
+            dist.send(part_hw.contiguous(), group=domain.group, group_dst=0)
+        return None
+    device = parts_BChw.device
+    parts = [domain.grid.owned(rank) for rank in range(domain.num_ranks)]
+    # Pinned memory lets the copy of a field to the host run while the next field is received.
+    is_pinned = device.type == "cuda"
+    shape = (*parts_BChw.shape[:2], *domain.grid.shape)
+    fields_BCHW = torch.empty(shape, dtype=parts_BChw.dtype, pin_memory=is_pinned)
+    for field_HW, part_hw in zip(fields_BCHW.flatten(0, 1), parts_BChw.flatten(0, 1), strict=True):
+        device_field_HW = field_HW if device.type == "cpu" else part_hw.new_empty(domain.grid.shape)
+        device_field_HW[parts[0].slices] = part_hw
+        for rank in range(1, domain.num_ranks):
+            received_hw = part_hw.new_empty(parts[rank].shape)
+            dist.recv(received_hw, group=domain.group, group_src=rank)
+            device_field_HW[parts[rank].slices] = received_hw
+        if device.type != "cpu":
+            field_HW.copy_(device_field_HW, non_blocking=True)
+    if is_pinned:
+        torch.cuda.current_stream(device).synchronize()
+    return fields_BCHW

@@ -1,0 +1,92 @@
+"""The part of a zarr store's fields that a rank writes, if ranks divide the fields among them.
+
+Ranks must not write to the same chunk, so no chunk may contain cells of two parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from credit.errors import ConfigError
+from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart
+
+# Largest number of chunks of a new store for each part along an axis. Many small chunks are slow to write and to read.
+_MAX_CHUNKS_PER_PART = 16
+
+
+@dataclass(frozen=True)
+class StorePart:
+    """Part of the fields that this rank writes.
+
+    Attributes:
+        division: division of the fields among the ranks.
+        rank: index of this rank among them.
+    """
+
+    division: FieldDivision
+    rank: int
+
+    @property
+    def part(self) -> FieldPart:
+        """Rows and columns that this rank writes."""
+        return self.division.owned(self.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """True for the rank that also writes what belongs to a whole forecast."""
+        return self.rank == 0
+
+    def choose_chunks(self) -> tuple[int, int]:
+        """Return the number of rows and of columns of a chunk for a new store.
+
+        They are the largest numbers with which every part consists of whole chunks: one for each part if the parts are
+        equal.
+
+        Raises:
+            ConfigError: if there would be too many chunks, because the bounds of the parts have no common divisor.
+        """
+        chunks = []
+        for axis in (self.division.rows, self.division.columns):
+            length = math.gcd(*_inner_bounds(axis)) or axis.size
+            if math.ceil(axis.size / length) > _MAX_CHUNKS_PER_PART * len(axis.owned):
+                sizes = ", ".join(str(len(part)) for part in axis.owned)
+                raise ConfigError(
+                    f"inference.format: zarr: inference.parallelism.domain divides the {axis.size} cells of an axis "
+                    f"into parts of {sizes}, which need chunks of {length}, too small to be read quickly; set format "
+                    "to netcdf, or domain to other numbers of parts ({lat: M, lon: N})"
+                )
+            chunks.append(length)
+        return chunks[0], chunks[1]
+
+    def require_aligned(self, chunks: Sequence[int], path: object) -> None:
+        """Refuse a store of which a chunk contains cells of two parts.
+
+        Args:
+            chunks: number of rows and of columns of a chunk of the store.
+            path: path of the store, for the message.
+
+        Raises:
+            ConfigError: naming the chunks and what to do.
+        """
+        for axis, length in zip((self.division.rows, self.division.columns), chunks, strict=True):
+            if any(bound % length for bound in _inner_bounds(axis)):
+                raise ConfigError(
+                    f"{path}: has chunks of {chunks[0]} rows x {chunks[1]} columns, which contain cells of several "
+                    f"ranks of inference.parallelism.domain ({self.division.num_ranks}); set domain to 1 or as in the "
+                    "run that created the store, choose another inference.folder, or remove the store"
+                )
+
+    def find_chunks(self, chunks: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the indices along rows and columns of the chunks that this rank writes; arguments as above."""
+        indices = []
+        for cells, length in zip((self.part.rows, self.part.columns), chunks, strict=True):
+            indices.append(range(cells.start // length, math.ceil(cells.stop / length)))
+        return list(itertools.product(*indices))
+
+
+def _inner_bounds(axis: AxisDivision) -> list[int]:
+    """Return the first cells of all parts but the first."""
+    return [part.start for part in axis.owned[1:]]
