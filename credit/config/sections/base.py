@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    field_validator,
     model_validator,
 )
 
@@ -100,26 +101,34 @@ class DomainConfig(StrictModel):
     lon: int = Field(1, ge=1, description="Number of parts of the longitude columns.")
 
 
-def count_domain_ranks(domain: int | DomainConfig) -> int:
-    """Return the number of ranks that divide the fields among them."""
-    if isinstance(domain, DomainConfig):
-        return domain.lat * domain.lon
-    return domain
+class DomainSection(StrictModel):
+    """Base class of sections in which ranks may divide the fields."""
 
+    domain: int | DomainConfig = Field(
+        1,
+        description="Number of ranks that divide the fields of one sample or forecast among them. Each reads and "
+        "computes its part of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a "
+        "single number the parts are chosen so that the ranks have equal work.",
+    )
 
-def find_domain_parts(domain: int | DomainConfig) -> tuple[int, int] | None:
-    """Return the numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
-    if isinstance(domain, DomainConfig):
-        return domain.lat, domain.lon
-    return None
+    @field_validator("domain")
+    @classmethod
+    def _require_positive(cls, domain: int | DomainConfig) -> int | DomainConfig:
+        """Refuse a number of ranks below 1."""
+        if isinstance(domain, int) and domain < 1:
+            raise ValueError("must be 1 or more")
+        return domain
 
+    @property
+    def num_domain_ranks(self) -> int:
+        """Number of ranks that divide the fields among them."""
+        if isinstance(self.domain, DomainConfig):
+            return self.domain.lat * self.domain.lon
+        return self.domain
 
-def require_positive_domain(domain: int | DomainConfig, key: str) -> int | DomainConfig:
-    """Return the value of a key ``domain``.
-
-    Raises:
-        ValueError: naming `key`, if it is a number below 1.
-    """
-    if isinstance(domain, int) and domain < 1:
-        raise ValueError(f"{key}: {domain} must be 1 or more")
-    return domain
+    @property
+    def domain_parts(self) -> tuple[int, int] | None:
+        """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
+        if isinstance(self.domain, DomainConfig):
+            return self.domain.lat, self.domain.lon
+        return None

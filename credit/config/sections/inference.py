@@ -10,13 +10,10 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS, RegisteredSection
 from credit.config.sections.base import (
-    DomainConfig,
+    DomainSection,
     Duration,
     PathText,
     StrictModel,
-    count_domain_ranks,
-    find_domain_parts,
-    require_positive_domain,
 )
 from credit.config.sections.model import HyperdiffusionEntry
 from credit.config.sections.output import DerivedVariableConfig, require_valid_names
@@ -181,7 +178,7 @@ class EnsembleConfig(StrictModel):
         return None
 
 
-class ForecastParallelismConfig(StrictModel):
+class ForecastParallelismConfig(DomainSection):
     """Distribution of one forecast over ranks. By default, each rank has the whole network and its own forecasts."""
 
     tensor: int = Field(
@@ -196,33 +193,11 @@ class ForecastParallelismConfig(StrictModel):
         description="Number of ranks that share the members of one initial time. It must divide the number of ranks / "
         "(tensor x domain). Each of these ranks takes whole batches of `inference.batch_size` members.",
     )
-    domain: int | DomainConfig = Field(
-        1,
-        description="Number of ranks that divide the fields of a forecast among them. Each reads and computes its part "
-        "of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a single number the "
-        "parts are chosen so that the ranks have equal work.",
-    )
     shard: bool = Field(
         False,
         description="Shard the weights over all ranks (FSDP2), for models that do not fit into the memory of one "
         "device.",
     )
-
-    @field_validator("domain")
-    @classmethod
-    def _check_domain(cls, domain: int | DomainConfig) -> int | DomainConfig:
-        """Refuse a number of ranks below 1."""
-        return require_positive_domain(domain, "inference.parallelism.domain")
-
-    @property
-    def num_domain_ranks(self) -> int:
-        """Number of ranks that divide the fields of a forecast among them."""
-        return count_domain_ranks(self.domain)
-
-    @property
-    def domain_parts(self) -> tuple[int, int] | None:
-        """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
-        return find_domain_parts(self.domain)
 
     @property
     def ranks_per_start(self) -> int:

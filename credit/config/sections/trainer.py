@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.registry import OBJECTIVES, RegisteredSection
 from credit.config.sections.base import (
-    DomainConfig,
+    DomainSection,
     Duration,
     PathText,
     StrictModel,
-    count_domain_ranks,
-    find_domain_parts,
-    require_positive_domain,
 )
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -65,7 +62,7 @@ class LossSpikeConfig(StrictModel):
     limit: int = Field(3, ge=1, description="Largest number of returns to a checkpoint. Later spikes are only logged.")
 
 
-class ParallelismConfig(StrictModel):
+class ParallelismConfig(DomainSection):
     """Degrees of parallelism.
 
     The number of ranks is replicate x shard x domain x tensor; shard follows from the others.
@@ -96,12 +93,6 @@ class ParallelismConfig(StrictModel):
         "data-parallel ranks (replicate x shard) and `trainer.members`. Weights are sharded over these ranks like over "
         "all others.",
     )
-    domain: int | DomainConfig = Field(
-        1,
-        description="Number of ranks that divide the fields of one sample among them. Each reads and computes its part "
-        "of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a single number the "
-        "parts are chosen so that the ranks have equal work.",
-    )
     reshard_after_forward: bool = Field(
         True,
         description="Free the gathered weights after the forward pass and gather them again in the backward pass. "
@@ -109,22 +100,6 @@ class ParallelismConfig(StrictModel):
     )
     cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
     timeout: Duration = Field("30min", description="Time after which a collective that waits for another rank fails.")
-
-    @field_validator("domain")
-    @classmethod
-    def _check_domain(cls, domain: int | DomainConfig) -> int | DomainConfig:
-        """Refuse a number of ranks below 1."""
-        return require_positive_domain(domain, "trainer.parallelism.domain")
-
-    @property
-    def num_domain_ranks(self) -> int:
-        """Number of ranks that divide the fields of a sample among them."""
-        return count_domain_ranks(self.domain)
-
-    @property
-    def domain_parts(self) -> tuple[int, int] | None:
-        """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
-        return find_domain_parts(self.domain)
 
 
 class MixedPrecisionConfig(StrictModel):

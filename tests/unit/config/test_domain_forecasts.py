@@ -22,7 +22,7 @@ QUICKSTART = str(files("credit.config") / "templates" / "quickstart.yml")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["inference.parallelism.domain=0"], "inference.parallelism.domain: 0 must be 1 or more"),
+        (["inference.parallelism.domain=0"], "inference.parallelism.domain: 0: must be 1 or more"),
         (
             ["inference.parallelism.domain=2", "inference.ensemble={members: 2, feature_noise: {std: 0.5}}"],
             "inference.ensemble.feature_noise: its random numbers would depend.*set domain to 1",
