@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 PRELOADED = (
@@ -93,9 +94,10 @@ def serve() -> str | None:
     """Answer requests until the end of standard input; in a rank, return the name of the module that it is to run."""
     for line in iter(sys.stdin.buffer.readline, b""):
         request = json.loads(line)
-        # The program itself runs as a new module, `__main__`, but finds all that it imports.
-        importlib.import_module(request["module"])
-        sys.modules.pop(request["module"])
+        # The program itself runs as a new module, `__main__`, but finds all that it imports. Ranks repeat an error.
+        with suppress(Exception):
+            importlib.import_module(request["module"])
+        sys.modules.pop(request["module"], None)
         pids = start_ranks(request)
         if pids is None:
             return request["module"]
