@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +15,8 @@ import xarray as xr
 import yaml
 
 from credit.config import load_config
-from tests.parallel.torchrun import REPOSITORY, launch
+from tests.parallel.forked import launch, run_ranks
+from tests.parallel.torchrun import REPOSITORY
 from tests.registries import isolate
 
 PLUGINS = ["tests.plugins.window_network", "tests.plugins.spread_loss", "tests.plugins.mean_anchor"]
@@ -64,18 +63,9 @@ def config(tmp_path: Path) -> Path:
 
 def credit(*arguments: str | Path, folder: Path, expected_status: int = 0) -> str:
     """Run a command in a process of its own, in a folder, and return what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-m", "credit.cli.main", *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == expected_status, done.stderr
-    return done.stdout + done.stderr
+    status, output = run_ranks("credit.cli.main", 1, *map(str, arguments), folder=folder, timeout=300)
+    assert status == expected_status, output
+    return output
 
 
 def training_rows(folder: Path) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from credit.cli.main import main
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.smoke.test_budgets import write_air
 from tests.smoke.test_train import rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.smoke.test_own_source import SHORT, write_archive
 from tests.smoke.test_train import rows
 

@@ -8,7 +8,7 @@ import pytest
 
 from credit.cli.main import main
 from credit.train.monitor.run_files import read_preview_scores
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ import pytest
 
 from credit.cli.main import main
 from credit.forecast.io.forecast_reader import open_forecasts
-from tests.parallel.torchrun import REPOSITORY, launch
+from tests.parallel.forked import launch
+from tests.parallel.torchrun import REPOSITORY
 from tests.smoke.conftest import world
 
 pytestmark = pytest.mark.slow

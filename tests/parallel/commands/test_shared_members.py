@@ -13,7 +13,7 @@ import pytest
 from credit.cli.main import main
 from credit.forecast.io.forecast_reader import open_forecasts
 from tests.parallel.commands.test_train_command import rank_pid, start_two_ranks
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.smoke.conftest import world
 from tests.smoke.test_train import rows, wait_for_row
 

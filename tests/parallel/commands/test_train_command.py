@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.torchrun import REPOSITORY, launch
+from tests.parallel.forked import launch
+from tests.parallel.torchrun import REPOSITORY
 from tests.smoke.test_train import rows, wait_for_row
 
 pytestmark = pytest.mark.slow
@@ -25,19 +26,7 @@ STEADY = ("model.attn_dropout=0", "trainer.schedule.kind=constant", "trainer.sch
 
 
 def train(folder: Path, ranks: int, *overrides: str) -> str:
-    arguments = ["train", str(folder / "config.yml"), *STEADY, *overrides]
-    if ranks > 1:
-        return launch("credit.cli.main", ranks, *arguments)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.run(
-        [sys.executable, "-m", "credit.cli.main", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stderr
+    return launch("credit.cli.main", ranks, "train", str(folder / "config.yml"), *STEADY, *overrides)
 
 
 def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.parallel.domain import network_worker, networks
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

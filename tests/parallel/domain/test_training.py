@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.parallel.domain import training_cases
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

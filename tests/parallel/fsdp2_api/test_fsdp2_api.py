@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.forked import launch
 from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
     clip_cases,
     compile_cases,
@@ -17,7 +18,6 @@ from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
     tensor_plan_cases,
 )
 from tests.parallel.fsdp2_api.gradient_cases import CASES
-from tests.parallel.torchrun import launch
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Worker of test_checkpoint.py: each rank saves and loads; started by torchrun with the folder of the test."""
+"""Worker of test_checkpoint.py: each rank saves and loads; run on four ranks with the folder of the test."""
 
 from __future__ import annotations
 

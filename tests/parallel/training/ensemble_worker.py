@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,27 +15,15 @@ from benchmarks.live_memory import LiveMemory
 from credit.grid import LatLonGrid
 from credit.losses import member_loss as member_loss_module
 from credit.losses.member_loss import MemberLoss
-from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.training import cases
-from tests.unit.losses.test_member_loss import NUM_CHANNELS, build_losses
+from tests.unit.losses.member_losses import NUM_CHANNELS, build_losses
 
 MEMBERS_OF_MEMORY_TEST = 8
 # Gloo's thread holds the tensors of a collective until a moment after the collective is done. A late release makes a
 # peak look larger than it is, but never smaller, so the smallest of several peaks is the right one.
 MEMORY_REPETITIONS = 5
-
-
-def count_exchanges(mesh: DeviceGrid) -> dict[str, Any]:
-    """Return the number of collectives of an optimizer step and their bytes, by kind."""
-    case = cases.COUNTED_CASE
-    model, autocast = cases.build(case, mesh, "fsdp2")
-    step, *_ = cases.build_step(case, model, autocast, mesh)
-    source = cases.batches(case, mesh)
-    step(source, 0, 1e-3)
-    with CollectiveCounter() as counted:
-        step(source, 1, 1e-3)
-    return {"calls": counted.calls, "bytes": counted.bytes}
 
 
 def measure_loss_memory(num_members: int) -> dict[str, float]:
@@ -67,15 +54,17 @@ def main(folder: Path) -> None:
     # The fields of these tests are small, and their losses are to be computed in parts.
     member_loss_module.MIN_PART_VALUES = 1
     launch = read_process_info()
-    facts = {}
+    facts: dict[str, dict] = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
         for name, conf in cases.ENSEMBLE_MESHES[launch.world].items():
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
             for number in cases.ENSEMBLE_CASE_NUMBERS[name]:
-                results = cases.train(cases.CASES[number], mesh, conf["data"])
+                counter = CollectiveCounter()
+                results = cases.train(cases.CASES[number], mesh, conf["data"], counter)
+                if number == cases.COUNTED_CASE:
+                    facts[name] = {"calls": counter.calls, "bytes": counter.bytes}
                 if launch.is_main:
                     save_file(results, folder / f"{name}-{number}.safetensors")
-            facts[name] = count_exchanges(mesh)
         facts["loss memory"] = measure_loss_memory(MEMBERS_OF_MEMORY_TEST)
     if launch.is_main:
         (folder / f"facts-{launch.world}.json").write_text(json.dumps(facts))

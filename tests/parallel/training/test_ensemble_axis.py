@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from credit.parallel.mesh import DeviceGrid
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.parallel.training import cases, ensemble_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -73,15 +73,15 @@ def test_weights_after_twenty_steps(mesh: str, number: int, results_folder: Path
 
 @pytest.mark.parametrize("mesh", MESH_NAMES)
 def test_bytes_of_exchanges(mesh: str, results_folder: Path) -> None:
-    """Each counted step sends this rank's members once, and the gradients of its part once."""
-    case = cases.COUNTED_CASE
+    """A step sends this rank's members once, and the gradients of its part once."""
+    case = cases.CASES[cases.COUNTED_CASE]
     num_ranks = 2 if mesh in cases.ENSEMBLE_MESHES[2] else 4
     conf = (cases.ENSEMBLE_MESHES[2] | cases.ENSEMBLE_MESHES[4])[mesh]
     facts = json.loads((results_folder / f"facts-{num_ranks}.json").read_text())[mesh]
     num_exchanges = 2 * case.rollout * case.accumulation
     assert facts["calls"]["all-to-all"] == num_exchanges
     num_sample_ranks = num_ranks // conf["ensemble"] // conf.get("tensor", 1)
-    samples_per_micro_step = cases.SAMPLES // case.accumulation // num_sample_ranks
+    samples_per_micro_step = case.samples // case.accumulation // num_sample_ranks
     local_members = case.members // conf["ensemble"]
     field_bytes = 4 * 3 * case.rows * cases.COLUMNS
     sent_bytes = num_exchanges * local_members * samples_per_micro_step * field_bytes

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from credit.parallel.mesh import DeviceGrid
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.parallel.training import lora_worker
 from tests.parallel.training.test_equality import relative
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from credit.parallel.mesh import DeviceGrid
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.parallel.training import cases
 from tests.parallel.training.many_steps_worker import LOW_PRECISION
 

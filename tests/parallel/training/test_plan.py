@@ -14,7 +14,7 @@ from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.parallel.training.cases import MESHES, parallelism
 from tests.unit.hpc.measured import small_config, step_builder_of
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 
-from credit.config.registry import LOSSES
-from credit.grid import LatLonGrid
 from credit.losses import member_loss
-from credit.losses.base import Loss, PointwiseLoss
-from credit.losses.build import build_loss_context, build_loss_from_context
+from credit.losses.base import PointwiseLoss
 from credit.losses.member_loss import FieldPart, MemberLoss, split_slice
+from tests.unit.losses.member_losses import NUM_CHANNELS, build_losses
 from tests.unit.losses.test_crps import draw_members
 from tests.unit.losses.test_losses import CHANNELS, GRID
 
@@ -24,7 +20,7 @@ def _divide_small_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_loss, "MIN_PART_VALUES", 1)
 
 
-NUM_CHANNELS, NUM_ROWS = 3, GRID.shape[0]
+NUM_ROWS = GRID.shape[0]
 ALL_ROWS = slice(0, NUM_ROWS)
 MASK = np.zeros(GRID.shape, dtype=bool)
 MASK[2:4, 1:3] = True
@@ -37,17 +33,6 @@ LOSS_CONFIGS = [
     {"kind": "amse"},
     {"kind": "sum", "terms": [{"kind": "crps"}, {"kind": "spectral_crps", "weight": 0.1}]},
 ]
-
-
-def build_losses(conf: dict, masks: dict | None = None, grid: LatLonGrid = GRID) -> tuple[Loss, object]:
-    """Return the loss of whole fields, and the function that builds losses of parts."""
-    section = LOSSES.find_section(conf["kind"]).model_validate({"scaling": "state", **conf})
-    context = build_loss_context(section, CHANNELS, grid, np.array([0.5, 0.1, 0.02]), masks or {})
-
-    def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
-        return [build_loss_from_context(section, context.select(part.channels, part.rows)) for part in parts]
-
-    return build_loss_from_context(section, context), build_part_losses
 
 
 @pytest.mark.parametrize("conf", LOSS_CONFIGS, ids=lambda conf: conf["kind"])
