@@ -20,12 +20,12 @@ MESHES: dict[str, dict[str, Any]] = {
     "ens 2 x domain 2": {"domain": {"lat": 1, "lon": 2}, "ensemble": 2},
 }
 CASES = {
-    "long rollout": Case(True, "selective", 2, 3, "pixel_shuffle", rows=15, steps=3),
+    "long rollout": Case(True, "selective", 2, 3, "pixel_shuffle", rows=15, samples=4, steps=2),
     # A global mean couples all cells, so the ranks gather the outputs for the loss.
-    "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0),
-    "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15),
-    "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, steps=3),
-    "float64": Case(False, False, 2, 2, "transposed", rows=15, steps=20, double=True),
+    "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0, samples=4),
+    "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15, samples=2, steps=3),
+    "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, samples=2),
+    "float64": Case(False, False, 2, 1, "transposed", rows=15, samples=4, steps=20, double=True),
 }
 # Every mesh meets a long rollout or an ensemble; every pair of a mesh axis and the domain meets float64.
 CASES_OF_MESH = {

@@ -90,7 +90,7 @@ class Case:
     decoder: str = "transposed"
     recompute: bool = False
     amp: bool = False
-    steps: int = 3
+    steps: int = 5
     # of an optimizer step, on all ranks together
     samples: int = 8
     dropout: float = 0.0
