@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -39,9 +39,19 @@ class Metric(ABC):
     then replaces each sum, in place, by its mean over the ranks, and calls `summary` with the mean number of cases of a
     rank.
 
+    If ranks divide the fields among them (``trainer.parallelism.domain``), a rank has a part of each field. The weights
+    are then those of its cells times the number of these ranks. So the means are right if the sums are sums over cells
+    of a weight times a value of the cell.
+
     Args:
         context: channels, weights and lead times of the validation.
+
+    Attributes:
+        supports_domain: True if the sums of the class are such sums over cells. Otherwise domain parallelism refuses
+            it, because for example the square root of a sum over one part of a field has no meaning.
     """
+
+    supports_domain: ClassVar[bool] = False
 
     def __init__(self, context: MetricContext) -> None:
         self.context = context

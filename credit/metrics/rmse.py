@@ -26,6 +26,8 @@ class RootMeanSquareError(Metric):
         context: channels, weights and lead times of the validation.
     """
 
+    supports_domain = True
+
     def __init__(self, context: MetricContext) -> None:
         super().__init__(context)
         self._weight_CHW = context.weight_CHW.double()

@@ -124,11 +124,19 @@ def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
         channels: the channels of the model.
 
     Raises:
-        ConfigError: if the metric is not measured, or a name in ``trainer.metrics`` is unknown.
+        ConfigError: if the metric is not measured, a name in ``trainer.metrics`` is unknown, or its metric does not
+            allow ranks to divide the fields.
     """
     measured_names = ["loss"]
+    divides_fields = config.trainer.parallelism.num_domain_ranks > 1
     for name in config.trainer.metrics:
-        measured_names += metric_class(name).names(channels, validation_lead_hours(config))
+        metric = metric_class(name)
+        if divides_fields and not metric.supports_domain:
+            raise ConfigError(
+                f"trainer.metrics: {name} does not support domain parallelism (supports_domain); remove it, or set "
+                "trainer.parallelism.domain to 1"
+            )
+        measured_names += metric.names(channels, validation_lead_hours(config))
     monitor = config.trainer.monitor
     if monitor not in measured_names:
         raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured_names)}')
