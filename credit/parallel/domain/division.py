@@ -6,6 +6,7 @@ longitude columns. Nothing here needs torch or a process group.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,9 @@ class AxisDivision:
 def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
     """Return a division of an axis into parts whose bounds are multiples of a number, such as the edge of a window.
 
-    The parts differ by at most one window, and no part is larger than the first. If there are more parts than windows,
-    some parts are empty.
+    All parts but the last are equal, so that chunks of a store can be aligned with them. If the last part would then be
+    empty, the parts differ by at most one window. If there are more parts than windows, some parts are empty. No part
+    is larger than the first.
 
     Args:
         size: number of cells along the axis, a positive multiple of `multiple`.
@@ -45,12 +47,15 @@ def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
         multiple: number of cells that stay together.
     """
     num_windows = size // multiple
+    # `-(-a // b)` is a / b, rounded up.
+    largest_part = -(-num_windows // num_parts)
+    if (num_parts - 1) * largest_part < num_windows:
+        bounds = [part * largest_part for part in range(num_parts)]
+    else:
+        bounds = [-(-part * num_windows // num_parts) for part in range(num_parts)]
     owned = []
     held = []
-    for part in range(num_parts):
-        # `-(-a // b)` is a / b, rounded up.
-        first_window = -(-part * num_windows // num_parts)
-        end_window = -(-(part + 1) * num_windows // num_parts)
+    for first_window, end_window in itertools.pairwise([*bounds, num_windows]):
         owned.append(range(first_window * multiple, end_window * multiple))
         # An empty part takes the window that begins where its own would, or the last one.
         first_held = min(first_window, num_windows - 1)

@@ -15,7 +15,9 @@ def test_parts_have_every_cell_once_and_cut_no_window(size: int, multiple: int, 
     cells = [cell for part in division.owned for cell in part]
     assert cells == list(range(size))
     lengths = [len(part) for part in division.owned]
-    assert max(lengths) - min(lengths) <= multiple
+    # No part is larger than necessary, and none is empty if there are windows for all.
+    assert max(lengths) == -(-size // multiple // num_parts) * multiple
+    assert min(lengths) > 0 or size // multiple < num_parts
     # The plan of memory is that of the first rank.
     assert lengths[0] == max(lengths)
     for owned, held in zip(division.owned, division.held, strict=True):
@@ -25,6 +27,12 @@ def test_parts_have_every_cell_once_and_cut_no_window(size: int, multiple: int, 
         else:
             # An empty part computes one window of a neighbour, so that no tensor is empty.
             assert len(held) == multiple and 0 <= held.start < size
+
+
+@pytest.mark.parametrize("size", [181, 721, 640, 33])
+def test_parts_of_a_grid_are_equal_but_the_last(size: int) -> None:
+    lengths = [len(part) for part in divide_axis(size, 4).owned]
+    assert len(set(lengths[:-1])) == 1 and 0 < lengths[-1] <= lengths[0]
 
 
 def test_ranks_number_the_parts_row_by_row() -> None:
