@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from credit.grid import LatLonGrid
     from credit.hpc.planner.planned_run import Checkpointing, MemberBatches
     from credit.losses.base import Loss
-    from credit.losses.member_loss import FieldPart
+    from credit.losses.member_loss import LossPart
     from credit.parallel.domain.domain import Domain
     from credit.parallel.mesh import DeviceGrid
     from credit.train.build.assets import ModelAssets
@@ -321,7 +321,7 @@ class TrainingStepBuilder:
         return optimizer, take_step
 
     def _build_part_losses(
-        self, domain: Domain | None, grid_shape: tuple[int, int], parts: Sequence[FieldPart]
+        self, domain: Domain | None, grid_shape: tuple[int, int], parts: Sequence[LossPart]
     ) -> list[nn.Module]:
         """Return a loss for each part of the output, with its fields (H, W) of the rows of the part on the run's grid.
 

@@ -29,6 +29,7 @@ class PartReader:
     def __init__(self, reader: FieldReader, rows: slice, columns: slice) -> None:
         self._reader = reader
         self._index = (..., rows, columns)
+        self._shape = reader.grid.shape
         self.grid = reader.grid.select(rows, columns)
         self.masks = {name: mask_HW[rows, columns] for name, mask_HW in reader.masks.items()}
         self.calendar = reader.calendar
@@ -48,8 +49,10 @@ class PartReader:
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the part of the fields of one time into given arrays (h, w); see `FieldReader.read_into`."""
-        fields_CHW = self._reader.read(index)
-        for target_hw, field_HW in zip(targets, fields_CHW, strict=True):
+        # Channels that are left out are not read either.
+        fields = [None if target is None else np.empty(self._shape, dtype=np.float32) for target in targets]
+        self._reader.read_into(index, fields)
+        for target_hw, field_HW in zip(targets, fields, strict=True):
             if target_hw is not None:
                 target_hw[...] = field_HW[self._index]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from credit.losses.base import Loss, LossContext
-from credit.losses.member_loss import FieldPart
+from credit.losses.member_loss import LossPart
 from credit.parallel.domain.domain import Domain
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ def build_domain_loss(
     context: LossContext,
     build: Callable[[LossContext], Loss],
     domain: Domain,
-    part: FieldPart | None = None,
+    part: LossPart | None = None,
 ) -> DomainLoss | GatheredLoss:
     """Return the loss of this rank's part of the fields.
 
@@ -90,12 +91,13 @@ class GatheredLoss(nn.Module):
 
     def __init__(self, loss: Loss, domain: Domain) -> None:
         super().__init__()
-        logger.warning(
-            "loss.kind: %s couples the cells of a field, so each of the %d ranks that divide a field gathers whole "
-            "output fields for it",
-            type(loss).__name__,
-            domain.num_ranks,
-        )
+        if dist.get_rank() == 0:
+            logger.warning(
+                "loss.kind: %s couples the cells of a field, so each of the %d ranks that divide a field gathers whole "
+                "output fields for it",
+                type(loss).__name__,
+                domain.num_ranks,
+            )
         self.coupled_dims = loss.coupled_dims
         self._loss = loss
         self._gather = domain.build_gather()
@@ -104,4 +106,6 @@ class GatheredLoss(nn.Module):
         """Collective: return the loss, a float32 scalar that is the same on all ranks; see `DomainLoss.forward`."""
         batch, members = prediction_BMCHW.shape[:2]
         whole_BMCHW = self._gather.exchange_fields(prediction_BMCHW.flatten(0, 1)).unflatten(0, (batch, members))
-        return self._loss(whole_BMCHW, self._gather.exchange_fields(target_BCHW))
+        whole_target_BCHW = self._gather.exchange_fields(target_BCHW)
+        # The exchange keeps channels last in memory; a loss may expect the usual order.
+        return self._loss(whole_BMCHW.contiguous(), whole_target_BCHW.contiguous())

@@ -29,7 +29,7 @@ MIN_PART_VALUES = 2**20
 
 
 @dataclass(frozen=True)
-class FieldPart:
+class LossPart:
     """Part of the output fields: a range of channels and a range of rows, with all columns.
 
     Attributes:
@@ -43,7 +43,7 @@ class FieldPart:
 
 # Function that returns the losses of some parts of the fields. The losses of parts that together cover the fields add
 # up to the loss of the whole fields.
-BuildPartLosses = Callable[[Sequence[FieldPart]], list[Loss]]
+BuildPartLosses = Callable[[Sequence[LossPart]], list[Loss]]
 
 
 class MemberLoss:
@@ -112,10 +112,10 @@ class MemberLoss:
         self._field_parts = []
         for local_rows in self._local_rows:
             field_rows = slice(rows.start + local_rows.start, rows.start + local_rows.stop)
-            self._field_parts.append(FieldPart(channels, field_rows))
+            self._field_parts.append(LossPart(channels, field_rows))
         # The loss of whole fields can be used only if there is a single part, which is the whole fields.
         self._losses = [loss]
-        whole_fields = FieldPart(slice(0, num_channels), slice(0, num_rows))
+        whole_fields = LossPart(slice(0, num_channels), slice(0, num_rows))
         if self._field_parts != [whole_fields]:
             self._losses = build_part_losses(self._field_parts)
 

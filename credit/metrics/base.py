@@ -22,8 +22,8 @@ class MetricContext:
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
-        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 in each channel and are 0 where its variable
-            has no values.
+        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 in each channel over the whole grid and are 0
+            where its variable has no values. On a part of the grid they are multiplied by the number of parts.
         lead_hours: (L,) lead times in hours.
     """
 

@@ -103,7 +103,7 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
     else:
         _require_domain_fits(settings, world)
         # The ranks of a domain group stand where one rank stands without it.
-        degrees = replace(_plan_axes(settings, world // num_domain_ranks), domain=num_domain_ranks)
+        degrees = replace(_plan_axes(settings, world, num_domain_ranks), domain=num_domain_ranks)
     num_data_ranks = degrees.num_data_ranks
     if num_data_ranks % settings.ensemble:
         divisors = [str(size) for size in range(1, num_data_ranks + 1) if num_data_ranks % size == 0]
@@ -135,13 +135,28 @@ def _require_domain_fits(settings: ParallelismSettings, world: int) -> None:
         )
 
 
-def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
-    """Return the length of each mesh axis for `world` ranks with `ensemble` left at 1; see `plan_degrees`."""
-    requested = (
-        f"trainer.parallelism: data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor} on "
-        f"{world} ranks"
-    )
-    choices = "; these work: " + ", ".join(_list_valid_settings(world))
+def _plan_axes(settings: ParallelismSettings, world: int, num_domain_ranks: int = 1) -> ParallelDims:
+    """Return the length of each mesh axis for `world` ranks with `ensemble` and `domain` left at 1.
+
+    Args:
+        settings: see `plan_degrees`.
+        world: number of ranks.
+        num_domain_ranks: number of ranks of a domain group, a divisor of `world`.
+
+    Raises:
+        ConfigError: see `plan_degrees`.
+    """
+    ranks = f"{world} ranks"
+    if num_domain_ranks > 1:
+        ranks = f"{world} ranks in groups of domain {num_domain_ranks}"
+    degrees = f"data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor}"
+    requested = f"trainer.parallelism: {degrees} on {ranks}"
+    # From here on, the ranks of a domain group count as one.
+    world //= num_domain_ranks
+    valid_settings = _list_valid_settings(world)
+    if num_domain_ranks > 1:
+        valid_settings = [text for text in valid_settings if "fsdp2" in text]
+    choices = "; these work: " + ", ".join(valid_settings)
     if settings.data == "ddp":
         if settings.tensor > 1 or settings.replicate > 1:
             raise ConfigError(
@@ -271,9 +286,10 @@ class DeviceGrid:
     def describe(self) -> str:
         """Return the mesh as text, such as ``8 = replicate 1 x shard 4 x tensor 2, members shared by 2``."""
         degrees = self.degrees
-        text = f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
+        text = f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard}"
         if degrees.domain > 1:
             text += f" x domain {degrees.domain}"
+        text += f" x tensor {degrees.tensor}"
         if degrees.ensemble > 1:
             text += f", members shared by {degrees.ensemble}"
         return text

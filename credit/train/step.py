@@ -27,8 +27,8 @@ class StepResult:
 
     Attributes:
         loss: mean loss of this rank's samples; the mean over all ranks is the loss of the global batch. If several
-            ranks share the members of a sample, each has its part of the loss times the number of these ranks, so that
-            the mean over all ranks is still the loss.
+            ranks share the members or the fields of a sample, each has its part of the loss times the number of these
+            ranks, so that the mean over all ranks is still the loss.
         grad_norm: norm of the gradient of all parameters before clipping, the same on every rank.
         bad: 1.0 if loss or gradient was not finite on any rank and the step was skipped, else 0.0.
         stop: number of ranks that had been asked to stop when the step began.

@@ -106,8 +106,8 @@ class DomainSection(StrictModel):
 
     domain: int | DomainConfig = Field(
         1,
-        description="Number of ranks that divide the fields of one sample or forecast among them. Each reads and "
-        "computes its part of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a "
+        description="Number of ranks that divide the fields of one sample or forecast among them. Each computes "
+        "its part of the grid. `{lat: M, lon: N}` sets the numbers of parts of rows and columns; with a "
         "single number the parts are chosen so that the ranks have equal work.",
     )
 

@@ -26,6 +26,11 @@ class CachedReader:
         self._reader = reader
         self._cache: dict[int, np.ndarray] = {}
 
+    @property
+    def uncached(self) -> FieldReader:
+        """Reader whose fields are cached."""
+        return self._reader
+
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32, read-only; see `credit.data.reader.FieldReader.read`."""
         if index not in self._cache:

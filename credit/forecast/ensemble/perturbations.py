@@ -29,6 +29,7 @@ from credit.forecast.rollout import (
 )
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
+from credit.parallel.domain.domain import allows_divided_fields
 from credit.parallel.host_copy import to_device
 from credit.parallel.tensor.dropout import drop_rate
 from credit.physics.spherical_harmonics import CorrelatedNoise
@@ -69,7 +70,7 @@ def build_perturbation(
     if section is not None:
         context = PerturbationContext(grid, inputs.step_minutes, conf.seed, conf.control, stepper, inputs)
         perturbation_class = PERTURBATIONS.find_class(section.kind)
-        if stepper.domain is not None and not perturbation_class.supports_domain:
+        if stepper.domain is not None and not allows_divided_fields(perturbation_class):
             raise ConfigError(
                 f"inference.ensemble.perturbation: {section.kind} does not declare that it works on divided fields "
                 "(supports_domain); choose another kind, or set inference.parallelism.domain to 1"

@@ -17,6 +17,8 @@ from credit.parallel.fsdp2 import set_gradient_sync
 class DeterministicRollout(Objective):
     """Objective whose loss is the mean over the counted steps of one forecast; gradients flow through all steps."""
 
+    supports_domain = True
+
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """Collective: return the mean loss over the counted steps; see `Objective.training_loss`."""
         encoded = self.encode(batch)

@@ -69,6 +69,8 @@ class EnsembleRollout(Objective):
         section: ``trainer.objective`` of the config.
     """
 
+    supports_domain = True
+
     def __init__(self, context: ObjectiveContext, section: ObjectiveSection) -> None:
         super().__init__(context, section)
         group = context.ensemble_group

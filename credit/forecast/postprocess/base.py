@@ -21,7 +21,7 @@ from credit.data.normalize import Normalizer
 from credit.data.sources.levels.vertical_layers import VerticalLayers
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.parallel.domain.domain import Domain
+from credit.parallel.domain.domain import Domain, allows_divided_fields
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Postprocess:
         corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
             earlier entries are not enforced on these channels again.
         supports_domain: True if the class computes the same on fields that are divided among ranks
-            (`PostprocessContext.domain`). Otherwise domain parallelism refuses it.
+            (`PostprocessContext.domain`). Otherwise domain parallelism refuses it. A subclass declares it again.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -203,7 +203,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     for key, section in entries.items():
         try:
             postprocess_class = POSTPROCESSES.find_class(section.kind)
-            if context.domain is not None and not postprocess_class.supports_domain:
+            if context.domain is not None and not allows_divided_fields(postprocess_class):
                 raise ConfigError(
                     f"{key}: {section.kind} does not support domain parallelism (supports_domain); remove it, or set "
                     "domain to 1 (trainer.parallelism in training, inference.parallelism in forecasts)"

@@ -1,8 +1,8 @@
 """Budget fixers: post-processes that close the global budgets of dry air, water and energy at every step.
 
 A budget compares the last input frame with the output, in physical units and float64. Only the channels that a fixer
-corrects are normalised again; all other channels stay the same bit for bit. Each rank has complete global fields, so no
-communication is needed. The formulas are in `credit.forecast.postprocess.budgets`.
+corrects are normalised again; all other channels stay the same bit for bit. If ranks divide the fields, they sum the
+global means; nothing else is communicated. The formulas are in `credit.forecast.postprocess.budgets`.
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
@@ -57,8 +57,6 @@ class BudgetFixer(Postprocess):
         ConfigError: if the levels, units or masks of a variable do not fit.
     """
 
-    supports_domain = True
-
     def __init__(self, context: PostprocessContext, section: BudgetSection) -> None:
         super().__init__(context, section)
         assert context.layers is not None, "a run with budgets has layers"
@@ -105,6 +103,8 @@ class DryMassFixer(BudgetFixer):
     After the correction, the global mass of dry air is the same as before the step.
     """
 
+    supports_domain = True
+
     def __init__(self, context: PostprocessContext, section: DryMassSection) -> None:
         super().__init__(context, section)
         self._set_corrected(self._air.pressure)
@@ -126,6 +126,8 @@ class WaterFixer(BudgetFixer):
     Raises:
         ConfigError: if precipitation may be negative, because a factor cannot correct its sign.
     """
+
+    supports_domain = True
 
     def __init__(self, context: PostprocessContext, section: WaterSection) -> None:
         super().__init__(context, section)
@@ -165,6 +167,8 @@ class EnergyFixer(BudgetFixer):
     Raises:
         ConfigError: if the levels, units, temporal meaning or masks of a variable do not fit.
     """
+
+    supports_domain = True
 
     def __init__(self, context: PostprocessContext, section: EnergySection) -> None:
         super().__init__(context, section)

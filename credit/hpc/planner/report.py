@@ -176,7 +176,7 @@ def _format_meshes(plan: Plan) -> list[str]:
             notes.append("more samples a step than there are")
         domain = f" x domain {degrees.domain}" if degrees.domain > 1 else ""
         rows.append(
-            f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.tensor}{domain} "
+            f"| {mesh.data} | {degrees.replicate} x {degrees.shard}{domain} x {degrees.tensor} "
             f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )

@@ -217,7 +217,7 @@ class InterpolatesField(DomainRule):
     target: FieldDivision
 
     def install(self, layer: BilinearResize, group: dist.ProcessGroup) -> None:
-        """Replace the interpolation by one of this rank's part."""
+        """Replace `forward` by an interpolation that computes this rank's part of the result."""
         taps = [self._find_taps(rank) for rank in range(self.target.num_ranks)]
         exchange = build_exchange(
             group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps]

@@ -187,13 +187,18 @@ class GroupNorm(nn.GroupNorm):
 
     def _normalise_part(self, x_BCHW: Tensor) -> Tensor:
         """Collective: return this rank's part of the normalised field, with mean and variance of the whole field."""
-        x_BGCHW = x_BCHW.unflatten(1, (self.num_groups, -1))
+        # In float32 at least, also where FSDP2 has cast weights and fields: these are sums over a whole field.
+        dtype = x_BCHW.dtype
+        sum_dtype = torch.promote_types(dtype, torch.float32)
+        x_BGCHW = x_BCHW.to(sum_dtype).unflatten(1, (self.num_groups, -1))
         num_values = x_BGCHW.shape[2] * self.num_cells
         mean_BG111 = self._sum_over_field(x_BGCHW) / num_values
         centred_BGCHW = x_BGCHW - mean_BG111
         variance_BG111 = self._sum_over_field(centred_BGCHW.square()) / num_values
         normed_BCHW = (centred_BGCHW * torch.rsqrt(variance_BG111 + self.eps)).flatten(1, 2)
-        return torch.addcmul(self.bias[:, None, None], normed_BCHW, self.weight[:, None, None])
+        weight_C11 = self.weight.to(sum_dtype)[:, None, None]
+        bias_C11 = self.bias.to(sum_dtype)[:, None, None]
+        return torch.addcmul(bias_C11, normed_BCHW, weight_C11).to(dtype)
 
     def _sum_over_field(self, x_BGCHW: Tensor) -> Tensor:
         """Collective: return the sum (B, groups, 1, 1, 1) over a group's channels and the cells of the whole field."""

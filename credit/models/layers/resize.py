@@ -31,13 +31,19 @@ class Taps:
         return range(min(self.first), max(self.second) + 1)
 
     def apply(self, x: Tensor, dim: int, first_input: int) -> Tensor:
-        """Return `x` interpolated along a dimension, which begins with the input cell `first_input`."""
+        """Return `x` interpolated along a dimension, which begins with the input cell `first_input`.
+
+        The interpolation is computed in float32 at least, as torch does.
+        """
         first = torch.tensor(self.first, device=x.device) - first_input
         second = torch.tensor(self.second, device=x.device) - first_input
         shape = [1] * x.dim()
         shape[dim] = len(self.weight)
-        weight = torch.tensor(self.weight, dtype=x.dtype, device=x.device).view(shape)
-        return torch.lerp(x.index_select(dim, first), x.index_select(dim, second), weight)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight = torch.tensor(self.weight, dtype=dtype, device=x.device).view(shape)
+        first_values = x.index_select(dim, first).to(dtype)
+        second_values = x.index_select(dim, second).to(dtype)
+        return torch.lerp(first_values, second_values, weight).to(x.dtype)
 
 
 def find_taps(outputs: range, input_size: int, output_size: int) -> Taps:

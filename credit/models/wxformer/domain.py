@@ -128,7 +128,10 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
     num_parts = (len(division.rows.owned), len(division.columns.owned))
     short_window = layer.short_attention.window
     short_windows = divide_field((height // short_window, width // short_window), num_parts)
-    long_windows = divide_field((height // long_window, width // long_window), num_parts)
+    # With windows of one cell, long attention stays on the rank's own cells.
+    long_windows = division
+    if long_window > 1:
+        long_windows = divide_field((height // long_window, width // long_window), num_parts)
     dropouts = {
         "short_attention": short_windows,
         "short_feed_forward": division,

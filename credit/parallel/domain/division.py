@@ -15,8 +15,9 @@ from dataclasses import dataclass
 class AxisDivision:
     """Division of the cells along one axis, rows or columns, into consecutive parts.
 
-    A network computes on tensors that are never empty. A part without cells therefore computes the cells of a neighbour
-    as well, and its results are used by no one. So each part has two ranges, which differ for such parts only.
+    If there are more ranks than windows, some ranks own no cells. Since layers need at least one cell, such a rank
+    computes a copy of a neighbour's cells, and the results are discarded. So there are two ranges, which differ for
+    such ranks only.
 
     Attributes:
         size: number of cells along the axis.

@@ -13,6 +13,14 @@ from credit.parallel.domain.exchange import CellExchange, Cells
 from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
+def allows_divided_fields(cls: type) -> bool:
+    """Return True if a class declares ``supports_domain = True`` itself.
+
+    The declaration is not inherited, because a subclass may compute something else.
+    """
+    return bool(vars(cls).get("supports_domain", False))
+
+
 @dataclass(frozen=True)
 class Domain:
     """A grid that is divided among the ranks of a group.
@@ -40,7 +48,7 @@ class Domain:
         return AllReduceBothWays.apply(self.group, x)
 
     def build_exchange(self, needed: Sequence[Cells]) -> CellExchange:
-        """Return the exchange that gives each rank other cells than those of its part.
+        """Return the exchange that gives each rank any cells of the grid, such as whole rows.
 
         Args:
             needed: for each rank the cells that it needs.

@@ -53,8 +53,8 @@ class Reach:
     def input_range(self, output: range, input_size: int) -> range:
         """Return the input cells from which a layer computes a range of its output.
 
-        The layer treats the ends of these cells as the ends of the whole axis, for example by zeros. Where they are not
-        the ends of the axis, they lie so far beyond the output that this has no effect on it.
+        A layer pads its input with zeros. So the range is so much longer than the output that zeros at its ends change
+        only results that are left out afterwards. At the ends of the whole axis, the zeros are right.
 
         Args:
             output: range of output cells, not empty.

@@ -17,6 +17,7 @@ from credit.config import Config
 from credit.config.sections.trainer import LoraConfig
 from credit.errors import CheckpointError, ConfigError
 from credit.models.lora import apply_lora, base_state_dict, checkpoint_state_dict, initial_adapters, merge_adapters
+from credit.parallel.domain.split import split_domain
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.parallelize import parallelize
@@ -168,7 +169,8 @@ def load_forecast_network(
     # Dropout is not active in these forecasts, but a network with torch's dropout refuses to be divided.
     if mesh.degrees.domain > 1:
         remove_dropout(model)
-    parallelize(model, mesh.device_mesh, shard=parallelism.shard, domain_parts=parallelism.domain_parts)
+        split_domain(model, mesh.domain_group, parallelism.domain_parts)
+    parallelize(model, mesh.device_mesh, shard=parallelism.shard)
     allocate_(model, device)
     # A checkpoint of adapters contains only these and the parameters of noise; the other weights come from the base.
     if lora is not None:

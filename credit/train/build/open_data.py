@@ -13,6 +13,7 @@ from credit.config.sections.inference import InitialTimesConfig
 from credit.data.analyses import open_analyses
 from credit.data.part_reader import PartReader
 from credit.data.reader import FieldReader, open_reader
+from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store.integrity import require_undamaged
@@ -130,7 +131,11 @@ def build_frame_reader(
     """
     climatology = assets.climatology
     if domain is not None:
-        reader = PartReader(reader, *domain.part.slices)
+        if isinstance(reader, CachedReader):
+            # Only this rank's part of the fields is cached.
+            reader = CachedReader(PartReader(reader.uncached, *domain.part.slices))
+        else:
+            reader = PartReader(reader, *domain.part.slices)
         if climatology is not None:
             climatology = climatology.select(*domain.part.slices)
         if hidden is not None:

@@ -24,7 +24,7 @@ from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss, LossContext
 from credit.losses.build import build_loss_context, build_loss_from_context
 from credit.losses.domain_loss import build_domain_loss
-from credit.losses.member_loss import FieldPart as LossPart
+from credit.losses.member_loss import LossPart
 from credit.models.noise.base import NoiseGenerator
 from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid

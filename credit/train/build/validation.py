@@ -15,6 +15,7 @@ from credit.data.splits import Split, require_samples
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective
 from credit.metrics import Metric, MetricContext, metric_class
+from credit.parallel.domain.domain import allows_divided_fields
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets
 from credit.train.prefetch import DevicePrefetcher
@@ -131,7 +132,7 @@ def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
     divides_fields = config.trainer.parallelism.num_domain_ranks > 1
     for name in config.trainer.metrics:
         metric = metric_class(name)
-        if divides_fields and not metric.supports_domain:
+        if divides_fields and not allows_divided_fields(metric):
             raise ConfigError(
                 f"trainer.metrics: {name} does not support domain parallelism (supports_domain); remove it, or set "
                 "trainer.parallelism.domain to 1"

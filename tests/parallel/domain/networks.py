@@ -78,7 +78,9 @@ CASES = {
             "padding": {"mode": "mirror", "lat": [8, 8], "lon": [0, 16]},
             "global_window_size": [4, 2, 1, 1],
             "local_window_size": [4, 4, 3, 3],
-        }
+            "attn_dropout": 0.2,
+        },
+        noise=True,
     ),
     # The first stride is 4, so the output is interpolated to the grid; kernels are not symmetric around it.
     "interpolated": NetworkCase(

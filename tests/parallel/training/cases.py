@@ -29,7 +29,7 @@ from credit.grid import LatLonGrid
 from credit.losses.base import Loss
 from credit.losses.build import build_loss_context, build_loss_from_context
 from credit.losses.domain_loss import build_domain_loss
-from credit.losses.member_loss import FieldPart
+from credit.losses.member_loss import LossPart
 from credit.losses.section import CRPSSection, PointwiseSection
 from credit.models.base import ModelSpec
 from credit.models.initialise import initial_values
@@ -219,7 +219,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
     average = EMA(model, 0.9)
 
-    def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
+    def build_part_losses(parts: Sequence[LossPart]) -> list[Loss]:
         if domain is None:
             losses = [build_loss(loss_context.select(part.channels, part.rows)) for part in parts]
         else:

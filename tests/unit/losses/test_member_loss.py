@@ -8,7 +8,7 @@ import torch
 
 from credit.losses import member_loss
 from credit.losses.base import PointwiseLoss
-from credit.losses.member_loss import FieldPart, MemberLoss, split_slice
+from credit.losses.member_loss import LossPart, MemberLoss, split_slice
 from tests.unit.losses.member_losses import NUM_CHANNELS, build_losses
 from tests.unit.losses.test_crps import draw_members
 from tests.unit.losses.test_losses import CHANNELS, GRID
@@ -42,9 +42,9 @@ def test_parts_add_up_to_the_whole(conf: dict) -> None:
     members, truth = draw_members(3)
     divisions = []
     if "channels" not in loss.coupled_dims:
-        divisions.append([FieldPart(channels, ALL_ROWS) for channels in split_slice(slice(0, NUM_CHANNELS), 2)])
+        divisions.append([LossPart(channels, ALL_ROWS) for channels in split_slice(slice(0, NUM_CHANNELS), 2)])
     if "cells" not in loss.coupled_dims:
-        divisions.append([FieldPart(slice(0, NUM_CHANNELS), rows) for rows in split_slice(ALL_ROWS, 3)])
+        divisions.append([LossPart(slice(0, NUM_CHANNELS), rows) for rows in split_slice(ALL_ROWS, 3)])
     assert divisions
     for parts in divisions:
         total = 0.0
