@@ -18,12 +18,10 @@ from torch.distributed import ProcessGroup
 from credit.config.registry import OBJECTIVES
 from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
-from credit.errors import ConfigError
 from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.losses.base import Loss
 from credit.losses.member_loss import BuildPartLosses
 from credit.models.noise.base import NoiseGenerator
-from credit.parallel.domain.domain import allows_divided_fields
 
 
 @dataclass(frozen=True)
@@ -184,15 +182,5 @@ def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[
 
 
 def build_objective(section: ObjectiveSection, context: ObjectiveContext) -> Objective:
-    """Return the objective that is registered under the `kind` of a config section.
-
-    Raises:
-        ConfigError: if ranks divide the fields, and the objective does not allow it.
-    """
-    objective_class = OBJECTIVES.find_class(section.kind)
-    if context.stepper.domain is not None and not allows_divided_fields(objective_class):
-        raise ConfigError(
-            f"trainer.objective.kind: {section.kind} does not support domain parallelism (supports_domain); set "
-            "trainer.parallelism.domain to 1"
-        )
-    return objective_class(context, section)
+    """Return the objective that is registered under the `kind` of a config section."""
+    return OBJECTIVES.find_class(section.kind)(context, section)

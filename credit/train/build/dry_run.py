@@ -32,6 +32,7 @@ from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.parallel.tensor.dropout import remove_dropout
 from credit.train.build.assets import ModelAssets, build_budget_layers
+from credit.train.build.domain_support import require_domain_support
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
 
@@ -225,6 +226,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
     Raises:
         ConfigError: if the network cannot be split over this mesh.
     """
+    require_domain_support(config)
     # Offloaded parameters would be allocated in host memory, which a dry run must not take.
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})

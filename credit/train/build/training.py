@@ -32,6 +32,7 @@ from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
 from credit.train.build.assets import ModelAssets, fit_assets
 from credit.train.build.components import TrainingComponents
+from credit.train.build.domain_support import require_domain_support
 from credit.train.build.fine_tuning import choose_base_checkpoint, describe_base, load_base
 from credit.train.build.model import build_parallel_model, use_deterministic_algorithms
 from credit.train.build.open_data import build_frame_reader, open_training_fields
@@ -81,6 +82,7 @@ def assemble_training(
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
 
+    require_domain_support(config)
     # Data and assets. The monitor is checked before the statistics are fitted, which can take hours.
     reader, splits = open_training_reader(config)
     require_measured_monitor(config, reader.channels)

@@ -15,7 +15,6 @@ from credit.data.splits import Split, require_samples
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective
 from credit.metrics import Metric, MetricContext, metric_class
-from credit.parallel.domain.domain import allows_divided_fields
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets
 from credit.train.prefetch import DevicePrefetcher
@@ -125,19 +124,11 @@ def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
         channels: the channels of the model.
 
     Raises:
-        ConfigError: if the metric is not measured, a name in ``trainer.metrics`` is unknown, or its metric does not
-            allow ranks to divide the fields.
+        ConfigError: if the metric is not measured, or a name in ``trainer.metrics`` is unknown.
     """
     measured_names = ["loss"]
-    divides_fields = config.trainer.parallelism.num_domain_ranks > 1
     for name in config.trainer.metrics:
-        metric = metric_class(name)
-        if divides_fields and not allows_divided_fields(metric):
-            raise ConfigError(
-                f"trainer.metrics: {name} does not support domain parallelism (supports_domain); remove it, or set "
-                "trainer.parallelism.domain to 1"
-            )
-        measured_names += metric.names(channels, validation_lead_hours(config))
+        measured_names += metric_class(name).names(channels, validation_lead_hours(config))
     monitor = config.trainer.monitor
     if monitor not in measured_names:
         raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured_names)}')

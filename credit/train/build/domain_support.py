@@ -1,0 +1,33 @@
+"""Check that everything in a training run works on fields that ranks divide among them."""
+
+from __future__ import annotations
+
+from credit.config import Config
+from credit.config.registry import OBJECTIVES, POSTPROCESSES
+from credit.errors import ConfigError
+from credit.metrics import metric_class
+from credit.parallel.domain.domain import allows_divided_fields
+
+
+def require_domain_support(config: Config) -> None:
+    """Refuse a config with ``trainer.parallelism.domain`` above 1 if a class in it does not allow divided fields.
+
+    Raises:
+        ConfigError: naming the key and the kind.
+    """
+    if config.trainer.parallelism.num_domain_ranks == 1:
+        return
+    # key and kind -> class
+    classes: dict[tuple[str, str], type] = {}
+    kind = config.trainer.objective.kind
+    classes["trainer.objective.kind", kind] = OBJECTIVES.find_class(kind)
+    for key, section in config.model.postprocess_entries.items():
+        classes[key, section.kind] = POSTPROCESSES.find_class(section.kind)
+    for name in config.trainer.metrics:
+        classes["trainer.metrics", name] = metric_class(name)
+    for (key, kind), cls in classes.items():
+        if not allows_divided_fields(cls):
+            raise ConfigError(
+                f"{key}: {kind} does not support domain parallelism (supports_domain); remove it, or set "
+                "trainer.parallelism.domain to 1"
+            )
