@@ -15,15 +15,15 @@ from benchmarks.collectives import CollectiveCounter
 from credit.forecast.objectives.base import build_objective
 from credit.models.initialise import initial_values
 from credit.parallel.dtensor import local_shard
-from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, build_mesh
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.build.stepper import build_objective_context, build_stepper
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import StepSettings, TrainingStep
-from tests.parallel.training.cases import MESHES, parallelism
-from tests.parallel.training.test_plan import CASES, config_of
+from tests.parallel.training.cases import MESHES
+from tests.parallel.training.test_plan import CASES, config_of, degrees_of
 from tests.unit.hpc.measured import allocations, step_builder_of
 
 
@@ -46,12 +46,14 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
-    context = build_objective_context(config, step_builder._assets, stepper, step_builder._build_loss())
+    grid_shape = step_builder._assets.grid.shape if stepper.domain is None else stepper.domain.part.shape
+    loss = step_builder._divide_loss(step_builder._real_loss, stepper.domain, grid_shape)
+    context = build_objective_context(config, step_builder._assets, stepper, loss)
     settings = StepSettings(lambda _: rollout, 0, conf.grad_accum_every, conf.grad_max_norm, data_rank=mesh.data_rank)
     step = TrainingStep(build_objective(conf.objective, context), optimizer, average, settings)
 
     def take(number: int) -> None:
-        step(step_builder._batches(rollout, lambda: None), number, 1e-3)
+        step(step_builder._batches(rollout, grid_shape, lambda: None), number, 1e-3)
 
     take(0)
     optimizer._optimizer_step_pre_hooks.clear()
@@ -75,7 +77,7 @@ def main(folder: Path) -> None:
     facts = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
         for number, (name, overrides) in enumerate(CASES):
-            mesh = build_mesh(plan_degrees(parallelism(name), launch.world), launch.rank, "cpu")
+            mesh = build_mesh(degrees_of(name, config_of(MESHES[name]["data"], overrides)), launch.rank, "cpu")
             facts[str(number)] = measure(mesh, MESHES[name]["data"], overrides)
     if launch.is_main:
         (folder / "facts.json").write_text(json.dumps(facts))

@@ -12,7 +12,7 @@ from credit.hpc.planner.gpus import find_gpu
 from credit.hpc.planner.mesh import MeshPlan, Planner
 from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind
-from credit.parallel.mesh import plan_degrees
+from credit.parallel.mesh import ParallelDims, plan_degrees
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.forked import launch
 from tests.parallel.training.cases import MESHES, parallelism
@@ -27,9 +27,16 @@ CASES = [
     ("4x1", ["trainer.amp=true", "trainer.activation_checkpoint=true"]),
     ("2x2", ["trainer.activation_checkpoint=selective"]),
     ("2x2x1", ["trainer.amp=true", "trainer.parallelism.reshard_after_forward=false"]),
+    ("4x1", ["trainer.parallelism.domain={lat: 2, lon: 1}", "data.forecast_len=2"]),
 ]
 IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
 STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
+
+
+def degrees_of(name: str, config: Config) -> ParallelDims:
+    """Return the degrees of a mesh, whose ranks divide the fields as the config says."""
+    domain = config.trainer.parallelism.domain
+    return plan_degrees(parallelism(name).model_copy(update={"domain": domain}), RANKS)
 
 
 def config_of(data: str, overrides: list[str]) -> Config:
@@ -55,7 +62,7 @@ def plan_of(name: str, overrides: list[str]) -> MeshPlan:
     config = config_of(MESHES[name]["data"], overrides)
     run = PlannedRun(config.trainer, {0.0: config.data.forecast_len}, 100, step_builder_of(config))
     planner = Planner(run, RANKS, find_gpu("h100"), kernels="cpu")
-    degrees = plan_degrees(parallelism(name), RANKS)
+    degrees = degrees_of(name, config)
     return planner.plan_mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
 
 
