@@ -306,7 +306,7 @@ def _open_data_and_forecasts(
         mesh.num_sample_ranks,
         is_counted=mesh.gets_forecasts,
         is_sharded=True,
-        has_all_members=mesh.ensemble_rank == 0 and has_whole_fields,
+        has_whole_forecasts=mesh.ensemble_rank == 0 and has_whole_fields,
     )
     return truth_reader, forecasts, share
 

@@ -39,7 +39,7 @@ class WorkShare:
             process.
         is_sharded: True if several ranks make each forecast together, because its weights, fields or members are
             distributed over them; these ranks communicate at every forecast step.
-        has_all_members: False if this process sends the ensemble members, or the part of the fields, that it computes
+        has_whole_forecasts: False if this process sends the members, or the part of the fields, that it computes
             to another process, and scores nothing itself.
     """
 
@@ -47,7 +47,7 @@ class WorkShare:
     num_shares: int = 1
     is_counted: bool = True
     is_sharded: bool = False
-    has_all_members: bool = True
+    has_whole_forecasts: bool = True
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _score_share(
     # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
     share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
     scores = None
-    if share.has_all_members:
+    if share.has_whole_forecasts:
         scores = scorer.score(share_groups, example)
     else:
         # Compute the members of the groups that another process scores.

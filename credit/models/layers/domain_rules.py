@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from credit.models.kernels.merged_head import HALO
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import Conditions, GroupNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
@@ -19,8 +20,8 @@ from credit.models.layers.resize import BilinearResize, Taps, find_taps
 from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
-from credit.parallel.domain.exchange import CellExchange, Cells
-from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, as_cells, build_exchange
+from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
+from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, build_exchange
 from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
@@ -77,7 +78,7 @@ class UpSamplesWithinMargins(DomainRule):
     source: FieldDivision
     target: FieldDivision
     padding: SpherePadding
-    halo: int = 2
+    halo: int = HALO
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
         """Collect cells before the head, and give it the margins of this rank."""
@@ -92,8 +93,7 @@ class UpSamplesWithinMargins(DomainRule):
         )
 
         def collect(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
-            x_BHWC = exchange(args[0].permute(0, 2, 3, 1))
-            return (x_BHWC.permute(0, 3, 1, 2), margins), {}
+            return (exchange.exchange_fields(args[0]), margins), {}
 
         layer.register_forward_pre_hook(collect, with_kwargs=True)
 
@@ -167,6 +167,7 @@ class AttendsToDistantCells(DomainRule):
     def _spread(self, windows: range, size: int) -> list[int]:
         """Return the cells of some windows along an axis of `size` cells."""
         num_windows = size // self.window
+        # The layer numbers its tokens (position in the window, window).
         return [position * num_windows + window for position in range(self.window) for window in windows]
 
 
@@ -225,7 +226,7 @@ class InterpolatesField(DomainRule):
         rows, columns = taps[dist.get_rank(group)]
 
         def interpolate(x_BCHW: Tensor) -> Tensor:
-            x_BCHW = exchange(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            x_BCHW = exchange.exchange_fields(x_BCHW)
             x_BCHW = rows.apply(x_BCHW, 2, rows.inputs().start)
             return columns.apply(x_BCHW, 3, columns.inputs().start)
 

@@ -165,7 +165,7 @@ def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivisio
 
 
 def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
-    """Return how much longer the busiest rank computes than the mean rank."""
+    """Return the time of the busiest rank divided by the mean time of the ranks."""
     costs = []
     for stage, division in zip(model.stages, stages, strict=True):
         num_weights = sum(parameter.numel() for parameter in stage.parameters())

@@ -359,7 +359,7 @@ class WXFormer(ForecastModel):
         return y_BCHW.unflatten(1, self.spec.out_shape[:2]).contiguous()
 
     def plan_domain(self, num_parts: tuple[int, int]) -> DomainPlan:
-        """Return how the network is split into M x N parts for domain parallelism.
+        """Return the rules by which the network computes on fields in M x N parts (domain parallelism).
 
         Args:
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.

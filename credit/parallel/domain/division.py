@@ -148,7 +148,7 @@ def list_shapes(num_ranks: int) -> list[tuple[int, int]]:
 
 
 def imbalance(divisions: Iterable[FieldDivision], costs: Sequence[float]) -> float:
-    """Return how much longer the busiest rank computes than the mean rank, as a factor of at least 1.
+    """Return the time of the busiest rank divided by the mean time of the ranks, at least 1.
 
     Args:
         divisions: division of each stage of a network.

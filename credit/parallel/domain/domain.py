@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from credit.parallel.domain.division import FieldDivision, FieldPart
-from credit.parallel.domain.exchange import CellExchange, Cells
+from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
 from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
@@ -72,5 +72,4 @@ class Domain:
 
     def _list_parts(self) -> list[Cells]:
         """Return the cells of each rank's part."""
-        parts = [self.grid.owned(rank) for rank in range(self.num_ranks)]
-        return [Cells(part.rows, part.columns) for part in parts]
+        return [as_cells(self.grid.owned(rank)) for rank in range(self.num_ranks)]

@@ -1,6 +1,6 @@
 """Exchange of cells between the ranks of a domain group: from one distribution of a field to another.
 
-Everything that a split field needs from other ranks is one operation: each rank has some rows and columns of a field,
+Everything that a divided field needs from other ranks is one operation: each rank has some rows and columns of a field,
 and needs other ones. Halos, padding across the poles, windows of distant cells and another division of the next stage
 differ only in the lists of rows and columns.
 
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from credit.parallel.domain.division import FieldPart
+
 
 class Cells(NamedTuple):
     """A list of rows and a list of columns; the cells are all pairs of both, in this order.
@@ -32,6 +34,11 @@ class Cells(NamedTuple):
 
     rows: Sequence[int]
     columns: Sequence[int]
+
+
+def as_cells(part: FieldPart) -> Cells:
+    """Return the cells of a part of a field."""
+    return Cells(part.rows, part.columns)
 
 
 # Positions along one dimension of a tensor: a slice if they are consecutive, else an index tensor.
@@ -96,7 +103,7 @@ class CellExchange:
         self._copies: list[tuple[_Route, _Route]] = []
         self._sends: list[_Route] = []
         self._receives: list[_Route] = []
-        # Whether any rank sends to another one; all ranks come to the same answer.
+        # True if any rank sends to another one. It is the same on all ranks, because the exchange is collective.
         self._communicates = False
         for source in range(num_ranks):
             for destination in range(num_ranks):
@@ -129,10 +136,6 @@ class CellExchange:
     def exchange_fields(self, x_BCHW: Tensor) -> Tensor:
         """Collective: return the cells that this rank needs as (B, C, rows, columns), from fields (B, C, H, W)."""
         return self(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    def sent_cells(self) -> int:
-        """Return the number of cells that this rank sends to others in the forward pass."""
-        return sum(route.shape[0] * route.shape[1] for route in self._sends)
 
     def move(self, x_BHWC: Tensor) -> Tensor:
         """Collective: return the needed cells, without a gradient."""
@@ -250,8 +253,8 @@ def _match(available: Sequence[int], held: Sequence[int], needed: Sequence[int])
     is_available[np.asarray(available, dtype=np.int64)] = True
     positions[~is_available] = -1
     held_positions = positions[needed_array]
-    is_found = held_positions >= 0
-    return held_positions[is_found], np.flatnonzero(is_found)
+    is_sent = held_positions >= 0
+    return held_positions[is_sent], np.flatnonzero(is_sent)
 
 
 def _as_positions(indices: np.ndarray) -> Positions:

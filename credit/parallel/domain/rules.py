@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from credit.parallel.domain.division import FieldDivision, FieldPart
-from credit.parallel.domain.exchange import CellExchange, Cells
+from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
 
 
 class DomainRule(ABC):
@@ -151,8 +151,3 @@ def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequ
     available = [as_cells(source.owned(rank)) for rank in ranks]
     held = [as_cells(source.held(rank)) for rank in ranks]
     return CellExchange(group, available, held, needed)
-
-
-def as_cells(part: FieldPart) -> Cells:
-    """Return the cells of a part of a field."""
-    return Cells(part.rows, part.columns)

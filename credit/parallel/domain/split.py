@@ -33,7 +33,7 @@ class DomainPlan:
 
 
 def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None) -> DomainPlan:
-    """Change a network in place so that each rank of a group computes a part of every field; return how.
+    """Change a network in place so that each rank of a group computes a part of every field; return the plan.
 
     The network's method `plan_domain` declares how its layers are split. Its input and output are then this rank's part
     of the grid, ``model.domain.part``. Results and gradients are those of the whole network on one process, except
@@ -62,7 +62,7 @@ def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[in
 
 
 def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | None = None) -> DomainPlan:
-    """Return how a network is split among `num_ranks` ranks, see `split_domain`; nothing is changed."""
+    """Return the plan by which `split_domain` divides a network among `num_ranks` ranks; the network is not changed."""
     # A class with another `forward` than the one that `plan_domain` was written for must declare its own rules.
     defining_classes = [cls for cls in type(model).__mro__ if "plan_domain" in vars(cls) or "forward" in vars(cls)]
     if not hasattr(model, "plan_domain") or "plan_domain" not in vars(defining_classes[0]):
@@ -86,7 +86,7 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
             problems.append(str(error))
     if not plans:
         raise ConfigError("; ".join(problems))
-    # Parts that are nearly square have short borders. Rows are read faster than columns, so they are divided first.
+    # Even work counts most. Parts that are nearly square have short borders, and rows are copied faster than columns.
     _, best = min(plans, key=lambda plan: (round(plan[1].imbalance, 3), max(plan[0]) / min(plan[0]), plan[0][1]))
     return best
 

@@ -237,7 +237,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
 
 
 def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
-    """Return how the ranks of ``inference.parallelism.domain`` divide the fields; no ranks are needed.
+    """Return the plan by which ranks of ``inference.parallelism.domain`` divide the fields; no ranks are needed.
 
     Args:
         config: config of the run.
