@@ -38,11 +38,22 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
     Returns:
         (B, out, H / stride, W / stride), rounded down.
     """
-    num_outside = weight.shape[-1] - stride
-    if num_outside % 2:
+    before, after = split_surroundings(weight.shape[-1], stride)
+    if after > before:
         # The odd cell of zeros goes right and below.
         x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
-    return F.conv2d(x_BCHW, weight, bias, stride, num_outside // 2)
+    return F.conv2d(x_BCHW, weight, bias, stride, before)
+
+
+def split_surroundings(kernel: int, stride: int) -> tuple[int, int]:
+    """Return the numbers of cells that a kernel reads before and after the `stride` cells on which it is centred.
+
+    Args:
+        kernel: edge of the kernel in cells.
+        stride: stride of the convolution in cells.
+    """
+    num_around = kernel - stride
+    return num_around // 2, num_around - num_around // 2
 
 
 def large_kernel_convs(

@@ -5,8 +5,8 @@ See `credit.parallel.domain.rules`. Shape suffixes: B batch, C channels, H and W
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from credit.models.kernels.merged_head import HALO
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.divided_group_norm import CellCounts
 from credit.models.layers.norm import Conditions, GroupNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.resize import BilinearResize, Taps, find_taps
@@ -22,25 +23,19 @@ from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
 from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
 from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, build_exchange
-from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
 @dataclass(frozen=True)
-class EmbedsPaddedField(ReadsNeighbours):
-    """Rule of the first embedding of a network, which pads the field across the poles and around the globe.
-
-    The embedding then no longer pads: it gets a part of the padded field.
+class Embeds(ReadsNeighbours):
+    """Rule of a cross-scale embedding.
 
     Attributes:
-        padding: padding of the field.
+        padding: padding of the field across the poles and around the globe, which only a network's first embedding has.
     """
 
-    padding: SpherePadding = NO_PADDING
+    returns_tokens: bool = True
 
-    def install(self, layer: CrossScaleEmbedding, group: dist.ProcessGroup) -> None:
-        """Collect cells of the padded field before the layer, and leave out those of other ranks after it."""
-        layer.padding = NO_PADDING
-        super().install(layer, group)
+    padding: SpherePadding = NO_PADDING
 
     def input_shape(self) -> tuple[int, int]:
         """Return the number of rows and columns of the padded field."""
@@ -50,6 +45,11 @@ class EmbedsPaddedField(ReadsNeighbours):
         """Return the cells of the field that a part of the padded field consists of."""
         blocks = self.padding.find_cells(part.rows, part.columns, self.source.shape)
         return [Cells(rows, columns) for rows, columns in blocks]
+
+    def remove_padding(self, layer: CrossScaleEmbedding) -> None:
+        """Let the embedding take the field with what it reads around it, so that it no longer pads."""
+        layer.padding = NO_PADDING
+        layer.takes_surroundings = True
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
         """Change the sign of vectors beyond the poles."""
@@ -85,7 +85,7 @@ class UpSamplesWithinMargins(DomainRule):
         reach = Reach(self.halo, self.halo, factor=2)
         rank = dist.get_rank(group)
         outputs = [self._find_output(other) for other in range(self.target.num_ranks)]
-        inputs = [reach.input_part(output, self.source.shape) for output in outputs]
+        inputs = [self._clip(reach.input_part(output)) for output in outputs]
         exchange = build_exchange(group, self.source, [[as_cells(part)] for part in inputs])
         margins = (
             _find_margins(outputs[rank].rows, inputs[rank].rows),
@@ -96,6 +96,12 @@ class UpSamplesWithinMargins(DomainRule):
             return (exchange.exchange_fields(args[0]), margins), {}
 
         layer.register_forward_pre_hook(collect, with_kwargs=True)
+
+    def _clip(self, part: FieldPart) -> FieldPart:
+        """Return a part without what lies beyond the edge of the input, where the head pads with zeros itself."""
+        height, width = self.source.shape
+        rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
+        return FieldPart(rows, range(max(part.columns.start, 0), min(part.columns.stop, width)))
 
     def _find_output(self, rank: int) -> FieldPart:
         """Return a rank's part of the grid as rows and columns of the head's output with padding."""
@@ -183,10 +189,8 @@ class NormalisesWholeField(DomainRule):
 
     def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
         """Let the norm sum over the ranks."""
-        height, width = self.division.shape
-        layer.domain_sum = partial(AllReduceBothWays.apply, group)
-        layer.num_cells = height * width
-        layer.owns_cells = self.division.owns_cells(dist.get_rank(group))
+        counts = [math.prod(self.division.owned(rank).shape) for rank in range(self.division.num_ranks)]
+        layer.cells = CellCounts(group, tuple(counts))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Shape suffixes: B batch, C channels, H and W rows and columns, K channels of a c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.kernels.autocast import autocast_dtype
+from credit.models.layers.divided_group_norm import CellCounts, normalise_part
 
 
 class Conditions(NamedTuple):
@@ -156,17 +156,12 @@ class GroupNorm(nn.GroupNorm):
         condition_dims: lengths of the condition vectors.
 
     Attributes:
-        domain_sum: differentiable sum over the ranks that each hold a part of the field; None if this rank holds the
-            whole field.
-        num_cells: number of cells of the whole field, used with `domain_sum`.
-        owns_cells: False if the cells that this rank holds belong to other ranks, which count them.
+        cells: the ranks among which the field is divided; None if this rank holds the whole field.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__(groups, channels)
-        self.domain_sum: Callable[[Tensor], Tensor] | None = None
-        self.num_cells = 0
-        self.owns_cells = True
+        self.cells: CellCounts | None = None
         self.scale_shift = _build_scale_shift(channels, condition_dims.vector, channel_dim=1)
         self.cell_scale_shift = _build_scale_shift(channels, condition_dims.cells, channel_dim=1)
 
@@ -179,31 +174,8 @@ class GroupNorm(nn.GroupNorm):
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()
-        if self.domain_sum is None:
+        if self.cells is None:
             normed_BCHW = super().forward(x_BCHW)
         else:
-            normed_BCHW = self._normalise_part(x_BCHW)
+            normed_BCHW = normalise_part(x_BCHW, self.weight, self.bias, self.num_groups, self.eps, self.cells)
         return _apply_conditions(self, normed_BCHW, conditions)
-
-    def _normalise_part(self, x_BCHW: Tensor) -> Tensor:
-        """Collective: return this rank's part of the normalised field, with mean and variance of the whole field."""
-        # In float32 at least, also where FSDP2 has cast weights and fields: these are sums over a whole field.
-        dtype = x_BCHW.dtype
-        sum_dtype = torch.promote_types(dtype, torch.float32)
-        x_BGCHW = x_BCHW.to(sum_dtype).unflatten(1, (self.num_groups, -1))
-        num_values = x_BGCHW.shape[2] * self.num_cells
-        mean_BG111 = self._sum_over_field(x_BGCHW) / num_values
-        centred_BGCHW = x_BGCHW - mean_BG111
-        variance_BG111 = self._sum_over_field(centred_BGCHW.square()) / num_values
-        normed_BCHW = (centred_BGCHW * torch.rsqrt(variance_BG111 + self.eps)).flatten(1, 2)
-        weight_C11 = self.weight.to(sum_dtype)[:, None, None]
-        bias_C11 = self.bias.to(sum_dtype)[:, None, None]
-        return torch.addcmul(bias_C11, normed_BCHW, weight_C11).to(dtype)
-
-    def _sum_over_field(self, x_BGCHW: Tensor) -> Tensor:
-        """Collective: return the sum (B, groups, 1, 1, 1) over a group's channels and the cells of the whole field."""
-        sum_BG111 = x_BGCHW.sum(dim=(2, 3, 4), keepdim=True)
-        if not self.owns_cells:
-            # Multiplied, not replaced, because the backward pass of the sum over ranks is collective as well.
-            sum_BG111 = sum_BG111 * 0
-        return self.domain_sum(sum_BG111)

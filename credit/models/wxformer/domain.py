@@ -15,17 +15,16 @@ import torch.distributed as dist
 from torch import nn
 
 from credit.errors import ConfigError
-from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.domain_rules import (
     AttendsToDistantCells,
-    EmbedsPaddedField,
+    Embeds,
     InterpolatesField,
     NormalisesWholeField,
     NumbersCells,
     UpSamplesWithinMargins,
 )
 from credit.models.layers.norm import GroupNorm
-from credit.models.layers.padding import stage_sizes
+from credit.models.layers.padding import NO_PADDING, stage_sizes
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import UpBlock
@@ -57,14 +56,11 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
     output_division = divide_field(model.decoder_output_shape, num_parts)
     rules: dict[str, DomainRule] = {"noise": DividesNoise(tuple(stages))}
     for number, stage in enumerate(model.stages):
-        reach = find_reach(stage.embed)
-        if number == 0:
-            embedding_rule = EmbedsPaddedField(
-                grid_division, stages[0], reach, returns_tokens=True, padding=model.padding
-            )
-        else:
-            embedding_rule = ReadsNeighbours(stages[number - 1], stages[number], reach, returns_tokens=True)
-        rules[f"stages.{number}.embed"] = embedding_rule
+        source = grid_division if number == 0 else stages[number - 1]
+        padding = model.padding if number == 0 else NO_PADDING
+        before, after = stage.embed.surroundings
+        reach = Reach(before, after, stride=stage.embed.stride)
+        rules[f"stages.{number}.embed"] = Embeds(source, stages[number], reach, padding=padding)
         for index, layer in enumerate(stage.layers):
             for path, rule in list_layer_rules(layer, stages[number]):
                 rules[f"stages.{number}.layers.{index}.{path}"] = rule
@@ -106,18 +102,6 @@ def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivi
         window = stage.layers[0].short_attention.window if len(stage.layers) else 1
         divisions.append(divide_field(shape, num_parts, window))
     return divisions
-
-
-def find_reach(embed: CrossScaleEmbedding) -> Reach:
-    """Return the cells that a cross-scale embedding reads beside the stride x stride cells of a token."""
-    before = []
-    after = []
-    for conv in embed.convs:
-        # The convolution is padded by this number of zeros, of which the greater half comes last.
-        beyond_stride = conv.kernel_size[0] - embed.stride
-        before.append(beyond_stride // 2)
-        after.append(beyond_stride - beyond_stride // 2)
-    return Reach(max(before), max(after), stride=embed.stride)
 
 
 def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterator[tuple[str, DomainRule]]:

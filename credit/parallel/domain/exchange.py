@@ -22,10 +22,15 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from credit.parallel.domain.division import FieldPart
 
 
+# Index of a row or column of zeros, such as those around a field that a convolution reads.
+ZERO = -1
+
+
 class Cells(NamedTuple):
     """A list of rows and a list of columns; the cells are all pairs of both, in this order.
 
     A row or column may occur more than once among the cells that a rank needs, but not among those that it has.
+    Among the cells that a rank needs, the index `ZERO` stands for a row or column of zeros.
 
     Attributes:
         rows: row indices in the whole field.
@@ -117,6 +122,10 @@ class CellExchange:
                         self._sends.append(send)
                     elif destination == rank:
                         self._receives.append(receive)
+        # Positions of the rows and columns of zeros in this rank's output tensor.
+        rows = [row for block in needed[rank] for row in block.rows]
+        self._zero_rows = _find_zeros(rows)
+        self._zero_columns = _find_zeros(needed[rank][0].columns)
         self._num_ranks = num_ranks
         self._device = torch.device("cpu")
         self._is_identity = not self._communicates and self._copies_everything()
@@ -141,6 +150,9 @@ class CellExchange:
         """Collective: return the needed cells, without a gradient."""
         batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
         y_BHWC = x_BHWC.new_empty(batch, *self.output_shape, channels)
+        for dim, positions in ((1, self._zero_rows), (2, self._zero_columns)):
+            if len(positions):
+                y_BHWC.index_fill_(dim, positions, 0)
         for source, destination in self._copies:
             _write(y_BHWC, destination, _take(x_BHWC, source))
         if self._communicates:
@@ -190,6 +202,8 @@ class CellExchange:
         self._copies = [(source.to(device), destination.to(device)) for source, destination in self._copies]
         self._sends = [route.to(device) for route in self._sends]
         self._receives = [route.to(device) for route in self._receives]
+        self._zero_rows = self._zero_rows.to(device)
+        self._zero_columns = self._zero_columns.to(device)
         self._device = device
 
     def _copies_everything(self) -> bool:
@@ -253,8 +267,13 @@ def _match(available: Sequence[int], held: Sequence[int], needed: Sequence[int])
     is_available[np.asarray(available, dtype=np.int64)] = True
     positions[~is_available] = -1
     held_positions = positions[needed_array]
-    is_sent = held_positions >= 0
+    is_sent = (held_positions >= 0) & (needed_array != ZERO)
     return held_positions[is_sent], np.flatnonzero(is_sent)
+
+
+def _find_zeros(indices: Sequence[int]) -> Tensor:
+    """Return the positions of `ZERO` in a list of rows or columns."""
+    return torch.from_numpy(np.flatnonzero(np.asarray(indices) == ZERO))
 
 
 def _as_positions(indices: np.ndarray) -> Positions:

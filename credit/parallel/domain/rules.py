@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from credit.parallel.domain.division import FieldDivision, FieldPart
-from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
+from credit.parallel.domain.exchange import ZERO, CellExchange, Cells, as_cells
 
 
 class DomainRule(ABC):
@@ -50,40 +50,34 @@ class Reach:
     stride: int = 1
     factor: int = 1
 
-    def input_range(self, output: range, input_size: int) -> range:
-        """Return the input cells from which a layer computes a range of its output.
+    def input_range(self, output: range) -> range:
+        """Return the input cells that a layer reads for a range of its output.
 
-        A layer pads its input with zeros. So the range is so much longer than the output that zeros at its ends change
-        only results that are left out afterwards. At the ends of the whole axis, the zeros are right.
+        The range may reach beyond the ends of the axis, where a layer reads zeros.
 
         Args:
             output: range of output cells, not empty.
-            input_size: number of input cells along the whole axis.
         """
         start = output.start * self.stride // self.factor - self.before
         # `-(-a // b)` is a / b, rounded up.
         end = -(-output.stop * self.stride // self.factor) + self.after
-        # A layer with a stride must begin at the first cell of an output cell.
-        start = start // self.stride * self.stride
-        end = -(-end // self.stride) * self.stride
-        return range(max(start, 0), min(end, input_size))
+        return range(start, end)
 
-    def input_part(self, output: FieldPart, input_shape: tuple[int, int]) -> FieldPart:
-        """Return the rows and columns from which a layer computes a part of its output, see `input_range`."""
-        rows = self.input_range(output.rows, input_shape[0])
-        columns = self.input_range(output.columns, input_shape[1])
-        return FieldPart(rows, columns)
+    def input_part(self, output: FieldPart) -> FieldPart:
+        """Return the rows and columns that a layer reads for a part of its output, see `input_range`."""
+        return FieldPart(self.input_range(output.rows), self.input_range(output.columns))
 
     def first_output(self, inputs: range) -> int:
-        """Return the index of the output cell that a layer computes first from a range of input cells."""
-        return inputs.start * self.factor // self.stride
+        """Return the index of the output cell that a layer without padding computes first from an input range."""
+        return (inputs.start + self.before) * self.factor // self.stride
 
 
 @dataclass(frozen=True)
 class ReadsNeighbours(DomainRule):
     """Rule of a layer that reads cells around the one that it computes, such as a convolution or an up-sampling.
 
-    The layer takes (B, C, H, W) fields.
+    The layer takes (B, C, H, W) fields. It no longer pads its input: what it reads around the cells of this rank is
+    collected from other ranks, and beyond the edge of the field it is zeros.
 
     Attributes:
         source: division of the layer's input.
@@ -102,24 +96,32 @@ class ReadsNeighbours(DomainRule):
         return self.source.shape
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the source that a part of the layer's input consists of, in blocks of rows."""
+        """Return the cells of the source that a part of the layer's input consists of, in blocks of rows.
+
+        Args:
+            part: rows and columns of the layer's input, none of them beyond its edge.
+        """
         return [Cells(part.rows, part.columns)]
+
+    def remove_padding(self, layer: nn.Module) -> None:
+        """Change the layer in place so that it no longer pads its input."""
+        if isinstance(layer, nn.Conv2d):
+            layer.padding = (0, 0)
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
         """Return the collected cells as the layer takes them.
 
         Args:
             x_BHWC: cells that were collected for this rank.
-            rows: their rows.
+            rows: their rows in the layer's input; some may lie beyond its edge.
         """
         return x_BHWC
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
         """Collect cells before the layer, and leave out those of other ranks after it."""
-        inputs = [
-            self.reach.input_part(self.target.held(rank), self.input_shape()) for rank in range(self.target.num_ranks)
-        ]
-        exchange = build_exchange(group, self.source, [self.find_cells(part) for part in inputs])
+        self.remove_padding(layer)
+        inputs = [self.reach.input_part(self.target.held(rank)) for rank in range(self.target.num_ranks)]
+        exchange = build_exchange(group, self.source, [self._find_cells_and_zeros(part) for part in inputs])
         rank = dist.get_rank(group)
         target = self.target.held(rank)
         first_row = target.rows.start - self.reach.first_output(inputs[rank].rows)
@@ -137,6 +139,21 @@ class ReadsNeighbours(DomainRule):
 
         layer.register_forward_pre_hook(collect)
         layer.register_forward_hook(crop)
+
+    def _find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
+        """Return the result of `find_cells`, with zeros for the rows and columns beyond the edge of the input."""
+        height, width = self.input_shape()
+        rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
+        columns = range(max(part.columns.start, 0), min(part.columns.stop, width))
+        zeros_west = [ZERO] * (columns.start - part.columns.start)
+        zeros_east = [ZERO] * (part.columns.stop - columns.stop)
+        blocks = []
+        for cells in self.find_cells(FieldPart(rows, columns)):
+            blocks.append(Cells(cells.rows, [*zeros_west, *cells.columns, *zeros_east]))
+        # Rows of zeros are blocks of their own.
+        zeros_north = Cells([ZERO] * (rows.start - part.rows.start), blocks[0].columns)
+        zeros_south = Cells([ZERO] * (part.rows.stop - rows.stop), blocks[0].columns)
+        return [zeros_north, *blocks, zeros_south]
 
 
 def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]) -> CellExchange:

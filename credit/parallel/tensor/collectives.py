@@ -28,7 +28,7 @@ class AllReduceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _sum_over_ranks(gradient, ctx.group)
+        return None, sum_over_ranks(gradient, ctx.group)
 
 
 class AllReduceForward(torch.autograd.Function):
@@ -40,7 +40,7 @@ class AllReduceForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _sum_over_ranks(x, group)
+        return sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
@@ -56,11 +56,11 @@ class AllReduceBothWays(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
-        return _sum_over_ranks(x, group)
+        return sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _sum_over_ranks(gradient, ctx.group)
+        return None, sum_over_ranks(gradient, ctx.group)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _exchange_rows(
     return result
 
 
-def _sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Collective: return the elementwise sum of a tensor over the ranks as a new tensor."""
     if torch.compiler.is_compiling():
         # A sum in place can be traced, too, but in torch 2.11 every gradient before it is lost without an error.

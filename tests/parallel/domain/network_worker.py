@@ -13,11 +13,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from credit.models.layers import domain_rules
-from credit.models.layers.norm import GroupNorm
+from credit.models.layers import divided_group_norm, domain_rules
 from credit.models.layers.padding import SpherePadding
 from credit.parallel.domain import rules
-from credit.parallel.domain.exchange import CellExchange
+from credit.parallel.domain.division import FieldDivision
+from credit.parallel.domain.exchange import ZERO, CellExchange, Cells
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.domain import networks, postprocesses
 
@@ -29,12 +29,12 @@ def broken(mutation: str) -> Iterator[None]:
     """Break one of the rules while the context is open."""
     patches: dict[str, tuple[Any, str, Any]] = {
         # Convolutions read no cells of other ranks.
-        "halo": (rules.Reach, "__init__", _without_reach(rules.Reach.__init__)),
+        "halo": (rules, "build_exchange", _without_other_cells(rules.build_exchange)),
         # Rows beyond a pole come from the same meridian instead of the opposite one.
         "pole": (SpherePadding, "find_cells", _without_roll(SpherePadding.find_cells)),
         "vector sign": (SpherePadding, "vector_slices", lambda padding: []),
-        # Each rank normalises its part by the mean and variance of this part alone.
-        "group norm": (GroupNorm, "_sum_over_field", lambda norm, x: x.sum(dim=(2, 3, 4), keepdim=True)),
+        # The sums of other ranks are left out.
+        "group norm": (divided_group_norm, "sum_over_ranks", lambda x, group: x),
         # Long attention works on the local rows and columns.
         "distant cells": (domain_rules.AttendsToDistantCells, "install", lambda rule, layer, group: None),
         # Gradients of cells that went to other ranks do not come back.
@@ -45,9 +45,17 @@ def broken(mutation: str) -> Iterator[None]:
         yield
 
 
-def _without_reach(init: Any) -> Any:
-    def replaced(self: Any, before: int = 0, after: int = 0, stride: int = 1, factor: int = 1) -> None:
-        init(self, 0, 0, stride, factor)
+def _without_other_cells(build_exchange: Any) -> Any:
+    def replaced(group: Any, source: FieldDivision, needed: list[list[Cells]]) -> CellExchange:
+        local = []
+        for rank, blocks in enumerate(needed):
+            rows_here = source.owned(rank).rows
+            local_blocks = []
+            for block in blocks:
+                rows = [row if row in rows_here else ZERO for row in block.rows]
+                local_blocks.append(Cells(rows, block.columns))
+            local.append(local_blocks)
+        return build_exchange(group, source, local)
 
     return replaced
 
