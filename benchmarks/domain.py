@@ -10,7 +10,7 @@ is that of the slowest rank. The ratio is taken within a round, because the mach
 `forecast` is one forward pass of a network that is prepared as by `credit rollout`. `train` is forward pass, mean
 squared error and backward pass; on several ranks, FSDP2 shards the weights over them. `tensors` is the largest memory,
 at a time, of the tensors that torch makes in a step, without weights and samples. It is counted in a separate step.
-With --rounds 0 only this step is made, which is enough for a large network.
+With --rounds 0 only this step is made, which is enough for a large network; its seconds are printed, too.
 
 The column `difference` is the largest difference between the outputs of the two steps (`forecast`) or between their
 losses (`train`), relative to the largest output or to the loss.
@@ -72,19 +72,17 @@ def _run_rank(rank: int, args: argparse.Namespace, init_method: str) -> None:
     divided_model = _finish_model(divided_model, args, mesh)
     part = plan.grid.owned(rank).slices
     divided = _make_step(divided_model, x[(..., *part)].contiguous(), target[(..., *part)].contiguous(), args)
+    divided_memory, divided_time, divided_result = _measure_memory(divided)
     whole = None
     if rank == 0:
         whole_model = _finish_model(_build_model(args), args, None)
         whole = _make_step(whole_model, x, target, args)
+    whole_memory, whole_time, whole_result = _measure_memory(whole)
     ratios = []
     times = []
     for _ in range(args.rounds):
-        whole_time = _time_step(whole, args.steps)
-        divided_time = _time_step(divided, args.steps)
-        times.append((whole_time, divided_time))
-        ratios.append(divided_time / whole_time)
-    whole_memory, whole_result = _measure_memory(whole)
-    divided_memory, divided_result = _measure_memory(divided)
+        times.append((_time_step(whole, args.steps), _time_step(divided, args.steps)))
+        ratios.append(times[-1][1] / times[-1][0])
     difference = _compare(whole_result, divided_result, part, args)
     if rank == 0:
         rows, columns = len(plan.grid.rows.owned), len(plan.grid.columns.owned)
@@ -95,8 +93,8 @@ def _run_rank(rank: int, args: argparse.Namespace, init_method: str) -> None:
             print(f"time, 1 rank     {statistics.median(whole_times):8.3f} s")
             print(f"time, divided    {statistics.median(divided_times):8.3f} s")
             print(f"ratio            {statistics.median(ratios):8.3f}   ({min(ratios):.3f} to {max(ratios):.3f})")
-        print(f"tensors, 1 rank  {whole_memory / 1e9:8.3f} GB")
-        print(f"tensors, divided {divided_memory / 1e9:8.3f} GB")
+        print(f"tensors, 1 rank  {whole_memory / 1e9:8.3f} GB   ({whole_time:.1f} s)")
+        print(f"tensors, divided {divided_memory / 1e9:8.3f} GB   ({divided_time:.1f} s)")
         print(f"difference       {difference:8.1e}")
     dist.destroy_process_group()
 
@@ -153,17 +151,20 @@ def _time_step(step: Step | None, steps: int) -> float:
     return min(seconds)
 
 
-def _measure_memory(step: Step | None) -> tuple[float, Tensor | None]:
-    """Collective: return the largest memory of a step on any rank, in bytes, and this rank's result of the step."""
+def _measure_memory(step: Step | None) -> tuple[float, float, Tensor | None]:
+    """Collective: return the largest memory of a step on any rank in bytes, its seconds, and this rank's result."""
     result = None
-    peak = torch.zeros((), dtype=torch.float64)
+    peak = 0
     dist.barrier()
+    start = time.perf_counter()
     if step is not None:
         with LiveMemory() as live:
             result = step()
-        peak += live.peak
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return peak.item(), result
+        peak = live.peak
+    largest = torch.tensor([peak, time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    largest_peak, seconds = largest.tolist()
+    return largest_peak, seconds, result
 
 
 def _compare(whole: Tensor | None, divided: Tensor, part: tuple[slice, slice], args: argparse.Namespace) -> float:

@@ -325,10 +325,6 @@ class TrainerConfig(StrictModel):
         """
         if self.preview is not None:
             raise ValueError("preview: draws whole fields, which no rank has with parallelism.domain; remove preview")
-        if self.compile:
-            raise ValueError(
-                "compile: with parallelism.domain, blocks exchange cells, which is not compiled; set compile to false"
-            )
 
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:

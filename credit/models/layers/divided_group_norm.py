@@ -22,15 +22,17 @@ class CellCounts:
     Attributes:
         group: the ranks.
         counts: number of cells that belong to each rank. A rank to which none belong holds copies, which do not count.
+        rank: this rank in the group.
     """
 
     group: dist.ProcessGroup
     counts: tuple[int, ...]
+    rank: int
 
     @property
     def owns_cells(self) -> bool:
         """True if cells belong to this rank."""
-        return self.counts[dist.get_rank(self.group)] > 0
+        return self.counts[self.rank] > 0
 
 
 def normalise_part(
@@ -128,7 +130,7 @@ def _compute_moments(x_BCHW: Tensor, num_groups: int, cells: CellCounts) -> tupl
     num_ranks = len(cells.counts)
     parts_R2BG = x_BCHW.new_zeros(num_ranks, 2, B, num_groups)
     if cells.owns_cells:
-        parts_R2BG[dist.get_rank(cells.group)] = torch.stack([mean_BG, _sum_groups(squares_BC, num_groups)])
+        parts_R2BG[cells.rank] = torch.stack([mean_BG, _sum_groups(squares_BC, num_groups)])
     means_RBG, squares_RBG = sum_over_ranks(parts_R2BG, cells.group).unbind(1)
     counts_R11 = torch.tensor(cells.counts, dtype=x_BCHW.dtype, device=x_BCHW.device).view(-1, 1, 1) * values_per_cell
     total = counts_R11.sum()

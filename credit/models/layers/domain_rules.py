@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import HALO
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.divided_group_norm import CellCounts
@@ -50,6 +51,10 @@ class Embeds(ReadsNeighbours):
         """Let the embedding take the field with what it reads around it, so that it no longer pads."""
         layer.padding = NO_PADDING
         layer.takes_surroundings = True
+
+    def convert(self, x_BCHW: Tensor) -> Tensor:
+        """Return the field in the dtype in which the embedding computes, to send fewer bytes under autocast."""
+        return x_BCHW.to(autocast_dtype(x_BCHW) or x_BCHW.dtype)
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
         """Change the sign of vectors beyond the poles."""
@@ -190,7 +195,7 @@ class NormalisesWholeField(DomainRule):
     def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
         """Let the norm sum over the ranks."""
         counts = [math.prod(self.division.owned(rank).shape) for rank in range(self.division.num_ranks)]
-        layer.cells = CellCounts(group, tuple(counts))
+        layer.cells = CellCounts(group, tuple(counts), dist.get_rank(group))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.parallel.domain.division import FieldPart
-
+from credit.parallel.domain.exchange_op import exchange_cells, register_exchange
 
 # Index of a row or column of zeros, such as those around a field that a convolution reads.
 ZERO = -1
@@ -128,6 +128,7 @@ class CellExchange:
         self._zero_columns = _find_zeros(needed[rank][0].columns)
         self._num_ranks = num_ranks
         self._device = torch.device("cpu")
+        self._number = register_exchange(self)
         self._is_identity = not self._communicates and self._copies_everything()
 
     def __call__(self, x_BHWC: Tensor) -> Tensor:
@@ -138,8 +139,9 @@ class CellExchange:
         """
         if self._is_identity:
             return x_BHWC
-        if x_BHWC.device != self._device:
-            self._move_routes(x_BHWC.device)
+        if torch.compiler.is_compiling():
+            return exchange_cells(x_BHWC, self._number)
+        # Outside of compiled graphs, an autograd function costs the host less than an operator.
         return _ExchangeCells.apply(x_BHWC, self)
 
     def exchange_fields(self, x_BCHW: Tensor) -> Tensor:
@@ -149,6 +151,9 @@ class CellExchange:
     def move(self, x_BHWC: Tensor) -> Tensor:
         """Collective: return the needed cells, without a gradient."""
         batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
+        self._move_routes(x_BHWC.device)
+        # One copy into this memory layout costs less than many small ones out of another layout.
+        x_BHWC = x_BHWC.contiguous()
         y_BHWC = x_BHWC.new_empty(batch, *self.output_shape, channels)
         for dim, positions in ((1, self._zero_rows), (2, self._zero_columns)):
             if len(positions):
@@ -163,6 +168,8 @@ class CellExchange:
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
         """Collective: return the gradient of the held cells from that of the needed cells."""
         batch, channels = gradient_BHWC.shape[0], gradient_BHWC.shape[3]
+        self._move_routes(gradient_BHWC.device)
+        gradient_BHWC = gradient_BHWC.contiguous()
         result_BHWC = gradient_BHWC.new_zeros(batch, *self.input_shape, channels)
         for source, destination in self._copies:
             _add(result_BHWC, source, _take(gradient_BHWC, destination))
@@ -198,7 +205,9 @@ class CellExchange:
         return counts
 
     def _move_routes(self, device: torch.device) -> None:
-        """Move the index tensors of all routes to a device, where they stay."""
+        """Move the index tensors of all routes to a device, unless they are there."""
+        if device == self._device:
+            return
         self._copies = [(source.to(device), destination.to(device)) for source, destination in self._copies]
         self._sends = [route.to(device) for route in self._sends]
         self._receives = [route.to(device) for route in self._receives]

@@ -108,6 +108,10 @@ class ReadsNeighbours(DomainRule):
         if isinstance(layer, nn.Conv2d):
             layer.padding = (0, 0)
 
+    def convert(self, x_BCHW: Tensor) -> Tensor:
+        """Return the layer's input in the dtype in which the ranks exchange it."""
+        return x_BCHW
+
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
         """Return the collected cells as the layer takes them.
 
@@ -130,7 +134,7 @@ class ReadsNeighbours(DomainRule):
         num_rows, num_columns = target.shape
 
         def collect(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            x_BHWC = exchange(args[0].permute(0, 2, 3, 1))
+            x_BHWC = exchange(self.convert(args[0]).permute(0, 2, 3, 1))
             x_BHWC = self.prepare(x_BHWC, inputs[rank].rows)
             return (x_BHWC.permute(0, 3, 1, 2), *args[1:])
 

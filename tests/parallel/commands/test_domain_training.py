@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from credit.cli.main import main
-from tests.parallel.torchrun import launch
+from tests.parallel.torchrun import REPOSITORY, launch
 from tests.smoke.conftest import world
 
 pytestmark = pytest.mark.slow
@@ -55,7 +60,6 @@ def test_steps_and_validation_are_those_of_one_process(tmp_path: Path) -> None:
         (["trainer.parallelism.domain={lat: 3, lon: 1}"], "do not divide the 2 ranks"),
         (["trainer.parallelism={domain: 2, data: ddp}"], "needs? data: fsdp2"),
         (["trainer.parallelism.domain=2", "model.ff_dropout=0.1"], "set both to 0"),
-        (["trainer.parallelism.domain=2", "trainer.compile=true"], "set compile to false"),
         (["trainer.parallelism.domain=2", "trainer.preview={}"], "remove preview"),
     ],
 )
@@ -67,3 +71,48 @@ def test_what_cannot_be_divided_is_refused(
     captured = capsys.readouterr()
     assert status == 2
     assert re.search(message, captured.out + captured.err), captured
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    """Without torchrun, which would end the other rank, the lost connection does so."""
+    folder = world(tmp_path)
+    overrides = ("trainer.parallelism.domain=2", "plugins=[tests.parallel.commands.die_on_rank1]")
+    arguments = ["train", str(folder / "config.yml"), *SETTINGS, *overrides]
+    ranks = start_ranks(2, arguments)
+    try:
+        _, status = os.waitpid(ranks[1].pid, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        output, _ = ranks[0].communicate(timeout=60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode not in (0, None), output
+    assert re.search("Connection (closed|reset) by peer", output), output
+    assert (folder / "run" / "STATUS").read_text().startswith("failed")
+
+
+def start_ranks(num_ranks: int, arguments: list[str]) -> list[subprocess.Popen]:
+    """Start a command of credit on several ranks, as mpiexec or srun would, and return its processes."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = []
+    for rank in range(num_ranks):
+        environment = {
+            **os.environ,
+            **shared,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        command = [sys.executable, "-m", "credit.cli.main", *arguments]
+        ranks.append(
+            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    return ranks

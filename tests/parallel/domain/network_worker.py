@@ -22,6 +22,8 @@ from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.domain import networks, postprocesses
 
 MUTATIONS = ("halo", "pole", "vector sign", "group norm", "distant cells", "gradient")
+# Networks whose blocks are compiled as well.
+COMPILED = ("pixel shuffle", "interpolated")
 
 
 @contextmanager
@@ -80,7 +82,7 @@ MOVE_GRADIENT = CellExchange.move_gradient
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     launch = read_process_info()
-    results: dict[str, Any] = {"cases": {}, "postprocesses": {}, "mutations": {}}
+    results: dict[str, Any] = {"cases": {}, "postprocesses": {}, "mutations": {}, "compiled": {}}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
         for num_parts in networks.PARTS[launch.world]:
             for name, case in networks.CASES.items():
@@ -93,6 +95,9 @@ def main(folder: Path) -> None:
             for mutation in MUTATIONS:
                 errors = networks.compare(networks.CASES["pixel shuffle"], (2, 1), broken(mutation))
                 results["mutations"][mutation] = errors
+            for name in COMPILED:
+                errors = networks.compare(networks.CASES[name], (2, 1), backend="aot_eager")
+                results["compiled"][name] = errors
         dist.barrier()
     if launch.is_main:
         (folder / f"{launch.world}.json").write_text(json.dumps(results))

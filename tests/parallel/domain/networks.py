@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from credit.models.wxformer import WXFormer
 from credit.parallel.domain.split import split_domain
+from credit.train.build.model import compile_blocks
 
 ROLLOUT = 2
 NOISE = [
@@ -165,7 +166,10 @@ def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition:
 
 
 def compare(
-    case: NetworkCase, num_parts: tuple[int, int], divided: AbstractContextManager[None] | None = None
+    case: NetworkCase,
+    num_parts: tuple[int, int],
+    divided: AbstractContextManager[None] | None = None,
+    backend: str | None = None,
 ) -> dict[str, float]:
     """Collective: return the largest relative differences between the divided and the whole network.
 
@@ -173,6 +177,7 @@ def compare(
         case: variant of the network.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
         divided: context in which the network is divided and run, but not the whole one; None for no context.
+        backend: backend of torch.compile for the divided network; None for no compilation.
 
     Returns:
         Differences of ``output``, ``input_gradient`` and ``gradients``, the same on all ranks.
@@ -182,6 +187,8 @@ def compare(
     whole = run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
     with divided or nullcontext():
         split_domain(network, dist.group.WORLD, num_parts)
+        if backend is not None:
+            compile_blocks(network, backend)
         slices = (..., *network.domain.part.slices)
         part = run(network, x_BCTHW[slices], cotangent_BCTHW[slices], condition)
     # The gradient of a weight is the sum over the ranks. Parameters whose gradient is zero but for rounding errors,

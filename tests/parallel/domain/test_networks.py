@@ -39,6 +39,14 @@ def test_divided_fields_give_the_same_function(num_ranks: int, case: str, result
     assert errors["gradients"] < 1e-9, errors
 
 
+@pytest.mark.parametrize("name", network_worker.COMPILED)
+def test_compiled_blocks_of_divided_fields(name: str, results: dict[int, Any]) -> None:
+    errors = results[2]["compiled"][name]
+    assert errors["output"] < 1e-12, errors
+    assert errors["input_gradient"] < 1e-12, errors
+    assert errors["gradients"] < 1e-9, errors
+
+
 @pytest.mark.parametrize("num_ranks", networks.PARTS)
 def test_post_processes_of_divided_fields(num_ranks: int, results: dict[int, Any]) -> None:
     """Hyperdiffusion computes in float32; the sums of budgets are in float64, of float32 fields."""

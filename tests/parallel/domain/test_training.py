@@ -31,9 +31,19 @@ def one_process() -> dict[str, dict[str, torch.Tensor]]:
     return {name: training_cases.train_alone(name) for name in training_cases.CASES}
 
 
+def require_similar_training(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Require losses and outputs in bfloat16, which has 8 bits, to be those of one process up to rounding."""
+    for key, limit in (("loss", 5e-3), ("output", 2e-2)):
+        error = (results[key] - expected[key]).abs().max() / expected[key].abs().max()
+        assert error < limit, f"{key}: {error}"
+
+
 @pytest.mark.parametrize(("mesh", "case"), MESHES_AND_CASES)
 def test_training_equals_one_process(mesh: str, case: str, results_folder: Path, one_process: dict) -> None:
     results = load_file(results_folder / f"{mesh}-{case}.safetensors")
+    if training_cases.CASES[case].amp:
+        require_similar_training(results, one_process[case])
+        return
     require_equal_training(results, one_process[case], training_cases.CASES[case].double)
 
 

@@ -25,15 +25,16 @@ CASES = {
     "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0, samples=4),
     "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15, samples=2, steps=3),
     "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, samples=2),
+    "bfloat16": Case(True, True, 1, 2, "pixel_shuffle", amp=True, rows=15, samples=4, steps=3),
     "float64": Case(False, False, 2, 1, "transposed", rows=15, samples=4, steps=20, double=True),
 }
 # Every mesh meets a long rollout or an ensemble; every pair of a mesh axis and the domain meets float64.
 CASES_OF_MESH = {
     "domain 2 x 2": ("long rollout", "ensemble with a global mean", "float64"),
     "domain 4 x 1": ("ensemble", "global mean"),
-    "fsdp2 2 x domain 2": ("long rollout", "float64"),
+    "fsdp2 2 x domain 2": ("long rollout", "bfloat16", "float64"),
     "replicate 2 x domain 2": ("global mean", "float64"),
-    "domain 2 x tensor 2": ("long rollout", "ensemble", "float64"),
+    "domain 2 x tensor 2": ("long rollout", "ensemble", "bfloat16", "float64"),
     "ens 2 x domain 2": ("ensemble", "ensemble with a global mean"),
 }
 NUM_RANKS = 4

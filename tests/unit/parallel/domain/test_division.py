@@ -60,15 +60,13 @@ def test_shapes_are_all_pairs_of_divisors() -> None:
     ("reach", "output", "expected"),
     [
         (Reach(1, 1), range(4, 8), range(3, 9)),
-        # At the ends of the axis there is nothing to read.
-        (Reach(1, 1), range(0, 8), range(0, 9)),
-        (Reach(1, 1), range(8, 16), range(7, 16)),
-        # A stride begins at whole output cells: 8 - 3 is rounded down, 16 + 4 is a multiple already.
-        (Reach(3, 4, stride=2), range(4, 8), range(4, 16)),
+        # Beyond the end of the axis the layer reads zeros.
+        (Reach(1, 1), range(0, 8), range(-1, 9)),
+        (Reach(3, 4, stride=2), range(4, 8), range(5, 20)),
         # Odd bounds of an up-sampling: cells 3 to 6 of the output lie above cells 1 to 3.
         (Reach(0, 0, factor=2), range(3, 7), range(1, 4)),
         (Reach(1, 1, factor=2), range(3, 7), range(0, 5)),
     ],
 )
 def test_input_of_a_range_of_output_cells(reach: Reach, output: range, expected: range) -> None:
-    assert reach.input_range(output, 16) == expected
+    assert reach.input_range(output) == expected
