@@ -80,15 +80,16 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     arguments = ["train", str(folder / "config.yml"), *SETTINGS, *overrides]
     ranks = start_ranks(2, arguments)
     try:
-        _, status = os.waitpid(ranks[1].pid, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL
+        ranks[1].communicate(timeout=300)
+        assert ranks[1].returncode == -signal.SIGKILL
         output, _ = ranks[0].communicate(timeout=60)
     finally:
         for rank in ranks:
             rank.kill()
     assert ranks[0].returncode not in (0, None), output
     assert re.search("Connection (closed|reset) by peer", output), output
-    assert (folder / "run" / "STATUS").read_text().startswith("failed")
+    # Another start may succeed, so the job script continues the run.
+    assert json.loads((folder / "run" / "STATUS").read_text())["status"] == "requeue"
 
 
 def start_ranks(num_ranks: int, arguments: list[str]) -> list[subprocess.Popen]:
