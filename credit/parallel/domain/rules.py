@@ -104,9 +104,19 @@ class ReadsNeighbours(DomainRule):
         return [Cells(part.rows, part.columns)]
 
     def remove_padding(self, layer: nn.Module) -> None:
-        """Change the layer in place so that it no longer pads its input."""
-        if isinstance(layer, nn.Conv2d):
+        """Change the layer in place so that it no longer pads its input.
+
+        Raises:
+            TypeError: if it is not known how.
+        """
+        if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
             layer.padding = (0, 0)
+        elif self.reach.before or self.reach.after:
+            raise TypeError(
+                f"ReadsNeighbours: how {type(layer).__name__} pads its input is not known; the rule is for a Conv2d "
+                "with zeros, or for a layer that reads no other cells; for other layers, write a subclass with the "
+                "method remove_padding"
+            )
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
         """Return the layer's input in the dtype in which the ranks exchange it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from itertools import product
 from typing import Any
 
 import torch
@@ -38,6 +40,14 @@ CASES_OF_MESH = {
     "ens 2 x domain 2": ("ensemble", "ensemble with a global mean"),
 }
 NUM_RANKS = 4
+# With EQUALITY=product in the environment, every mesh meets all combinations of these options. It takes about an hour.
+if os.environ.get("EQUALITY") == "product":
+    for options in product((False, True), (False, True, "selective"), (1, 2), ("transposed", "pixel_shuffle"), (1, 2)):
+        spectral_norm, checkpoint, accumulation, decoder, members = options
+        CASES[f"product {options}"] = Case(
+            spectral_norm, checkpoint, accumulation, 2, decoder, members=members, rows=15, samples=4, steps=2
+        )
+    CASES_OF_MESH = dict.fromkeys(MESHES, tuple(CASES))
 
 
 def train_on_mesh(case_name: str, mesh_name: str, rank: int) -> dict[str, torch.Tensor]:
