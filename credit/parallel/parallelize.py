@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -19,6 +20,7 @@ from credit.parallel.blocks.compilation import keep_dtensors_out_of_graphs
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.tensor.dropout import has_dropout
+from credit.parallel.tensor.sequence_parallel import GradientAverage, SequenceRanks
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ def parallelize(
     how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
     before.
 
+    Sequence parallelism: if the fields of the model are divided over the ranks of both `domain` and `tp`, as
+    `split_domain` does with the group of these ranks, the split layers gather tokens and sum them by parts.
+
     Args:
         model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
         mesh: ranks that hold the model together, such as
@@ -68,7 +73,8 @@ def parallelize(
 
     # Domain and tensor parallelism come first, because checkpoint wrappers and sharding would hide the layers.
     _divide_fields(model, mesh)
-    _split_layers(model, mesh)
+    sequence_ranks = _find_sequence_ranks(model, mesh, shard)
+    _split_layers(model, mesh, sequence_ranks)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
 
@@ -83,6 +89,9 @@ def parallelize(
     if shard and mesh is not None:
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
+        if sequence_ranks is not None:
+            whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
+            GradientAverage(sequence_ranks.group, torch.device(mesh.device_type)).watch(whole_weights)
     return model
 
 
@@ -92,11 +101,33 @@ def _divide_fields(model: nn.Module, mesh: DeviceMesh | None) -> None:
         split_domain(model, mesh["domain"].get_group())
 
 
-def _split_layers(model: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Split the layers of a model over the axis `tp`, in place."""
+def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None, shard: bool) -> SequenceRanks | None:
+    """Return the tensor-parallel ranks among those that divide the fields; None without sequence parallelism.
+
+    Raises:
+        ConfigError: if the fields are divided among other ranks than those of the mesh, or weights are not sharded.
+    """
+    domain = getattr(model, "domain", None)
+    if mesh is None or domain is None or domain.num_ranks == _axis_size(mesh, "domain"):
+        return None
+    num_ranks = _axis_size(mesh, "domain") * _axis_size(mesh, "tp")
+    if domain.num_ranks != num_ranks:
+        raise ConfigError(
+            f"the fields are divided among {domain.num_ranks} ranks, but the mesh has domain x tp = {num_ranks}; call "
+            "split_domain with the ranks of the axis domain, or of the axes domain and tp"
+        )
+    if not shard:
+        raise ConfigError(
+            "trainer.parallelism.sequence_parallel: needs data: fsdp2, which sums the gradients over the ranks"
+        )
+    return SequenceRanks.build(mesh["tp"].get_group(), domain.group)
+
+
+def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: SequenceRanks | None) -> None:
+    """Split the layers of a model over the axis `tp`, in place; see `_find_sequence_ranks`."""
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
-        split_paths = apply_tensor_parallel(model, mesh["tp"])
+        split_paths = apply_tensor_parallel(model, mesh["tp"], sequence_ranks)
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
 
 
@@ -124,10 +155,10 @@ def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
     Raises:
         ConfigError: naming the keys.
     """
-    if _axis_size(mesh, "domain") > 1:
+    if _axis_size(mesh, "domain") > 1 or getattr(model, "domain", None) is not None:
         raise ConfigError(
-            "trainer.compile: with trainer.parallelism.domain above 1, blocks exchange cells, which is not compiled; "
-            "set compile to false"
+            "trainer.compile: with trainer.parallelism.domain above 1 or sequence_parallel, blocks exchange cells, "
+            "which is not compiled; set compile to false"
         )
     if _axis_size(mesh, "tp") > 1 and has_dropout(model):
         raise ConfigError(
