@@ -55,7 +55,7 @@ def parallelize(
         mesh: ranks that hold the model together, such as
             ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. Its axes are some
             of `AXIS_NAMES`. `credit.parallel.mesh.build_mesh` builds such a mesh.
-        shard: False for tensor parallelism alone.
+        shard: False for tensor parallelism alone. Gradients are then not reduced over ranks that divide the fields.
         checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
         policy: FSDP2's mixed precision; None to compute in the dtype of the weights.
@@ -73,7 +73,7 @@ def parallelize(
 
     # Domain and tensor parallelism come first, because checkpoint wrappers and sharding would hide the layers.
     _divide_fields(model, mesh)
-    sequence_ranks = _find_sequence_ranks(model, mesh, shard)
+    sequence_ranks = _find_sequence_ranks(model, mesh)
     _split_layers(model, mesh, sequence_ranks)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
@@ -101,11 +101,11 @@ def _divide_fields(model: nn.Module, mesh: DeviceMesh | None) -> None:
         split_domain(model, mesh["domain"].get_group())
 
 
-def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None, shard: bool) -> SequenceRanks | None:
+def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None) -> SequenceRanks | None:
     """Return the tensor-parallel ranks among those that divide the fields; None without sequence parallelism.
 
     Raises:
-        ConfigError: if the fields are divided among other ranks than those of the mesh, or weights are not sharded.
+        ConfigError: if the fields are divided among other ranks than those of the mesh.
     """
     domain = getattr(model, "domain", None)
     if mesh is None or domain is None or domain.num_ranks == _axis_size(mesh, "domain"):
@@ -115,10 +115,6 @@ def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None, shard: bool)
         raise ConfigError(
             f"the fields are divided among {domain.num_ranks} ranks, but the mesh has domain x tp = {num_ranks}; call "
             "split_domain with the ranks of the axis domain, or of the axes domain and tp"
-        )
-    if not shard:
-        raise ConfigError(
-            "trainer.parallelism.sequence_parallel: needs data: fsdp2, which sums the gradients over the ranks"
         )
     return SequenceRanks.build(mesh["tp"].get_group(), domain.group)
 
