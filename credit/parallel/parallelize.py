@@ -47,8 +47,8 @@ def parallelize(
     how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
     before.
 
-    Sequence parallelism: if the fields of the model are divided over the ranks of both `domain` and `tp`, as
-    `split_domain` does with the group of these ranks, the split layers gather tokens and sum them by parts.
+    If `split_domain` has divided the fields over the ranks of both `domain` and `tp`, the split layers gather tokens
+    and sum them by parts (sequence parallelism).
 
     Args:
         model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
@@ -90,8 +90,7 @@ def parallelize(
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
         if sequence_ranks is not None:
-            whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
-            GradientAverage(sequence_ranks.group, torch.device(mesh.device_type)).watch(whole_weights)
+            _average_whole_weights(model, fsdp_mesh_of_tp_units, sequence_ranks)
     return model
 
 
@@ -125,6 +124,15 @@ def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: Seq
     if tensor_ranks > 1:
         split_paths = apply_tensor_parallel(model, mesh["tp"], sequence_ranks)
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
+
+
+def _average_whole_weights(model: nn.Module, fsdp_mesh_of_tp_units: DeviceMesh, sequence_ranks: SequenceRanks) -> None:
+    """Average, from now on, the gradients of whole weights in units with split weights over the tensor-parallel ranks.
+
+    Split weights lie on a mesh with the axis `tp`, and FSDP2 averages other units over these ranks itself.
+    """
+    whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
+    GradientAverage(sequence_ranks.group, torch.device(fsdp_mesh_of_tp_units.device_type)).watch(whole_weights)
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:
