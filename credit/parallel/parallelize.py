@@ -45,10 +45,7 @@ def parallelize(
 
     Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed, and the model with `plan_domain`
     how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
-    before.
-
-    If `split_domain` has divided the fields over the ranks of both `domain` and `tp`, the split layers gather tokens
-    and sum them by parts (sequence parallelism).
+    before; if it divides them over the ranks of both `domain` and `tp`, split layers use sequence parallelism.
 
     Args:
         model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
