@@ -34,6 +34,7 @@ class ParallelDims:
         ensemble: number of neighbouring data-parallel ranks that divide the members of one sample among them. It
             divides replicate x shard and is not a further factor of the number of ranks.
         domain: number of ranks that divide the fields of a sample among them.
+        sequence_parallel: True if the tensor-parallel ranks divide the fields, too.
     """
 
     replicate: int = 1
@@ -41,6 +42,12 @@ class ParallelDims:
     tensor: int = 1
     ensemble: int = 1
     domain: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def num_field_parts(self) -> int:
+        """Number of ranks that divide the fields of a sample among them."""
+        return self.domain * self.tensor if self.sequence_parallel else self.domain
 
     @property
     def world(self) -> int:
@@ -72,12 +79,14 @@ class ParallelismSettings(Protocol):
         tensor: number of ranks over which tensor parallelism splits the layers.
         ensemble: number of data-parallel ranks that divide the members of one sample among them.
         num_domain_ranks: number of ranks that divide the fields of a sample among them.
+        sequence_parallel: True if the tensor-parallel ranks divide the fields, too.
     """
 
     data: Literal["fsdp2", "ddp", "none"]
     replicate: int
     tensor: int
     ensemble: int
+    sequence_parallel: bool
 
     @property
     def num_domain_ranks(self) -> int:
@@ -112,7 +121,7 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
             f"data-parallel ranks (replicate {degrees.replicate} x shard {degrees.shard}); these do: "
             f"{', '.join(divisors)}"
         )
-    return replace(degrees, ensemble=settings.ensemble)
+    return replace(degrees, ensemble=settings.ensemble, sequence_parallel=settings.sequence_parallel)
 
 
 def _require_domain_fits(settings: ParallelismSettings, world: int) -> None:
@@ -212,7 +221,8 @@ class DeviceGrid:
         ensemble_group: ranks that divide the members of the same samples, in the order of the members; None if this
             rank computes all members.
         sample_group: ranks that get the same fields: the ensemble group with all its tensor-parallel peers; None if no
-            other rank gets the fields of this rank. The ranks of a domain group have other parts of the fields.
+            other rank gets the fields of this rank. The ranks of a domain group have other parts of the fields, and so
+            do tensor-parallel peers with sequence parallelism.
     """
 
     degrees: ParallelDims = ParallelDims()
@@ -255,8 +265,15 @@ class DeviceGrid:
         return self.rank % self.degrees.tensor
 
     @property
+    def field_rank(self) -> int:
+        """Index of this rank, from 0, among the ranks of a data-parallel rank that have the same part of the fields."""
+        return 0 if self.degrees.sequence_parallel else self.tensor_rank
+
+    @property
     def domain_rank(self) -> int:
         """Index of this rank, from 0, among the ranks that divide the fields of a sample."""
+        if self.degrees.sequence_parallel:
+            return self.rank % self.degrees.num_field_parts
         return self.rank // self.degrees.tensor % self.degrees.domain
 
     @property
@@ -267,19 +284,26 @@ class DeviceGrid:
     @property
     def reads_samples(self) -> bool:
         """True for the one rank of a sample group that reads the samples; the other ranks receive them from it."""
-        return self.tensor_rank == 0 and self.ensemble_rank == 0
+        return self.field_rank == 0 and self.ensemble_rank == 0
 
     @property
     def domain_group(self) -> ProcessGroup | None:
-        """Process group of the ranks that divide the fields of a sample; None without domain parallelism."""
-        if self.degrees.domain == 1:
+        """Process group of the ranks that divide the fields of a sample; None if each has whole fields."""
+        if self.degrees.num_field_parts == 1:
             return None
-        return self.device_mesh["domain"].get_group()
+        if not self.degrees.sequence_parallel:
+            return self.device_mesh["domain"].get_group()
+        if self.degrees.domain == 1:
+            return self.device_mesh["tp"].get_group()
+        return self.device_mesh["domain", "tp"]._flatten("domain_tp").get_group()
 
     @property
-    def tensor_group(self) -> ProcessGroup | None:
-        """Process group of this rank and its tensor-parallel peers; None without tensor parallelism."""
-        if self.degrees.tensor == 1:
+    def field_group(self) -> ProcessGroup | None:
+        """Process group of the tensor-parallel peers, if they have the same part of the fields; None if no other does.
+
+        The ranks of an ensemble group, which also have it, are left out.
+        """
+        if self.degrees.tensor == 1 or self.degrees.sequence_parallel:
             return None
         return self.device_mesh["tp"].get_group()
 
@@ -290,6 +314,8 @@ class DeviceGrid:
         if degrees.domain > 1:
             text += f" x domain {degrees.domain}"
         text += f" x tensor {degrees.tensor}"
+        if degrees.sequence_parallel:
+            text += " (sequence parallel)"
         if degrees.ensemble > 1:
             text += f", members shared by {degrees.ensemble}"
         return text
@@ -329,14 +355,14 @@ def build_mesh(
         device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
-        return replace(grid, sample_group=grid.tensor_group)
+        return replace(grid, sample_group=grid.field_group)
     # S groups of samples, E ranks that divide the members, D that divide the fields, T tensor-parallel ranks.
     ranks_SEDT = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.domain, degrees.tensor)
     # Only ranks with the same part of the fields and of the split layers exchange members: (S x D x T groups, E ranks).
     ensemble_ranks_GN = ranks_SEDT.permute(0, 2, 3, 1).flatten(0, 2)
     ensemble_group = _build_group(ensemble_ranks_GN, timeout_minutes)
     sample_group = ensemble_group
-    if degrees.tensor > 1:
+    if degrees.tensor > 1 and not degrees.sequence_parallel:
         sample_group = _build_group(ranks_SEDT.transpose(1, 2).flatten(0, 1).flatten(1), timeout_minutes)
     return replace(grid, ensemble_group=ensemble_group, sample_group=sample_group)
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -19,6 +20,7 @@ from credit.parallel.blocks.compilation import keep_dtensors_out_of_graphs
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.tensor.dropout import has_dropout
+from credit.parallel.tensor.sequence_parallel import GradientAverage, SequenceRanks
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
 
 logger = logging.getLogger(__name__)
@@ -43,14 +45,14 @@ def parallelize(
 
     Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed, and the model with `plan_domain`
     how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
-    before.
+    before; if it divides them over the ranks of both `domain` and `tp`, split layers use sequence parallelism.
 
     Args:
         model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
         mesh: ranks that hold the model together, such as
             ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. Its axes are some
             of `AXIS_NAMES`. `credit.parallel.mesh.build_mesh` builds such a mesh.
-        shard: False for tensor parallelism alone.
+        shard: False for tensor parallelism alone. Gradients are then not reduced over ranks that divide the fields.
         checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
         policy: FSDP2's mixed precision; None to compute in the dtype of the weights.
@@ -68,7 +70,8 @@ def parallelize(
 
     # Domain and tensor parallelism come first, because checkpoint wrappers and sharding would hide the layers.
     _divide_fields(model, mesh)
-    _split_layers(model, mesh)
+    sequence_ranks = _find_sequence_ranks(model, mesh)
+    _split_layers(model, mesh, sequence_ranks)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
 
@@ -83,6 +86,8 @@ def parallelize(
     if shard and mesh is not None:
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
+        if sequence_ranks is not None:
+            _average_whole_weights(model, fsdp_mesh_of_tp_units, sequence_ranks)
     return model
 
 
@@ -92,12 +97,39 @@ def _divide_fields(model: nn.Module, mesh: DeviceMesh | None) -> None:
         split_domain(model, mesh["domain"].get_group())
 
 
-def _split_layers(model: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Split the layers of a model over the axis `tp`, in place."""
+def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None) -> SequenceRanks | None:
+    """Return the tensor-parallel ranks among those that divide the fields; None without sequence parallelism.
+
+    Raises:
+        ConfigError: if the fields are divided among other ranks than those of the mesh.
+    """
+    domain = getattr(model, "domain", None)
+    if mesh is None or domain is None or domain.num_ranks == _axis_size(mesh, "domain"):
+        return None
+    num_ranks = _axis_size(mesh, "domain") * _axis_size(mesh, "tp")
+    if domain.num_ranks != num_ranks:
+        raise ConfigError(
+            f"the fields are divided among {domain.num_ranks} ranks, but the mesh has domain x tp = {num_ranks}; call "
+            "split_domain with the ranks of the axis domain, or of the axes domain and tp"
+        )
+    return SequenceRanks.build(mesh["tp"].get_group(), domain.group)
+
+
+def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: SequenceRanks | None) -> None:
+    """Split the layers of a model over the axis `tp`, in place; see `_find_sequence_ranks`."""
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
-        split_paths = apply_tensor_parallel(model, mesh["tp"])
+        split_paths = apply_tensor_parallel(model, mesh["tp"], sequence_ranks)
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
+
+
+def _average_whole_weights(model: nn.Module, fsdp_mesh_of_tp_units: DeviceMesh, sequence_ranks: SequenceRanks) -> None:
+    """Average, from now on, the gradients of whole weights in units with split weights over the tensor-parallel ranks.
+
+    Split weights lie on a mesh with the axis `tp`, and FSDP2 averages other units over these ranks itself.
+    """
+    whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
+    GradientAverage(sequence_ranks.group, torch.device(fsdp_mesh_of_tp_units.device_type)).watch(whole_weights)
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:
@@ -125,10 +157,11 @@ def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
         ConfigError: naming the keys.
     """
     # Compiled by inductor, seeded dropout drew other masks for a part of a field than for the whole field (torch 2.13).
-    if _axis_size(mesh, "domain") > 1 and any(hasattr(module, "numbering") for module in model.modules()):
+    divides_fields = _axis_size(mesh, "domain") > 1 or getattr(model, "domain", None) is not None
+    if divides_fields and any(hasattr(module, "numbering") for module in model.modules()):
         raise ConfigError(
-            "trainer.compile: with trainer.parallelism.domain above 1, dropout as noise cannot be compiled; set "
-            "compile to false, or remove the kind dropout from model.noise"
+            "trainer.compile: with trainer.parallelism.domain above 1 or sequence_parallel, dropout as noise cannot be "
+            "compiled; set compile to false, or remove the kind dropout from model.noise"
         )
     if _axis_size(mesh, "tp") > 1 and has_dropout(model):
         raise ConfigError(

@@ -80,6 +80,11 @@ class ParallelismConfig(DomainSection):
         "replicate must divide the number of ranks. A layer is not split if `tensor` does not divide its "
         "heads or hidden units.",
     )
+    sequence_parallel: bool = Field(
+        False,
+        description="The ranks of `tensor` also divide the fields of a sample among them (sequence parallelism), so "
+        "that domain x tensor ranks do. Each layer that is split gathers the tokens of these ranks.",
+    )
     replicate: int = Field(
         1,
         ge=1,
@@ -100,6 +105,28 @@ class ParallelismConfig(DomainSection):
     )
     cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
     timeout: Duration = Field("30min", description="Time after which a collective that waits for another rank fails.")
+
+    @property
+    def divides_fields(self) -> bool:
+        """True if ranks divide the fields of a sample among them."""
+        return self.num_domain_ranks > 1 or self.sequence_parallel
+
+    @model_validator(mode="after")
+    def _require_sequence_fits(self) -> ParallelismConfig:
+        """Refuse sequence parallelism with keys that it does not work with."""
+        if not self.sequence_parallel:
+            return self
+        if self.tensor == 1 or self.data != "fsdp2":
+            raise ValueError(
+                "sequence_parallel: needs tensor above 1, whose ranks it lets divide the fields, and data: fsdp2, "
+                f"which sums the gradients over them; tensor is {self.tensor}, data is {self.data}"
+            )
+        if self.domain_parts is not None:
+            raise ValueError(
+                "domain: {lat: M, lon: N} does not work with sequence_parallel, which divides the fields into domain x "
+                "tensor parts; write the number M x N"
+            )
+        return self
 
 
 class MixedPrecisionConfig(StrictModel):
@@ -324,7 +351,10 @@ class TrainerConfig(StrictModel):
             ValueError: naming the key.
         """
         if self.preview is not None:
-            raise ValueError("preview: draws whole fields, which no rank has with parallelism.domain; remove preview")
+            raise ValueError(
+                "preview: draws whole fields, which no rank has with parallelism.domain or sequence_parallel; remove "
+                "preview"
+            )
 
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:
@@ -335,7 +365,7 @@ class TrainerConfig(StrictModel):
             )
         if self.members_at_once > self.members:
             raise ValueError(f"members_at_once: {self.members_at_once} is more than members {self.members}; lower it")
-        if self.parallelism.num_domain_ranks > 1:
+        if self.parallelism.divides_fields:
             self._require_divisible_fields()
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")

@@ -35,12 +35,14 @@ class Weight:
         row_elements: number of elements in a row.
         element_bytes: bytes of an element.
         trains: True if the weight has a gradient, False if it is frozen.
+        split: True if it is the part of a weight that tensor parallelism has split.
     """
 
     rows: int
     row_elements: int
     element_bytes: int
     trains: bool
+    split: bool
 
     def elements_per_rank(self, num_ranks: int) -> int:
         """Return the number of elements on the fullest rank if FSDP2 shards the weight over `num_ranks` ranks."""
@@ -341,4 +343,4 @@ def _read_weight(parameter: nn.Parameter) -> Weight:
     # A scalar counts as a single row of one element.
     rows = shape[0] if shape else 1
     row_elements = math.prod(shape[1:])
-    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad)
+    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad, split_dim is not None)

@@ -32,6 +32,7 @@ from credit.hpc.planner.trace import Collective, Kernel, Trace, extrapolate_trac
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
     count_member_collectives,
+    count_sequence_collectives,
     count_sharding_collectives,
     estimate_seconds,
     read_iterated_bytes,
@@ -138,6 +139,7 @@ class Planner:
         self._world = world
         # The plan keeps the division of the fields that the config sets.
         self._domain = run.trainer.parallelism.num_domain_ranks
+        self._sequence_parallel = run.trainer.parallelism.sequence_parallel
         self._gpu = gpu
         self._on_gpu = kernels == "gpu"
         self._properties: dict[tuple[bool, int], _NetworkProperties] = {}
@@ -193,7 +195,9 @@ class Planner:
     def _build_degrees(self, replicate: int, tensor: int) -> ParallelDims:
         """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
         shard = self._world // (replicate * tensor * self._domain)
-        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble, self._domain)
+        ensemble = self._run.trainer.parallelism.ensemble
+        sequence_parallel = self._sequence_parallel and tensor > 1
+        return ParallelDims(replicate, shard, tensor, ensemble, self._domain, sequence_parallel)
 
     def plan_mesh(
         self, data: str, degrees: ParallelDims, checkpointing: Checkpointing, members_at_once: int | None = None
@@ -231,6 +235,7 @@ class Planner:
             gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
             collectives += count_sharding_collectives(network.units, degrees, network.precision, schedule)
+            collectives += count_sequence_collectives(network.units, degrees)
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
         kernel_seconds = self._estimate_kernel_seconds(trace.kernels, memory.parameters)
@@ -356,7 +361,13 @@ class Planner:
         """Return the smallest mesh with `tensor` tensor-parallel ranks that shards the network as the run does."""
         # Two shards stand for any number of them, because the units are the same.
         num_shards = min(2, self._world // (tensor * self._domain))
-        degrees = ParallelDims(replicate=1, shard=num_shards, tensor=tensor, domain=self._domain)
+        degrees = ParallelDims(
+            replicate=1,
+            shard=num_shards,
+            tensor=tensor,
+            domain=self._domain,
+            sequence_parallel=self._sequence_parallel and tensor > 1,
+        )
         # Of the parts into which the fields are divided, that of the first rank is the largest.
         return build_mesh(degrees, rank=0, device_type="cpu")
 

@@ -113,6 +113,8 @@ def format_settings(mesh: MeshPlan) -> str:
     domain = ""
     if degrees.domain > 1:
         domain = f", domain: {degrees.domain}"
+    if degrees.sequence_parallel:
+        domain += ", sequence_parallel: true"
     if mesh.data == "fsdp2":
         return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{domain}{ensemble}}}"
     if mesh.data == "none":
@@ -175,8 +177,9 @@ def _format_meshes(plan: Plan) -> list[str]:
         if not mesh.steps:
             notes.append("more samples a step than there are")
         domain = f" x domain {degrees.domain}" if degrees.domain > 1 else ""
+        sequence = " sequence parallel" if degrees.sequence_parallel else ""
         rows.append(
-            f"| {mesh.data} | {degrees.replicate} x {degrees.shard}{domain} x {degrees.tensor} "
+            f"| {mesh.data} | {degrees.replicate} x {degrees.shard}{domain} x {degrees.tensor}{sequence} "
             f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )

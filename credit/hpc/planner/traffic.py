@@ -70,6 +70,27 @@ def count_sharding_collectives(
     return collectives
 
 
+def count_sequence_collectives(units: Sequence[ShardUnit], degrees: ParallelDims) -> Counter[Collective]:
+    """Return the sum over the ranks by which sequence parallelism averages gradients once in an optimizer step.
+
+    These are the gradients of weights that are whole on each tensor-parallel rank, in units with split weights.
+
+    Args:
+        units: sharding units of the model.
+        degrees: number of ranks along each axis of the mesh.
+    """
+    if not degrees.sequence_parallel:
+        return Counter()
+    num_bytes = 0
+    for unit in units:
+        for weight in unit.weights:
+            if unit.split and weight.trains and not weight.split:
+                num_bytes += weight.elements_per_rank(unit.num_ranks(degrees)) * weight.element_bytes
+    if num_bytes == 0:
+        return Counter()
+    return Counter({Collective("all-reduce", degrees.tensor, num_bytes): 1})
+
+
 def count_member_collectives(
     output_bytes: int, whole_fields: bool, num_exchanges: int, degrees: ParallelDims
 ) -> Counter[Collective]:

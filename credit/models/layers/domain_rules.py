@@ -209,9 +209,11 @@ class NumbersCells(DomainRule):
     division: FieldDivision
 
     def install(self, layer: SeededDropout, group: dist.ProcessGroup) -> None:
-        """Tell the layer which cells or windows of the whole field it gets."""
-        part = self.division.held(dist.get_rank(group))
-        layer.numbering = CellNumbering(part.rows, part.columns, self.division.shape[1])
+        """Tell the layer which cells or windows of the whole field the ranks have."""
+        rank = dist.get_rank(group)
+        parts = [self.division.held(other) for other in range(self.division.num_ranks)]
+        layer.numberings = tuple(CellNumbering(part.rows, part.columns, self.division.shape[1]) for part in parts)
+        layer.field_ranks = range(rank, rank + 1)
 
 
 @dataclass(frozen=True)

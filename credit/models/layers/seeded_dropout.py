@@ -68,7 +68,10 @@ class SeededDropout(nn.Module):
     Attributes:
         first_unit: index of the first hidden channel or head that this rank holds: 0, unless tensor parallelism sets
             it.
-        numbering: numbers of the cells (or windows) that this rank holds; None if it holds the whole field.
+        numberings: numbers of the cells (or windows) that each rank holds of a divided field; empty if this rank holds
+            the whole field.
+        field_ranks: the ranks whose cells the layer gets: this rank, or with sequence parallelism its tensor-parallel
+            peers as well.
     """
 
     def __init__(self, rate: float, number: int) -> None:
@@ -76,7 +79,8 @@ class SeededDropout(nn.Module):
         self.rate = rate
         self.number = number
         self.first_unit = 0
-        self.numbering: CellNumbering | None = None
+        self.numberings: tuple[CellNumbering, ...] = ()
+        self.field_ranks = range(0)
         # The offsets of the layers are far apart, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
@@ -89,10 +93,10 @@ class SeededDropout(nn.Module):
         """Return hidden channels with dropout: some are set to zero, the rest is scaled to keep the mean.
 
         Args:
-            x: (B, ..., U) hidden channels of each cell; under tensor parallelism those that this rank holds.
+            x: (B cells, U) hidden channels of each cell; under tensor parallelism those that this rank holds.
             seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
         """
-        x_BRU = x.flatten(1, -2)
+        x_BRU = x.unflatten(0, (len(seeds_BM), -1))
         rows_R = self._number_cells(x_BRU.shape[1], x.device)
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
@@ -120,10 +124,10 @@ class SeededDropout(nn.Module):
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _number_cells(self, num_cells: int, device: torch.device) -> Tensor:
-        """Return the numbers (cells,) int64 in the whole field of the `num_cells` cells, or windows, of this rank."""
-        if self.numbering is None:
+        """Return the numbers (cells,) int64 in the whole field of the `num_cells` cells, or windows, of a sample."""
+        if not self.numberings:
             return torch.arange(num_cells, device=device)
-        return self.numbering.numbers(device)
+        return torch.cat([self.numberings[rank].numbers(device) for rank in self.field_ranks])
 
     def _select_seed(self, seeds_BM: Tensor) -> Tensor:
         """Return the seed that this layer uses for each sample, (B, 1, 1): layer i uses seed i modulo M."""

@@ -45,20 +45,23 @@ class FeedForward(nn.Module):
             x_BHWC: tokens.
             conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
-        normed_BHWC = self.norm(x_BHWC, conditions)
+        # From here on, cells are independent of each other.
+        normed_NC = self.norm(x_BHWC, conditions).flatten(0, 2)
         # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed one by one.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
-            hidden_BHWC = F.gelu(self.expand(normed_BHWC))
-            return self.contract(self.seeded_dropout.drop_channels(hidden_BHWC, conditions.dropout_seeds_BM))
-        if self.dropout.training and self.dropout.p:
-            return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
-        norm = None
-        # The kernel can compute only such norms again that do not depend on a condition.
-        if self.saves_memory and not conditions.changes_norms:
-            norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
-        # The first layer defers its product to the second one, where one kernel computes both.
-        deferred = self.expand(normed_BHWC, defer)
-        return self.contract(deferred, partial(mlp, norm=norm))
+            hidden_NK = F.gelu(self.expand(normed_NC))
+            y_NC = self.contract(self.seeded_dropout.drop_channels(hidden_NK, conditions.dropout_seeds_BM))
+        elif self.dropout.training and self.dropout.p:
+            y_NC = self.contract(self.dropout(F.gelu(self.expand(normed_NC))))
+        else:
+            norm = None
+            # The kernel can compute only such norms again that do not depend on a condition.
+            if self.saves_memory and not conditions.changes_norms:
+                norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
+            # The first layer defers its product to the second one, where one kernel computes both.
+            deferred = self.expand(normed_NC, defer)
+            y_NC = self.contract(deferred, partial(mlp, norm=norm))
+        return y_NC.view(x_BHWC.shape)
 
 
 class TransformerLayer(nn.Module):

@@ -30,7 +30,7 @@ from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import UpBlock
 from credit.models.wxformer.noise import NoiseInput
 from credit.parallel.domain.division import FieldDivision, divide_field, imbalance
-from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours
+from credit.parallel.domain.rules import CountsTokens, DomainRule, Reach, ReadsNeighbours
 from credit.parallel.domain.split import DomainPlan
 
 if TYPE_CHECKING:
@@ -122,6 +122,17 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
         "long_attention": long_windows,
         "long_feed_forward": division,
     }
+    tokens = {
+        "short_attention.to_qkv": CountsTokens(short_windows, short_window**2),
+        "short_feed_forward.expand": CountsTokens(division),
+        "long_attention.to_qkv": CountsTokens(long_windows, long_window**2),
+        "long_feed_forward.expand": CountsTokens(division),
+    }
+    rowwise_partners = {"to_qkv": "to_out", "expand": "contract"}
+    for path, rule in tokens.items():
+        parent, _, name = path.rpartition(".")
+        yield path, rule
+        yield f"{parent}.{rowwise_partners[name]}", rule
     for name, numbered in dropouts.items():
         if isinstance(layer.get_submodule(name).seeded_dropout, SeededDropout):
             yield f"{name}.seeded_dropout", NumbersCells(numbered)

@@ -170,6 +170,24 @@ class ReadsNeighbours(DomainRule):
         return [zeros_north, *blocks, zeros_south]
 
 
+@dataclass(frozen=True)
+class CountsTokens(DomainRule):
+    """Rule of a linear layer that tensor parallelism may split; with sequence parallelism its ranks gather the tokens.
+
+    Attributes:
+        division: division of the layer's tokens, or of its windows.
+        tokens_per_window: number of tokens of a window; 1 for a division of tokens.
+    """
+
+    division: FieldDivision
+    tokens_per_window: int = 1
+
+    def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+        """Tell the layer how many tokens of a sample each rank has."""
+        shapes = [self.division.held(rank).shape for rank in range(self.division.num_ranks)]
+        layer.tokens_by_rank = tuple(rows * columns * self.tokens_per_window for rows, columns in shapes)
+
+
 def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]) -> CellExchange:
     """Return the exchange that gives each rank cells of a field that is divided.
 

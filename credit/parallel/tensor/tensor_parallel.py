@@ -50,9 +50,17 @@ from credit.parallel.tensor.collectives import (
 )
 from credit.parallel.tensor.dropout import RankRandomState, has_dropout
 from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splittable
+from credit.parallel.tensor.sequence_parallel import (
+    GatherTokens,
+    ScaleGradient,
+    SequenceRanks,
+    SumTokens,
+    TokenParts,
+    require_token_counts,
+)
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: SequenceRanks | None = None) -> list[str]:
     """Collective: split the layers of every ``_tp_plan`` over `mesh`, in place; return the paths of the split layers.
 
     Layers that belong together (those of an attention, those of an MLP) stay whole if their number of heads or hidden
@@ -61,6 +69,8 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     Args:
         model: model on any device, even the meta device. On a real device, all ranks must have the same values.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
+        sequence_ranks: these ranks among those that divide the fields, for sequence parallelism; None if they have the
+            same fields.
 
     Raises:
         ConfigError: if a plan is not valid, every layer would stay whole, or the weight or forward of a layer does not
@@ -92,18 +102,21 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             f"trainer.parallelism.tensor: {mesh.size()} splits no layer of {type(model).__name__}: {reason}"
         )
     require_splittable(model, split_layers)
+    if sequence_ranks is not None:
+        require_token_counts((layer.location, layer.module) for layer in split_layers)
 
     for group in split_groups:
-        _split_group(group, mesh)
+        _split_group(group, mesh, sequence_ranks)
     return [layer.path for layer in split_layers]
 
 
-def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
+def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: SequenceRanks | None) -> None:
     """Split the layers of a group in place. Between these layers each rank then holds only its own activations.
 
     Args:
         group: layers of one plan that are split together; they share one random state for dropout.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
+        sequence_ranks: as in `apply_tensor_parallel`.
     """
     parent = group[0].parent
     process_group = mesh.get_group()
@@ -116,20 +129,33 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
     for module in parent.modules():
         if hasattr(module, "first_unit"):
             module.first_unit = mesh.get_local_rank() * num_units // mesh.size()
+        if sequence_ranks is not None:
+            # Between the layers, each rank has the tokens of all its peers. A norm that is computed again in the
+            # backward pass would have those of this rank only.
+            if hasattr(module, "field_ranks"):
+                module.field_ranks = sequence_ranks.field_ranks
+            if hasattr(module, "saves_memory"):
+                module.saves_memory = False
     for layer in group:
         module = layer.module
+        tokens = None
+        if sequence_ranks is not None and layer.kind != "replicated":
+            tokens = sequence_ranks.count_tokens(module)
         if layer.kind == "replicated":
             # Each rank uses the output for its own heads, so each has a part of the gradient.
-            module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=process_group))
+            hook = _sum_gradient_of_output if sequence_ranks is None else _average_gradient_of_output
+            module.register_forward_hook(functools.partial(hook, group=process_group))
         elif layer.kind == "rowwise":
             _split_parameters(module, 1, mesh)
-            module.forward = functools.partial(_rowwise_forward, module, process_group, random_state)
+            module.forward = functools.partial(_rowwise_forward, module, process_group, random_state, tokens=tokens)
         else:
             _split_parameters(module, 0, mesh)
             routes = None
             if layer.fused_parts > 1:
                 routes = plan_fused_routes(module.out_features, layer.fused_parts, process_group)
-            module.forward = functools.partial(_colwise_forward, module, process_group, random_state, routes=routes)
+            module.forward = functools.partial(
+                _colwise_forward, module, process_group, random_state, routes=routes, tokens=tokens
+            )
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
@@ -204,6 +230,7 @@ def _colwise_forward(
     x: Tensor,
     product: Callable[..., Any] = F.linear,
     routes: FusedRoutes | None = None,
+    tokens: TokenParts | None = None,
 ) -> Any:
     """Collective, in the backward pass as well: compute this rank's outputs of a colwise layer.
 
@@ -211,9 +238,11 @@ def _colwise_forward(
         layer: layer whose weight and bias are DTensors that are split by outputs.
         group: the tensor-parallel ranks.
         random_state: random state for dropout after the layer; None without dropout.
-        x: (..., inputs), the same on all ranks.
+        x: (..., inputs), the same on all ranks, or with `tokens` this rank's tokens.
         product: function of (x, weight, bias) that computes the layer.
         routes: exchange of the rows of a fused weight; None for a weight that is not fused.
+        tokens: numbers of tokens of the ranks, which the layer gathers (sequence parallelism); None if all have the
+            same tokens.
 
     Returns:
         Result of `product`: (..., outputs / ranks) for a plain linear layer.
@@ -226,8 +255,14 @@ def _colwise_forward(
         weight = ExchangeFusedRows.apply(weight, routes)
         if bias is not None:
             bias = ExchangeFusedRows.apply(bias, routes)
-    # Each rank's outputs contribute to the gradient of the common input.
-    y = product(AllReduceBackward.apply(group, x), weight, bias)
+    if tokens is None:
+        # Each rank's outputs contribute to the gradient of the common input.
+        x = AllReduceBackward.apply(group, x)
+    else:
+        x = GatherTokens.apply(x, tokens)
+        weight = _average_over_tokens(weight, group)
+        bias = None if bias is None else _average_over_tokens(bias, group)
+    y = product(x, weight, bias)
     if random_state is not None and random_state.is_needed():
         random_state.enter(x.device)
     return y
@@ -239,8 +274,9 @@ def _rowwise_forward(
     random_state: RankRandomState | None,
     x: Any,
     product: Callable[..., Tensor] = F.linear,
+    tokens: TokenParts | None = None,
 ) -> Tensor:
-    """Collective: compute the outputs of a rowwise layer; all ranks get the same outputs.
+    """Collective: compute the outputs of a rowwise layer; all ranks get the same outputs, or those of their tokens.
 
     Args:
         layer: layer whose weight is a DTensor that is split along the inputs; every rank has the whole bias.
@@ -249,6 +285,8 @@ def _rowwise_forward(
             without dropout.
         x: (..., inputs / ranks) activations of this rank, or another object that `product` takes as its first argument.
         product: function of (x, weight, bias) that computes the layer.
+        tokens: numbers of tokens of the ranks, of which each gets the outputs of its own (sequence parallelism); None
+            if all get those of all tokens.
 
     Returns:
         (..., outputs).
@@ -257,7 +295,10 @@ def _rowwise_forward(
     # Behind this layer all ranks hold the same activations again, and must drop the same.
     if random_state is not None:
         random_state.leave(weight.device)
-    y = AllReduceForward.apply(product(x, weight, None), group)
+    if tokens is None:
+        y = AllReduceForward.apply(product(x, weight, None), group)
+    else:
+        y = SumTokens.apply(product(x, _average_over_tokens(weight, group), None), tokens)
     # The bias is added once, after the sum over the ranks.
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
@@ -267,3 +308,27 @@ def _rowwise_forward(
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     """Forward hook of a replicated module: sum the gradient of its output over the ranks in the backward pass."""
     return AllReduceBackward.apply(group, output)
+
+
+def _average_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    """Forward hook of a replicated module under sequence parallelism: average the gradient of its output.
+
+    Raises:
+        ConfigError: if the module takes tokens, because it gets those of one rank, but its output is used for all.
+    """
+    if any(isinstance(arg, Tensor) for arg in args):
+        raise ConfigError(
+            f"trainer.parallelism.sequence_parallel: {type(module).__name__} is replicated and takes tokens, which is "
+            "not supported; set sequence_parallel to false"
+        )
+    # The gradient is that of the tokens of all ranks, see `_average_over_tokens`.
+    return _average_over_tokens(AllReduceBackward.apply(group, output), group)
+
+
+def _average_over_tokens(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return a weight unchanged, and divide its gradient by the number of ranks whose tokens it is multiplied by.
+
+    The loss of a rank is its part of the loss times the number of ranks that divide the fields, because FSDP2 averages
+    gradients over them. It does not average those of split weights over the tensor-parallel ranks.
+    """
+    return ScaleGradient.apply(weight, 1 / dist.get_world_size(group))

@@ -10,12 +10,12 @@ from credit.parallel.domain.domain import allows_divided_fields
 
 
 def require_domain_support(config: Config) -> None:
-    """Refuse a config with ``trainer.parallelism.domain`` above 1 if a class in it does not allow divided fields.
+    """Refuse a config in which ranks divide the fields of a sample if a class in it does not allow that.
 
     Raises:
         ConfigError: naming the key and the kind.
     """
-    if config.trainer.parallelism.num_domain_ranks == 1:
+    if not config.trainer.parallelism.divides_fields:
         return
     # key and kind -> class
     classes: dict[tuple[str, str], type] = {}
@@ -29,5 +29,5 @@ def require_domain_support(config: Config) -> None:
         if not allows_divided_fields(cls):
             raise ConfigError(
                 f"{key}: {kind} does not support domain parallelism (supports_domain); remove it, or set "
-                "trainer.parallelism.domain to 1"
+                "trainer.parallelism.domain to 1 and sequence_parallel to false"
             )

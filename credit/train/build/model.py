@@ -145,7 +145,7 @@ def build_parallel_model(
         precision = "float32"
     logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
 
-    if mesh.degrees.domain > 1:
+    if mesh.degrees.num_field_parts > 1:
         split_domain(model, mesh.domain_group, conf.parallelism.domain_parts)
     # From here on the network has its final structure; memory is allocated for this rank's shard only.
     compile_function = compile_blocks if conf.compile else None

@@ -57,7 +57,7 @@ def build_validation(
         metrics = build_metrics(config, assets, weight_CHW)
         # The loss is averaged over as many rollout steps as the last training step had.
         loss_steps = forecast_len(step - 1)
-        with DevicePrefetcher(loader, device, mesh.tensor_group) as batches:
+        with DevicePrefetcher(loader, device, mesh.field_group) as batches:
             return validate(objective, batches, share, metrics, loss_steps, stop)
 
     return run_validation
@@ -91,9 +91,10 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders. Unlike in training,
-        # the ranks of an ensemble group have different cases, and each computes all members of its own.
-        placeholder=mesh.tensor_rank > 0,
+        # The first of the ranks with the same part of the fields reads and broadcasts; the others hold placeholders.
+        # Unlike in training, the ranks of an ensemble group have different cases, and each computes all members of its
+        # own.
+        placeholder=mesh.field_rank > 0,
     )
     share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)
     return Loader(dataset, share.batches, workers=0), share

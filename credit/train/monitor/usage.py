@@ -261,8 +261,9 @@ def build_usage_meter(
     degrees = mesh.degrees
     # Each member of an ensemble is a batch of its own. That members are computed twice is not counted as work.
     micro_batches = config.trainer.grad_accum_every * config.trainer.members
-    # Tensor-parallel ranks share the operations of each batch, and the ranks of an ensemble group the members.
-    micro_batches /= degrees.tensor * degrees.ensemble
+    # Tensor-parallel ranks and those that divide the fields share the operations of each batch, and the ranks of an
+    # ensemble group the members.
+    micro_batches /= degrees.ranks_per_sample
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
     flop_counter = FlopCounter(config, assets, sharded)
     energy_meter = EnergyMeter(device)

@@ -20,6 +20,11 @@ MESHES: dict[str, dict[str, Any]] = {
     "replicate 2 x domain 2": {"replicate": 2, "domain": {"lat": 1, "lon": 2}},
     "domain 2 x tensor 2": {"domain": {"lat": 2, "lon": 1}, "tensor": 2},
     "ens 2 x domain 2": {"domain": {"lat": 1, "lon": 2}, "ensemble": 2},
+    "fsdp2 2 x sequence 2": {"tensor": 2, "sequence_parallel": True},
+    "sequence 4": {"tensor": 4, "sequence_parallel": True},
+    "domain 2 x sequence 2": {"domain": 2, "tensor": 2, "sequence_parallel": True},
+    "replicate 2 x sequence 2": {"replicate": 2, "tensor": 2, "sequence_parallel": True},
+    "ens 2 x sequence 2": {"ensemble": 2, "tensor": 2, "sequence_parallel": True},
 }
 CASES = {
     "long rollout": Case(True, "selective", 2, 3, "pixel_shuffle", rows=15, samples=4, steps=2),
@@ -38,6 +43,11 @@ CASES_OF_MESH = {
     "replicate 2 x domain 2": ("global mean", "float64"),
     "domain 2 x tensor 2": ("long rollout", "ensemble", "bfloat16", "float64"),
     "ens 2 x domain 2": ("ensemble", "ensemble with a global mean"),
+    "fsdp2 2 x sequence 2": ("long rollout", "float64"),
+    "sequence 4": ("ensemble",),
+    "domain 2 x sequence 2": ("long rollout", "global mean", "float64"),
+    "replicate 2 x sequence 2": ("global mean",),
+    "ens 2 x sequence 2": ("ensemble",),
 }
 NUM_RANKS = 4
 # With EQUALITY=product in the environment, every mesh meets all combinations of these options. It takes about an hour.

@@ -173,7 +173,7 @@ def build(
         model = WXFormer.from_kwargs(**settings(case))
     if case.double:
         model.double()
-    if domain_parts is not None:
+    if mesh.degrees.num_field_parts > 1:
         split_domain(model, mesh.domain_group, domain_parts)
     sharded = mesh.device_mesh is not None and data != "none"
     policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})

@@ -20,6 +20,7 @@ from tests.unit.hpc.measured import small_config, step_builder_of
 
 RANKS = 4
 ROLLOUT = ["trainer.grad_accum_every=2", "data.forecast_len=2"]
+SEQUENCE = ["trainer.parallelism.tensor=2", "trainer.parallelism.sequence_parallel=true"]
 CASES = [
     *((name, []) for name in ("1x4", "tensor alone", "2x1x2", "ddp")),
     ("4x1", [*ROLLOUT, "trainer.recompute_steps=true"]),
@@ -28,6 +29,8 @@ CASES = [
     ("2x2", ["trainer.activation_checkpoint=selective"]),
     ("2x2x1", ["trainer.amp=true", "trainer.parallelism.reshard_after_forward=false"]),
     ("4x1", ["trainer.parallelism.domain={lat: 2, lon: 1}", "data.forecast_len=2"]),
+    ("2x2", [*SEQUENCE, "data.forecast_len=2", "trainer.activation_checkpoint=true"]),
+    ("1x4", [*SEQUENCE, "trainer.amp=true"]),
 ]
 IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
 STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
@@ -35,8 +38,8 @@ STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
 
 def degrees_of(name: str, config: Config) -> ParallelDims:
     """Return the degrees of a mesh, whose ranks divide the fields as the config says."""
-    domain = config.trainer.parallelism.domain
-    return plan_degrees(parallelism(name).model_copy(update={"domain": domain}), RANKS)
+    division = config.trainer.parallelism.model_dump(include={"domain", "sequence_parallel"})
+    return plan_degrees(parallelism(name).model_copy(update=division), RANKS)
 
 
 def config_of(data: str, overrides: list[str]) -> Config:

@@ -53,6 +53,31 @@ def test_neighbours_are_tensor_peers_and_share_samples() -> None:
     assert ranks[0].num_data_ranks == 4
 
 
+def test_sequence_parallel_ranks_have_their_own_fields() -> None:
+    """Eight ranks: two data-parallel ranks, whose samples four ranks divide; each reads its own part."""
+    degrees = plan_degrees(ParallelismConfig(tensor=2, domain=2, sequence_parallel=True), 8)
+    assert (degrees.shard, degrees.num_field_parts) == (2, 4)
+    positions = [DeviceGrid(degrees, rank) for rank in range(8)]
+    assert [position.domain_rank for position in positions] == [0, 1, 2, 3] * 2
+    assert [position.data_rank for position in positions] == [0] * 4 + [1] * 4
+    assert [position.tensor_rank for position in positions] == [0, 1] * 4
+    assert all(position.reads_samples and position.field_group is None for position in positions)
+    assert positions[0].describe() == "8 = replicate 1 x shard 2 x domain 2 x tensor 2 (sequence parallel)"
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"tensor": 1}, "sequence_parallel: needs tensor above 1.*tensor is 1, data is fsdp2"),
+        ({"tensor": 2, "data": "none"}, "sequence_parallel: needs.*data is none"),
+        ({"tensor": 2, "domain": {"lat": 2}}, "domain: .*does not work with sequence_parallel"),
+    ],
+)
+def test_settings_that_sequence_parallelism_refuses(conf: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelismConfig(sequence_parallel=True, **conf)
+
+
 def test_positions_in_ensemble_groups() -> None:
     """Eight ranks: two groups of two data-parallel ranks share members, each of two tensor-parallel ranks."""
     degrees = plan_degrees(ParallelismConfig(tensor=2, ensemble=2), 8)

@@ -75,8 +75,8 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
 
 def test_in_flight_by_hand() -> None:
     units = (
-        ShardUnit((Weight(10, 3, 4, True),), split=False, stays_gathered=True),
-        ShardUnit((Weight(8, 5, 4, True), Weight(2, 1, 4, False)), split=False, stays_gathered=False),
+        ShardUnit((Weight(10, 3, 4, True, False),), split=False, stays_gathered=True),
+        ShardUnit((Weight(8, 5, 4, True, False), Weight(2, 1, 4, False, False)), split=False, stays_gathered=False),
     )
     degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
