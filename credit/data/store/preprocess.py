@@ -157,7 +157,7 @@ def _reopen_store(
         mark_for_writing(path, sources, times, damage, changed_times)
     num_pending = int((group["done"][:] == store_writer.NOT_WRITTEN).sum())
     if num_pending:
-        require_disk_space(path, estimate_store_bytes(sources, num_pending))
+        require_disk_space(path, estimate_store_bytes(sources, num_pending, settings))
     return group
 
 
