@@ -79,9 +79,7 @@ class ChunkReader:
         self.folder = folder
         self.cache: ChunkCache | None = None
 
-    def read(
-        self, number: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None
-    ) -> None:
+    def read(self, number: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None) -> None:
         """Read the fields of one time, or a part of them.
 
         Args:
@@ -144,10 +142,8 @@ class ChunkReader:
         """Return the path of a chunk's file, which zarr names by the index of the chunk along each axis."""
         return f"{self.folder}/c/{number}/0/0/0"
 
-    def _read_file(
-        self, path: str, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None
-    ) -> None:
-        """Read a chunk file, or a part of it, into one target array per channel; for arguments and errors see `read`."""
+    def _read_file(self, path: str, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None) -> None:
+        """Read the fields, or a part of them, from a file into their targets; for arguments and errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if self._is_sharded or part is not None:
@@ -352,7 +348,7 @@ def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None])
 
 
 def _list_overlaps(cells: slice, block_length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield each block along an axis that has some of the cells: its number, and these cells in the block and in `cells`.
+    """Yield the number of each block with some of the cells of an axis, and these cells in the block and in `cells`.
 
     Args:
         cells: consecutive cells of the axis, with a start and a stop.

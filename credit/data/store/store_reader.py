@@ -172,7 +172,7 @@ class StoreReader:
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """Number of blocks of rows and of columns into which the fields of a time are divided; (1, 1) if they are not."""
+        """Number of blocks of rows and of columns in the fields of a time; (1, 1) if they are not divided."""
         return self._fields.num_blocks
 
     def read_into(
