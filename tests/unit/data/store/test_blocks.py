@@ -49,7 +49,7 @@ def conf(tmp_path: Path) -> DataConfig:
 
 def write_store(conf: DataConfig, name: str, lat: int, lon: int, compression: str = "none") -> DataConfig:
     """Write a store with blocks beside that of the config, and return the config with it."""
-    conf = conf.model_copy(update={"store": str(Path(conf.store).with_name(name))})
+    conf = conf.model_copy(update={"store": str(Path(conf.store).parent / name)})
     settings = PreprocessConfig(blocks=BlocksConfig(lat=lat, lon=lon), compression=compression)
     write_training_store(conf, settings)
     return conf
