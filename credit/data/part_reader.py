@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from credit.data.reader import FieldReader
+from credit.data.store.store_reader import StoreReader
 
 
 class PartReader:
     """Reader that returns some rows and columns of the fields of another reader.
 
-    The other reader reads whole fields, of which the part is kept: a chunk of a training store has the whole globe.
+    Of a training store only the blocks that overlap the part are read (``preprocess.blocks``). Other readers read whole
+    fields, of which the part is kept.
 
     Args:
         reader: reader of the whole grid.
@@ -28,6 +30,7 @@ class PartReader:
 
     def __init__(self, reader: FieldReader, rows: slice, columns: slice) -> None:
         self._reader = reader
+        self._part = (rows, columns)
         self._index = (..., rows, columns)
         self._shape = reader.grid.shape
         self.grid = reader.grid.select(rows, columns)
@@ -40,15 +43,26 @@ class PartReader:
 
     def read(self, index: int) -> np.ndarray:
         """Return the part of the fields of one time, (C, h, w) float32; see `FieldReader.read`."""
+        if isinstance(self._reader, StoreReader):
+            fields_Chw = np.empty((len(self.channels.time_varying_stored), *self.grid.shape), dtype=np.float32)
+            self.read_into(index, fields_Chw)
+            return fields_Chw
         return self._select(self._reader.read(index))
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the part of the fields of several times; see `FieldReader.read_each`."""
+        if isinstance(self._reader, StoreReader):
+            yield from map(self.read, indices)
+            return
+        # Other readers may read times that lie together at once.
         for fields_CHW in self._reader.read_each(indices):
             yield self._select(fields_CHW)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the part of the fields of one time into given arrays (h, w); see `FieldReader.read_into`."""
+        if isinstance(self._reader, StoreReader):
+            self._reader.read_into(index, targets, self._part)
+            return
         # Channels that are left out are not read either.
         fields = [None if target is None else np.empty(self._shape, dtype=np.float32) for target in targets]
         self._reader.read_into(index, fields)

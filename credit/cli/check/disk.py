@@ -197,7 +197,8 @@ def _store_bytes(config: Config, data: DataSummary) -> int:
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     stored_times = select_times_in_splits(data.reader, data.splits)
-    complete_bytes = estimate_store_bytes(data.reader, len(stored_times))
+    _, stored_shape = config.preprocess.blocks.divide(data.reader.grid.shape)
+    complete_bytes = estimate_store_bytes(data.reader, len(stored_times), stored_shape)
     return max(0, complete_bytes - _bytes_below(Path(config.data.store)))
 
 

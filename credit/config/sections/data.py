@@ -48,6 +48,31 @@ class SplitsConfig(StrictModel):
     test: list[str] = Field(min_length=2, max_length=2, description="Test period, for forecasts and scores.")
 
 
+class BlocksConfig(StrictModel):
+    """Blocks into which the fields of each time are divided in the training store, so that parts can be read."""
+
+    lat: int = Field(1, ge=1, description="Number of blocks of latitude rows.")
+    lon: int = Field(1, ge=1, description="Number of blocks of longitude columns.")
+
+    def divide(self, grid_shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the rows and columns of a block, and those of all blocks together.
+
+        All blocks have the same shape, so the last ones may reach beyond the grid. A grid with too few rows or columns
+        has fewer blocks than requested.
+
+        Args:
+            grid_shape: number of rows and columns of the grid.
+        """
+        block_shape = []
+        padded_shape = []
+        for size, number in zip(grid_shape, (self.lat, self.lon), strict=True):
+            # `-(-a // b)` is a / b, rounded up.
+            length = -(-size // number)
+            block_shape.append(length)
+            padded_shape.append(-(-size // length) * length)
+        return (block_shape[0], block_shape[1]), (padded_shape[0], padded_shape[1])
+
+
 class PreprocessConfig(StrictModel):
     """Writing of the training store by `credit preprocess`. The values in the store do not depend on these keys."""
 
@@ -63,6 +88,12 @@ class PreprocessConfig(StrictModel):
         "lz4",
         description="Compression of the store. `lz4` needs half to two thirds of the disk space of `none`. `none` is "
         "read twice as fast from the page cache.",
+    )
+    blocks: BlocksConfig = Field(
+        BlocksConfig(),
+        description="Blocks of rows and columns into which the fields of each time are divided. With "
+        "`trainer.parallelism.domain` a rank reads only the blocks in its part of the grid. An existing store keeps "
+        "its blocks.",
     )
     climatology: bool = Field(
         False,

@@ -4,21 +4,27 @@ zarr reads a chunk into one buffer, decodes it into another, and then copies it 
 three to four times the memory traffic that is needed. A chunk of a store has one time, with the fields of its channels
 one after the other, so each field can be read into its target array directly.
 
-Letters of shapes: C channels, H latitude rows, W longitude columns.
+The fields of a time may also be divided into blocks of rows and columns (``preprocess.blocks``). Then the file of a
+time is a shard of the zarr 3 codec ``sharding_indexed``. It begins with an index of the position and the size of each
+block. Each block has its own checksum, so that a rank with a part of the field reads only the blocks in its part. All
+blocks have the same size; the last ones may reach beyond the grid, where their values are missing.
+
+Letters of shapes: C channels, H latitude rows, W longitude columns, h and w rows and columns of a part of the grid.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import zarr
 from numcodecs import blosc
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, ShardingCodec
 
 from credit.data.store.chunk_cache import ChunkCache
 
@@ -31,49 +37,68 @@ _CHECKSUM = np.dtype("<u4")
 # The uncompressed and the compressed size are at bytes 4 and 12, see
 # https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
 _BLOSC_HEADER_BYTES = 16
+# An entry of the index of a shard: position and size of a block in bytes.
+_INDEX_ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8")])
+# Position and size of a block that was not written.
+_NO_BLOCK = 2**64 - 1
 
 
 class ChunkReader:
-    """Reader of an array (time, channel, latitude, longitude) of float32 with one chunk for each time.
+    """Reader of an array (time, channel, latitude, longitude) of float32 with one file for each time.
 
     Args:
-        array: zarr array on a disk. Its codecs must be ``bytes``, optionally followed by Blosc and by CRC32C.
+        array: zarr array on a disk. The file of a time is a chunk, or a shard of several chunks (blocks) whose index is
+            at its start. The codecs of a chunk must be ``bytes``, optionally followed by Blosc and by CRC32C.
         folder: folder of the array.
 
     Attributes:
+        block_shape: number of rows and columns of a block; those of the grid if the fields are not divided.
+        num_blocks: number of blocks along the latitudes and along the longitudes.
         folder: folder of the array. It may be set to another path, where another host has the same chunks.
         has_checksums: True if the chunks end with a checksum, which is then verified at every read.
         cache: cache of node-local copies through which the chunks are read; None reads the original files.
     """
 
     def __init__(self, array: zarr.Array, folder: Path) -> None:
-        # A chunk has the shape (1, C, H, W).
-        _, self._num_channels, *self._grid_shape = array.chunks
+        _, self._num_channels, *self._grid_shape = array.shape
+        # A chunk has the shape (1, C, H, W), that of a block in a divided field.
+        block_rows, block_columns = array.chunks[2:]
+        self.block_shape = (block_rows, block_columns)
+        # `-(-a // b)` is a / b, rounded up.
+        self.num_blocks = (-(-self._grid_shape[0] // block_rows), -(-self._grid_shape[1] // block_columns))
+        chunk_codecs = array.metadata.codecs
+        self._is_sharded = isinstance(chunk_codecs[0], ShardingCodec)
+        if self._is_sharded:
+            assert chunk_codecs[0].index_location.value == "start", chunk_codecs[0]
+            chunk_codecs = chunk_codecs[0].codecs
         # The first codec is always ``bytes``, which stores the values in the order of the array.
-        codecs = [type(codec) for codec in array.metadata.codecs[1:]]
+        codecs = [type(codec) for codec in chunk_codecs[1:]]
         assert codecs in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), codecs
         self._is_compressed = BloscCodec in codecs
         self.has_checksums = Crc32cCodec in codecs
         self.folder = folder
         self.cache: ChunkCache | None = None
 
-    def read(self, number: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time.
+    def read(self, number: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None) -> None:
+        """Read the fields of one time, or a part of them.
 
         Args:
             number: number of the chunk, which is the index of its time in the store.
-            targets: for each channel a contiguous array (H, W) float32, or None to leave the channel out.
+            targets: for each channel a contiguous array (H, W) float32, or None to leave the channel out. With `part`,
+                (h, w).
+            part: rows and columns to read, with a start and a stop. Of divided fields only the blocks that overlap them
+                are read. None reads the whole fields.
 
         Raises:
             OSError: if the chunk file does not exist, or cannot be read.
-            ValueError, RuntimeError: if the chunk is damaged.
+            ValueError, RuntimeError: if a block that is read is damaged; the message names the block.
         """
         assert len(targets) == self._num_channels
         path = self._chunk_path(number)
         if self.cache is None:
-            self._read_file(path, targets)
+            self._read_file(path, targets, part)
         else:
-            self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
+            self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets, part))
 
     def find_fault(self, number: int) -> str | None:
         """Return a description of the problem with a chunk's file, None if it exists in full size.
@@ -83,25 +108,141 @@ class ChunkReader:
         Args:
             number: number of the chunk, which is the index of its time in the store.
         """
+        if self._is_sharded:
+            return self._find_shard_fault(self._chunk_path(number))
         plain_bytes = None
         if not self._is_compressed:
-            plain_bytes = 4 * self._num_channels * math.prod(self._grid_shape)
+            plain_bytes = self._plain_block_bytes
         return find_size_fault(self._chunk_path(number), plain_bytes, self.has_checksums)
+
+    @property
+    def _plain_block_bytes(self) -> int:
+        """Size in bytes of the uncompressed values of a block, or of the whole fields if they are not divided."""
+        return 4 * self._num_channels * math.prod(self.block_shape)
+
+    def _find_shard_fault(self, path: str) -> str | None:
+        """Return a description of the problem with the file of divided fields; see `find_fault`."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                size = os.fstat(descriptor).st_size
+                index = self._read_index(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return "its chunk is lost"
+        except (OSError, ValueError) as error:
+            return str(error)
+        expected_size = int((index["offset"] + index["size"]).max())
+        if size != expected_size:
+            return f"its chunk has {size} bytes instead of {expected_size}"
+        return None
 
     def _chunk_path(self, number: int) -> str:
         """Return the path of a chunk's file, which zarr names by the index of the chunk along each axis."""
         return f"{self.folder}/c/{number}/0/0/0"
 
-    def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
-        """Read a chunk file into one target array (H, W) per channel, None to skip it; for errors see `read`."""
+    def _read_file(self, path: str, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None) -> None:
+        """Read the fields, or a part of them, from a file into their targets; for arguments and errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if self._is_compressed:
-                self._read_compressed(descriptor, targets)
+            if self._is_sharded or part is not None:
+                self._read_blocks(descriptor, targets, part)
+            elif self._is_compressed:
+                fields_CHW = self._read_compressed(descriptor, 0, os.fstat(descriptor).st_size)
+                scatter_fields(fields_CHW, targets)
             else:
                 self._read_plain(descriptor, targets)
         finally:
             os.close(descriptor)
+
+    def _read_blocks(
+        self, descriptor: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None
+    ) -> None:
+        """Read the blocks that overlap a part, and copy the overlaps to the targets; for arguments see `read`."""
+        if part is None:
+            part = (slice(0, self._grid_shape[0]), slice(0, self._grid_shape[1]))
+        if self._is_sharded:
+            index = self._read_index(descriptor)
+        else:
+            index = np.array([[(0, os.fstat(descriptor).st_size)]], dtype=_INDEX_ENTRY)
+        row_overlaps = list(_list_overlaps(part[0], self.block_shape[0]))
+        column_overlaps = list(_list_overlaps(part[1], self.block_shape[1]))
+        for (row, block_rows, part_rows), (column, block_columns, part_columns) in itertools.product(
+            row_overlaps, column_overlaps
+        ):
+            offset, size = (int(value) for value in index[row, column])
+            # Each block overlaps the part in some rows and columns.
+            block_part = (block_rows, block_columns)
+            block_targets = [None if target is None else target[part_rows, part_columns] for target in targets]
+            try:
+                if self._is_compressed:
+                    block_CHW = self._read_compressed(descriptor, offset, size)
+                    scatter_fields(block_CHW[:, *block_part], block_targets)
+                else:
+                    self._read_plain_block(descriptor, offset, size, block_targets, block_part)
+            except (ValueError, RuntimeError) as error:
+                if not self._is_sharded:
+                    raise
+                raise ValueError(f"block {row}, {column} of rows and columns: {error}") from error
+
+    def _read_index(self, descriptor: int) -> np.ndarray:
+        """Return the position and the size in bytes of each block of a file, an array of `num_blocks` entries.
+
+        Raises:
+            ValueError: if the index is damaged, or a block was not written.
+        """
+        index = np.empty(self.num_blocks, dtype=_INDEX_ENTRY)
+        stored_checksum = np.empty(1, dtype=_CHECKSUM)
+        index_bytes = index.view(np.uint8)
+        _read_fully(descriptor, [index_bytes, stored_checksum], 0)
+        try:
+            _require_same_checksum(google_crc32c.value(index_bytes.tobytes()), int(stored_checksum[0]))
+        except ValueError as error:
+            raise ValueError(f"index of its blocks: {error}") from error
+        if (index["offset"] == _NO_BLOCK).any():
+            raise ValueError("one of its blocks was not written")
+        return index
+
+    def _read_plain_block(
+        self,
+        descriptor: int,
+        offset: int,
+        size: int,
+        targets: Sequence[np.ndarray | None],
+        block_part: tuple[slice, slice],
+    ) -> None:
+        """Read an uncompressed block, and copy some of its rows and columns to the targets.
+
+        Args:
+            descriptor: the open file.
+            offset: position of the block in the file in bytes.
+            size: size of the block in bytes.
+            targets: for each channel an array of the shape of `block_part`, or None to leave the channel out.
+            block_part: rows and columns of the block that are copied.
+
+        Raises:
+            ValueError: if the block is damaged.
+        """
+        checksum_bytes = _CHECKSUM.itemsize if self.has_checksums else 0
+        if size != self._plain_block_bytes + checksum_bytes:
+            raise ValueError(f"it has {size} bytes instead of {self._plain_block_bytes + checksum_bytes}")
+        # The buffer stays in the processor's cache, so that copying from it costs little.
+        field_bytes = 4 * math.prod(self.block_shape)
+        channels_per_read = max(1, min(self._num_channels, _BYTES_PER_READ // field_bytes))
+        buffer_CHW = np.empty((channels_per_read, *self.block_shape), dtype=np.float32)
+        checksum = 0
+        for start in range(0, self._num_channels, channels_per_read):
+            read_targets = targets[start : start + channels_per_read]
+            fields_CHW = buffer_CHW[: len(read_targets)]
+            offset += _read_fully(descriptor, [fields_CHW], offset)
+            if self.has_checksums:
+                checksum = google_crc32c.extend(checksum, fields_CHW)
+            scatter_fields(fields_CHW[:, *block_part], read_targets)
+        if self.has_checksums:
+            stored_checksum = np.empty(1, dtype=_CHECKSUM)
+            _read_fully(descriptor, [stored_checksum], offset)
+            _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of an uncompressed chunk directly into their targets; for errors see `read`."""
@@ -127,22 +268,31 @@ class ChunkReader:
             _read_fully(descriptor, [stored_checksum], offset)
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
-    def _read_compressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read a chunk that was compressed by Blosc, and copy its fields to their targets; for errors see `read`."""
+    def _read_compressed(self, descriptor: int, offset: int, size: int) -> np.ndarray:
+        """Return the fields, (C, h, w) float32, of a chunk or block that was compressed by Blosc.
+
+        Args:
+            descriptor: the open file.
+            offset: position of the chunk in the file in bytes.
+            size: size of the chunk in bytes, with its checksum.
+
+        Raises:
+            ValueError, RuntimeError: if the chunk is damaged.
+        """
         checksum_bytes = 0
         if self.has_checksums:
             checksum_bytes = _CHECKSUM.itemsize
-        size = os.fstat(descriptor).st_size - checksum_bytes
+        size -= checksum_bytes
         if size <= 0:
             raise ValueError("it is empty")
         compressed = np.empty(size, dtype=np.uint8)
         if self.has_checksums:
             stored_checksum = np.empty(1, dtype=_CHECKSUM)
-            _read_fully(descriptor, [compressed, stored_checksum], 0)
+            _read_fully(descriptor, [compressed, stored_checksum], offset)
             _require_same_checksum(google_crc32c.value(compressed), int(stored_checksum[0]))
         else:
-            _read_fully(descriptor, [compressed], 0)
-        fields_CHW = np.empty((self._num_channels, *self._grid_shape), dtype=np.float32)
+            _read_fully(descriptor, [compressed], offset)
+        fields_CHW = np.empty((self._num_channels, *self.block_shape), dtype=np.float32)
         # Blosc trusts the sizes in the header, which stores of format 1 do not protect by a checksum.
         header = compressed[:_BLOSC_HEADER_BYTES].tobytes()
         uncompressed_size = int.from_bytes(header[4:8], "little")
@@ -150,7 +300,7 @@ class ChunkReader:
         if uncompressed_size != fields_CHW.nbytes or compressed_size != size:
             raise ValueError(f"it has {size} bytes, which is not its full size, or it has other fields")
         blosc.decompress(compressed, fields_CHW)
-        scatter_fields(fields_CHW, targets)
+        return fields_CHW
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
@@ -195,6 +345,20 @@ def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None])
     for target, field in zip(targets, fields_CHW, strict=True):
         if target is not None:
             target[...] = field
+
+
+def _list_overlaps(cells: slice, block_length: int) -> Iterator[tuple[int, slice, slice]]:
+    """Yield the number of each block with some of the cells of an axis, and these cells in the block and in `cells`.
+
+    Args:
+        cells: consecutive cells of the axis, with a start and a stop.
+        block_length: number of cells of a block.
+    """
+    for number in range(cells.start // block_length, -(-cells.stop // block_length)):
+        block_start = number * block_length
+        start = max(cells.start, block_start)
+        stop = min(cells.stop, block_start + block_length)
+        yield number, slice(start - block_start, stop - block_start), slice(start - cells.start, stop - cells.start)
 
 
 def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> int:

@@ -110,6 +110,7 @@ def write_training_store(
                     # Another process may have marked the damage, or written the parts again, in the meantime.
                     damage = find_damage_to_repair(path, deep, progress)
                 group = _reopen_store(path, sources, splits, damage, redo_changed)
+        _warn_of_other_blocks(path, group, sources, settings)
         _write_fields(path, group, conf, sources, settings, progress)
         _complete_store(path, group, conf, splits["train"], progress)
     return path
@@ -157,8 +158,25 @@ def _reopen_store(
         mark_for_writing(path, sources, times, damage, changed_times)
     num_pending = int((group["done"][:] == store_writer.NOT_WRITTEN).sum())
     if num_pending:
-        require_disk_space(path, estimate_store_bytes(sources, num_pending))
+        fields = group["fields"]
+        # A divided field is stored as a shard, whose last blocks may reach beyond the grid.
+        stored_shape = (fields.shards or fields.chunks)[2:]
+        require_disk_space(path, estimate_store_bytes(sources, num_pending, stored_shape))
     return group
+
+
+def _warn_of_other_blocks(path: Path, group: zarr.Group, sources: SourceReader, settings: PreprocessConfig) -> None:
+    """Log a warning if the blocks of an existing store are not those of the settings."""
+    block_shape, _ = settings.blocks.divide(sources.grid.shape)
+    stored_shape = group["fields"].chunks[2:]
+    if stored_shape != block_shape:
+        logger.warning(
+            "data.store: %s keeps its blocks of %d x %d cells; with preprocess.blocks they would have %d x %d; name "
+            "another data.store to write such blocks",
+            path,
+            *stored_shape,
+            *block_shape,
+        )
 
 
 def _write_fields(

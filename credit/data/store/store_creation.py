@@ -46,7 +46,8 @@ def create_store(
     times = select_times_in_splits(sources, splits)
     if len(times) == 0:
         raise DataError(f"data.splits: no time of the sources lies in them; {format_time_span(sources, sources.times)}")
-    require_disk_space(path, estimate_store_bytes(sources, len(times)))
+    _, stored_shape = settings.blocks.divide(sources.grid.shape)
+    require_disk_space(path, estimate_store_bytes(sources, len(times), stored_shape))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Other processes see a store with all its arrays and its description, or none.
     with atomic_folder(path) as folder:
@@ -83,12 +84,17 @@ def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
-def estimate_store_bytes(sources: SourceReader, num_times: int) -> int:
+def estimate_store_bytes(sources: SourceReader, num_times: int, stored_shape: tuple[int, int]) -> int:
     """Return an upper bound of the bytes that the fields and moments of `num_times` times take in a store.
 
     The bound is the size of uncompressed float32 fields and float64 moments.
+
+    Args:
+        sources: the sources, which decide the channels.
+        num_times: number of times.
+        stored_shape: number of rows and columns that are stored; blocks may reach beyond the grid.
     """
-    height, width = sources.grid.shape
+    height, width = stored_shape
     bytes_per_field = 4 * height * width + 8 * store_writer.NUM_MOMENTS
     return num_times * len(sources.channels.time_varying_stored) * bytes_per_field + _SPARE_BYTES
 
@@ -208,10 +214,16 @@ def _create_arrays_along_time(
             config={"write_empty_chunks": True},
             attributes=attributes,
         )
+    block_shape, padded_shape = settings.blocks.divide(grid_shape)
+    shards = None
+    if block_shape != grid_shape:
+        # One file for each time, as without blocks. The index is at its start, so that it is read without the size.
+        shards = {"shape": (1, num_channels, *padded_shape), "index_location": "start"}
     group.create_array(
         "fields",
         shape=(num_times, num_channels, *grid_shape),
-        chunks=(1, num_channels, *grid_shape),
+        chunks=(1, num_channels, *block_shape),
+        shards=shards,
         dtype=np.float32,
         # A chunk that is not written yet is read as missing values.
         fill_value=np.nan,

@@ -16,7 +16,8 @@ The current format is 2. A store is a zarr 3 group, which xarray and other tools
 
 A chunk of ``fields`` has one time. By default it is compressed by LZ4 with shuffled bytes. This is as fast to read as
 uncompressed values, and half the size for data that were packed. A chunk ends with a CRC32C checksum that is verified
-at every read. Format 1 had no CRC32C, and neither ``digest`` nor ``moments``.
+at every read. With ``preprocess.blocks`` the file of a time is a shard of several chunks (blocks of rows and columns),
+see `credit.data.store.chunk_reader`. Format 1 had no CRC32C, and neither ``digest`` nor ``moments``.
 
 The group's attribute ``credit`` is the description of the store: format number, channels, grid, calendar, attributes of
 the variables, packing steps, source files with their sizes and times of change, the identity (settings on which the
@@ -147,6 +148,9 @@ class StoreReader:
             )
         # Copies of another store of the same name, or of this one before it was repaired, have another folder.
         name = f"credit_{self.path.name}_{self._content_key[:16]}"
+        # The checksum covers the values, not how they are divided.
+        if self.num_blocks != (1, 1):
+            name += f"_{self.num_blocks[0]}x{self.num_blocks[1]}"
         parent_folder = conf.cache_folder or tempfile.gettempdir()
         self._fields.cache = ChunkCache(Path(parent_folder) / name)
 
@@ -166,19 +170,28 @@ class StoreReader:
         """Yield the fields of several times, each (C, H, W) float32; see `read`."""
         return map(self.read, indices)
 
-    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`.
+    @property
+    def num_blocks(self) -> tuple[int, int]:
+        """Number of blocks of rows and of columns in the fields of a time; (1, 1) if they are not divided."""
+        return self._fields.num_blocks
+
+    def read_into(
+        self, index: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None
+    ) -> None:
+        """Read the fields of one time, or a part of them, into given arrays; see `credit.data.reader.FieldReader`.
 
         Args:
             index: index of the time in `times`.
             targets: for each channel of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to
-                leave the channel out.
+                leave the channel out. With `part`, (h, w).
+            part: rows and columns to read, with a start and a stop; only the blocks that overlap them are read. None
+                reads the whole fields.
 
         Raises:
-            DataError: if the chunk is lost or damaged.
+            DataError: if the chunk is lost, or a block that is read is damaged.
         """
         try:
-            self._fields.read(int(self._chunk_numbers[index]), targets)
+            self._fields.read(int(self._chunk_numbers[index]), targets, part)
         except (OSError, ValueError, RuntimeError) as error:
             time_text = self.calendar.format(self.times[index])
             if isinstance(error, FileNotFoundError):

@@ -130,6 +130,8 @@ def write_part(task: WriteTask, number: int) -> int:
                 digests.append(0)
                 moments.append(part_reader.compute_moments(minutes, None))
             else:
+                # zarr would read the blocks of a file that exists, which may be damaged, to keep some of them.
+                (task.path / f"fields/c/{index}/0/0/0").unlink(missing_ok=True)
                 group["fields"][index] = result
                 marks.append(WRITTEN)
                 digests.append(hash_fields(result))

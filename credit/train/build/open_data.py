@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
+import torch.distributed as dist
 
 from credit.config import Config
 from credit.config.sections.data import DataConfig
@@ -131,6 +132,7 @@ def build_frame_reader(
     """
     climatology = assets.climatology
     if domain is not None:
+        _warn_of_whole_reads(reader, domain)
         if isinstance(reader, CachedReader):
             # Only this rank's part of the fields is cached.
             reader = CachedReader(PartReader(reader.uncached, *domain.part.slices))
@@ -141,3 +143,18 @@ def build_frame_reader(
         if hidden is not None:
             hidden = {variable: hidden_HW[domain.part.slices] for variable, hidden_HW in hidden.items()}
     return FrameReader(reader, config.data, climatology, hidden)
+
+
+def _warn_of_whole_reads(reader: FieldReader, domain: Domain) -> None:
+    """Log a warning, on the first rank of all, if the ranks of a domain read whole fields from a store."""
+    store = reader.uncached if isinstance(reader, CachedReader) else reader
+    if isinstance(store, StoreReader) and store.num_blocks == (1, 1) and dist.get_rank() == 0:
+        rows, columns = len(domain.grid.rows.owned), len(domain.grid.columns.owned)
+        logger.warning(
+            "data.store: %s is not divided into blocks, so each of the %d ranks that divide the fields reads whole "
+            "fields; a store that is written with preprocess.blocks={lat: %d, lon: %d} is read in parts",
+            store.path,
+            domain.num_ranks,
+            rows,
+            columns,
+        )

@@ -54,6 +54,25 @@ def test_steps_and_validation_are_those_of_one_process(tmp_path: Path) -> None:
             assert row["valid"][key] == pytest.approx(value, rel=1e-3), key
 
 
+def test_a_store_with_blocks_gives_the_same_steps(tmp_path: Path) -> None:
+    """Two ranks that read their blocks compute what two ranks that read whole fields do; only the latter are warned."""
+    rows_by_name = {}
+    for name, blocks in (("whole", 1), ("blocks", 2)):
+        (tmp_path / name).mkdir()
+        folder = world(tmp_path / name)
+        arguments = (
+            str(folder / "config.yml"), *SETTINGS, f"data.store={folder / 'store.zarr'}",
+            f"preprocess.blocks={{lat: {blocks}, lon: 1}}",
+        )  # fmt: skip
+        assert main(["preprocess", *arguments]) == 0
+        output = launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.domain={lat: 2, lon: 1}")
+        assert ("is not divided into blocks" in output) == (name == "whole")
+        rows = read_rows(folder / "run")
+        assert len(rows) == 6
+        rows_by_name[name] = [{key: row.get(key) for key in ("step", "loss", "grad_norm", "valid")} for row in rows]
+    assert rows_by_name["blocks"] == rows_by_name["whole"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
