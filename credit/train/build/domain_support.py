@@ -10,13 +10,17 @@ from credit.parallel.domain.domain import allows_divided_fields
 
 
 def require_domain_support(config: Config) -> None:
-    """Refuse a config with ``trainer.parallelism.domain`` above 1 if a class in it does not allow divided fields.
+    """Refuse a config with ``trainer.parallelism.domain`` above 1 if a key or a class needs whole fields.
 
     Raises:
         ConfigError: naming the key and the kind.
     """
     if config.trainer.parallelism.num_domain_ranks == 1:
         return
+    try:
+        config.trainer.require_divisible_fields()
+    except ValueError as error:
+        raise ConfigError(f"trainer.{error}") from error
     # key and kind -> class
     classes: dict[tuple[str, str], type] = {}
     kind = config.trainer.objective.kind

@@ -13,7 +13,6 @@ from credit.hpc.planner.mesh import MeshPlan, Planner
 from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind
 from credit.parallel.mesh import ParallelDims, plan_degrees
-from credit.parallel.process_info import fake_process_group
 from tests.parallel.forked import launch
 from tests.parallel.training.cases import MESHES, parallelism
 from tests.unit.hpc.measured import small_config, step_builder_of
@@ -28,6 +27,7 @@ CASES = [
     ("2x2", ["trainer.activation_checkpoint=selective"]),
     ("2x2x1", ["trainer.amp=true", "trainer.parallelism.reshard_after_forward=false"]),
     ("4x1", ["trainer.parallelism.domain={lat: 2, lon: 1}", "data.forecast_len=2"]),
+    ("4x1", ["trainer.parallelism.domain={lat: 1, lon: 4}"]),
 ]
 IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
 STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
@@ -53,8 +53,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 @pytest.fixture(scope="module")
 def planned() -> list[MeshPlan]:
-    with fake_process_group(RANKS):
-        return [plan_of(name, overrides) for name, overrides in CASES]
+    return [plan_of(name, overrides) for name, overrides in CASES]
 
 
 def plan_of(name: str, overrides: list[str]) -> MeshPlan:
