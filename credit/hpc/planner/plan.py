@@ -67,17 +67,7 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide their number, a step takes
             more samples than there are, or no mesh fits into memory. The message says what would work.
     """
-    if world < 1:
-        raise ConfigError(f"--world-size: {world} must be 1 or more")
-    if run.max_samples_per_step is not None and run.max_samples_per_step < 1:
-        raise ConfigError(f"--samples-per-step: {run.max_samples_per_step} must be 1 or more")
-    if world > gpu.per_node and world % gpu.per_node:
-        smaller_world = world // gpu.per_node * gpu.per_node
-        larger_world = smaller_world + gpu.per_node
-        raise ConfigError(
-            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
-            "and --per-node says how many a node has"
-        )
+    _require_valid_request(run, world, gpu)
     configured_degrees = plan_degrees(run.trainer.parallelism, world)
     planner = Planner(run, world, gpu)
     search = MeshSearch(run, world, gpu.per_node, planner)
@@ -125,6 +115,25 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         members_at_once,
         search.domain_refusal,
     )
+
+
+def _require_valid_request(run: PlannedRun, world: int, gpu: Gpu) -> None:
+    """Refuse numbers of GPUs or samples that cannot be planned; see `make_plan`.
+
+    Raises:
+        ConfigError: naming the option of the command and what would work.
+    """
+    if world < 1:
+        raise ConfigError(f"--world-size: {world} must be 1 or more")
+    if run.max_samples_per_step is not None and run.max_samples_per_step < 1:
+        raise ConfigError(f"--samples-per-step: {run.max_samples_per_step} must be 1 or more")
+    if world > gpu.per_node and world % gpu.per_node:
+        smaller_world = world // gpu.per_node * gpu.per_node
+        larger_world = smaller_world + gpu.per_node
+        raise ConfigError(
+            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
+            "and --per-node says how many a node has"
+        )
 
 
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
