@@ -73,11 +73,8 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     search = MeshSearch(run, world, gpu.per_node, planner)
     meshes = {(mesh.data, mesh.degrees): mesh for mesh in search.list_meshes()}
     if not any(mesh.steps for mesh in meshes.values()):
-        limit = f"the {run.samples} of the training period"
-        if run.max_samples_per_step is not None:
-            limit += f" or the {run.max_samples_per_step} of --samples-per-step"
         raise ConfigError(
-            f"--world-size: with {world} GPUs a step takes more samples than {limit} on every mesh; use fewer GPUs, or "
+            f"--world-size: with {world} GPUs a step takes more samples than {_describe_limit(run)} on every mesh; use fewer GPUs, or "
             "lower trainer.train_batch_size or grad_accum_every"
         )
     # The search may have left out the mesh of the config.
@@ -134,6 +131,14 @@ def _require_valid_request(run: PlannedRun, world: int, gpu: Gpu) -> None:
             f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
             "and --per-node says how many a node has"
         )
+
+
+def _describe_limit(run: PlannedRun) -> str:
+    """Return the largest number of samples of a step as text."""
+    limit = f"the {run.samples} of the training period"
+    if run.max_samples_per_step is not None:
+        limit += f" or the {run.max_samples_per_step} of --samples-per-step"
+    return limit
 
 
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
