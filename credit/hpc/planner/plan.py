@@ -74,8 +74,8 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     meshes = {(mesh.data, mesh.degrees): mesh for mesh in search.list_meshes()}
     if not any(mesh.steps for mesh in meshes.values()):
         raise ConfigError(
-            f"--world-size: with {world} GPUs a step takes more samples than {_describe_limit(run)} on every mesh; use fewer GPUs, or "
-            "lower trainer.train_batch_size or grad_accum_every"
+            f"--world-size: with {world} GPUs a step takes more samples than {_describe_limit(run)} on every mesh; "
+            "use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
         )
     # The search may have left out the mesh of the config.
     configured_data = run.trainer.parallelism.data if world > 1 else "none"
