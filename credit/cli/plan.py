@@ -33,16 +33,17 @@ if TYPE_CHECKING:
 
 HELP = """Predict memory and communication of a training run on N GPUs, and recommend a mesh of ranks. It needs no GPU.
 
-The command compares every mesh (replicate x shard x tensor). Memory, operations and collectives come from a training
-step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every time, speed
-and energy is an estimate from data sheets of the GPU (roofline model) and of the links. The time that the host needs
-to queue a kernel was measured on one machine; it differs between hosts (--launch).
+The command compares meshes (replicate x shard x domain x tensor). Memory, operations and collectives come from a
+training step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every
+time, speed and energy is an estimate from data sheets of the GPU (roofline model) and of the links. The time that the
+host needs to queue a kernel was measured on one machine; it differs between hosts (--launch).
 
 The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
 
 example:
   credit plan config.yml --world-size 64 --gpu h100
   credit plan config.yml --world-size 64 --grid 721x1440
+  credit plan config.yml --world-size 64 --samples-per-step 16
 
 exit code: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
@@ -67,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--launch", type=float, metavar="US", help="time that the host needs to queue a kernel, in us")
     parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid; the data are then not read")
+    parser.add_argument(
+        "--samples-per-step", type=int, metavar="N", help="largest number of samples in an optimizer step; default: any"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
 
@@ -89,14 +93,14 @@ def run_command(arguments: argparse.Namespace) -> int:
         step_builder = TrainingStepBuilder(config, assets)
         # Values of the output of one batch (B, C, H, W), in float32.
         values_per_sample = len(assets.channels.output) * math.prod(assets.grid.shape)
-        num_output_values = config.trainer.train_batch_size * values_per_sample
         planned_run = PlannedRun(
             config.trainer,
             rollout,
             num_samples,
             step_builder,
-            output_bytes=4 * num_output_values,
+            output_bytes=4 * config.trainer.train_batch_size * values_per_sample,
             gathers_members=step_builder.gathers_members,
+            max_samples_per_step=arguments.samples_per_step,
         )
         plan = make_plan(planned_run, arguments.world_size, gpu)
     if arguments.json:
@@ -108,10 +112,12 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _suppress_notices() -> Iterator[None]:
-    """Suppress log messages below a warning."""
+    """Suppress log messages below a warning, except those of the planner."""
     logger = logging.getLogger("credit")
     previous_level = logger.level
     logger.setLevel(logging.WARNING)
+    # The planner's messages tell what takes the time.
+    logging.getLogger("credit.hpc.planner").setLevel(logging.INFO)
     try:
         yield
     finally:
@@ -252,22 +258,22 @@ class TrainingStepBuilder:
         self.gathers_members = self._real_loss.coupled_dims == {"cells", "channels"}
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network, parallelized on the meta device, and whether it runs under autocast.
-
-        Args:
-            mesh: mesh of the ranks.
-            sharded: True to shard the weights as ``trainer.parallelism.data`` says; False for all weights on each rank.
-            checkpointing: value of ``trainer.activation_checkpoint`` to plan with.
+        """Return the network on the meta device, and whether it runs under autocast; see `StepBuilder.build_network`.
 
         Raises:
-            ConfigError: if the network cannot be split over the mesh.
+            ConfigError: if the network cannot be split over the mesh, or something in the run needs whole fields.
         """
         import torch
 
+        from credit.train.build.domain_support import require_domain_support
         from credit.train.build.model import build_parallel_model
 
         trainer = self._config.trainer
         parallelism = trainer.parallelism
+        if mesh.degrees.domain != parallelism.num_domain_ranks:
+            parallelism = parallelism.model_copy(update={"domain": mesh.degrees.domain})
+            divided_trainer = trainer.model_copy(update={"parallelism": parallelism})
+            require_domain_support(self._config.model_copy(update={"trainer": divided_trainer}))
         if not sharded:
             parallelism = parallelism.model_copy(update={"data": "none"})
         changes = {"parallelism": parallelism, "activation_checkpoint": checkpointing, "compile": False}
@@ -278,19 +284,7 @@ class TrainingStepBuilder:
     def build_step(
         self, model: nn.Module, autocast: bool, rollout: int, members: MemberBatches, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer of a materialised network, and a function that takes one training step.
-
-        Args:
-            model: network that `build_network` has returned, materialised by the caller.
-            autocast: True if the network runs under autocast.
-            rollout: number of forecast steps of a batch.
-            members: number of members of each sample that the rank computes, in all and in one batch.
-            micro_steps: number of batches of one optimizer step (gradient accumulation).
-
-        Returns:
-            The optimizer, and a function that takes one training step. Its argument is a callback, which it calls
-            before each batch.
-        """
+        """Return the optimizer and a function that takes one optimizer step; see `StepBuilder.build_step`."""
         import torch
 
         from credit.forecast.objectives.base import build_objective
@@ -310,9 +304,7 @@ class TrainingStepBuilder:
             members=members.members,
             members_at_once=members.at_once,
         )
-        settings = StepSettings(
-            forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm
-        )
+        settings = StepSettings(lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm)
         step = TrainingStep(build_objective(trainer.objective, context), optimizer, None, settings)
 
         def take_step(begin: Callable[[], None]) -> object:

@@ -196,16 +196,20 @@ def _raise_open_file_limit(world: int) -> None:
 
 
 @contextmanager
-def fake_process_group(world: int) -> Iterator[None]:
-    """Context with a fake process group of `world` ranks: this process is rank 0, the other ranks do not exist.
+def fake_process_group(world: int, rank: int = 0) -> Iterator[None]:
+    """Context with a fake process group of `world` ranks: this process is one of them, the others do not exist.
 
     Collectives return at once and communicate nothing. A world of one rank needs no group, so none is started.
+
+    Args:
+        world: number of ranks.
+        rank: rank of this process.
     """
     if world == 1:
         yield
         return
     # Without a store torch makes a fake one itself.
-    dist.init_process_group("fake", rank=0, world_size=world)
+    dist.init_process_group("fake", rank=rank, world_size=world)
     try:
         yield
     finally:

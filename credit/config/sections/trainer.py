@@ -344,7 +344,7 @@ class TrainerConfig(StrictModel):
         # Keys of the config come last, so that they replace these defaults.
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
 
-    def _require_divisible_fields(self) -> None:
+    def require_divisible_fields(self) -> None:
         """Refuse keys that do not work if ranks divide the fields.
 
         Raises:
@@ -366,7 +366,7 @@ class TrainerConfig(StrictModel):
         if self.members_at_once > self.members:
             raise ValueError(f"members_at_once: {self.members_at_once} is more than members {self.members}; lower it")
         if self.parallelism.divides_fields:
-            self._require_divisible_fields()
+            self.require_divisible_fields()
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
         if self.lora is not None and self.fsdp2_mp_policy is not None:

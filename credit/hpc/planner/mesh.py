@@ -1,21 +1,23 @@
 """Plan of a run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
 
-The training step is traced once for each degree of tensor parallelism. The cost of replicas and shards is computed from
-the sharding units (`credit.hpc.planner.memory.ShardUnit`), so planning thousands of ranks takes no longer than planning
-a few.
+The training step is traced once for each degree of tensor and domain parallelism. The cost of replicas and shards is
+computed from the sharding units (`credit.hpc.planner.memory.ShardUnit`), so planning thousands of ranks takes no longer
+than planning a few.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from credit.config.sections.trainer import MixedPrecisionConfig
-from credit.errors import ConfigError
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.memory import (
     Memory,
@@ -37,7 +39,11 @@ from credit.hpc.planner.traffic import (
     estimate_seconds,
     read_iterated_bytes,
 )
+from credit.parallel.domain.division import FieldDivision
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 # Number of times that an update reads or writes an element of each weight: 8 for AdamW with clipping, 1 for the norm of
@@ -101,7 +107,7 @@ class MeshPlan:
 
 @dataclass(frozen=True)
 class _NetworkProperties:
-    """Properties of the network that depend on the degree of tensor parallelism, but not on replicas and shards.
+    """Properties of the network that depend on tensor and domain parallelism, but not on replicas and shards.
 
     Attributes:
         units: sharding units.
@@ -110,6 +116,7 @@ class _NetworkProperties:
         autocast: True if the network runs under autocast.
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
+        domain_ranks: ranks of a domain group whose steps are traced, see `list_busy_ranks`.
     """
 
     units: tuple[ShardUnit, ...]
@@ -118,14 +125,17 @@ class _NetworkProperties:
     autocast: bool
     precision: Precision
     dtypes: tuple[torch.dtype, ...]
+    domain_ranks: tuple[int, ...]
 
 
 class Planner:
-    """Planner of the meshes of one run, which traces each degree of tensor parallelism and kind of checkpointing once.
+    """Planner of the meshes of one run, which traces each degree of tensor and domain parallelism once.
+
+    It starts fake process groups of its own, so none may exist while it plans.
 
     Args:
         run: the run.
-        world: number of GPUs; a process group of as many ranks must exist, usually a fake one.
+        world: number of GPUs.
         gpu: kind of GPU.
         kernels: ``gpu`` to trace the kernels of a GPU, ``cpu`` to trace those of a CPU, for a comparison with
             measurements there.
@@ -137,67 +147,12 @@ class Planner:
     def __init__(self, run: PlannedRun, world: int, gpu: Gpu, kernels: Literal["gpu", "cpu"] = "gpu") -> None:
         self._run = run
         self._world = world
-        # The plan keeps the division of the fields that the config sets.
-        self._domain = run.trainer.parallelism.num_domain_ranks
         self._sequence_parallel = run.trainer.parallelism.sequence_parallel
         self._gpu = gpu
         self._on_gpu = kernels == "gpu"
-        self._properties: dict[tuple[bool, int], _NetworkProperties] = {}
-        self._traces: dict[tuple[bool, int, Checkpointing, MemberBatches], Trace] = {}
+        self._properties: dict[tuple[bool, int, int], _NetworkProperties] = {}
+        self._traces: dict[tuple[bool, int, int, Checkpointing, MemberBatches], Trace] = {}
         self.parameters = 0
-
-    def search_meshes(self) -> Iterator[MeshPlan]:
-        """Yield plans by rising degree of tensor parallelism within a node, and stop after a degree that is slower.
-
-        A degree is slower if its best mesh brings fewer samples per second than that of the degree before.
-
-        Raises:
-            ConfigError: if the network cannot be built or sharded.
-        """
-        if self._world == 1:
-            yield self.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
-            return
-        best_speed = 0.0
-        for tensor in divisors(self._world // self._domain):
-            if tensor > self._gpu.per_node:
-                return
-            num_data_ranks = self._world // (self._domain * tensor)
-            if num_data_ranks % self._run.trainer.parallelism.ensemble:
-                # The data-parallel ranks do not form whole ensemble groups.
-                continue
-            if not self._run.count_steps(self._build_degrees(1, tensor)):
-                # A step would take more samples than there are.
-                continue
-            try:
-                meshes = self._plan_tensor_degree(tensor)
-            except ConfigError:
-                if tensor == 1:
-                    raise
-                # No layer of this network can be split over so many ranks.
-                return
-            yield from meshes
-            working_speeds = [mesh.samples_per_second for mesh in meshes if mesh.works]
-            speed = max(working_speeds, default=0.0)
-            if speed < best_speed:
-                return
-            best_speed = speed
-
-    def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
-        """Return the plans of all meshes with `tensor` tensor-parallel ranks, one for each number of replicas."""
-        meshes = []
-        for replicate in divisors(self._world // (self._domain * tensor)):
-            # With a whole replica on each rank FSDP2 would be DDP.
-            data = "ddp" if replicate == self._world else "fsdp2"
-            degrees = self._build_degrees(replicate, tensor)
-            meshes.append(self.plan_mesh(data, degrees, self._run.trainer.activation_checkpoint))
-        return meshes
-
-    def _build_degrees(self, replicate: int, tensor: int) -> ParallelDims:
-        """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
-        shard = self._world // (replicate * tensor * self._domain)
-        ensemble = self._run.trainer.parallelism.ensemble
-        sequence_parallel = self._sequence_parallel and tensor > 1
-        return ParallelDims(replicate, shard, tensor, ensemble, self._domain, sequence_parallel)
 
     def plan_mesh(
         self, data: str, degrees: ParallelDims, checkpointing: Checkpointing, members_at_once: int | None = None
@@ -219,8 +174,8 @@ class Planner:
         gpu = self._gpu
         trainer = run.trainer
         sharded = data != "none"
-        network = self._read_network(sharded, degrees.tensor)
-        trace = self._trace_step(sharded, degrees.tensor, checkpointing, members)
+        network = self._read_network(sharded, degrees.tensor, degrees.domain)
+        trace = self._trace_step(sharded, degrees.tensor, degrees.domain, checkpointing, members)
 
         # Memory: the weights and the state of the optimizer, then what a step needs in passing.
         on_host = sharded and trainer.parallelism.cpu_offload
@@ -287,20 +242,34 @@ class Planner:
                 overlapped_seconds += estimate_seconds(collective, self._gpu) * count
         return blocking_seconds, overlapped_seconds
 
-    def _read_network(self, sharded: bool, tensor: int) -> _NetworkProperties:
-        """Return the properties of the network at a degree of tensor parallelism; they are computed once.
+    def require_domain(self, domain: int) -> None:
+        """Refuse to divide the fields of the network among `domain` ranks if this is not possible.
+
+        Raises:
+            ConfigError: naming the reason.
+        """
+        if domain > 1:
+            self._read_network(True, 1, domain)
+
+    def _read_network(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
+        """Return the properties of the network at a degree of tensor and domain parallelism; they are computed once.
 
         Args:
             sharded: True if FSDP2 shards the network.
             tensor: number of tensor-parallel ranks.
+            domain: number of ranks that divide the fields.
         """
-        if (sharded, tensor) not in self._properties:
-            trainer = self._run.trainer
-            mesh = self._build_smallest_mesh(tensor)
+        if (sharded, tensor, domain) not in self._properties:
+            self._properties[sharded, tensor, domain] = self._build_properties(sharded, tensor, domain)
+        return self._properties[sharded, tensor, domain]
+
+    def _build_properties(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
+        """Build the network on the meta device and return its properties; see `_read_network`."""
+        trainer = self._run.trainer
+        with self._smallest_mesh(tensor, domain) as mesh:
             model, autocast = self._run.step_builder.build_network(mesh, sharded, trainer.activation_checkpoint)
             self.parameters = sum(parameter.numel() for parameter in model.parameters())
-            # The precision is either that of autocast or that of FSDP2. With autocast, or without either, FSDP2's
-            # collectives have float32.
+            # The precision is that of autocast or of FSDP2. In the first case FSDP2's collectives have float32.
             precision = Precision()
             dtypes: tuple[torch.dtype, ...] = ()
             if trainer.amp and not autocast:
@@ -310,43 +279,57 @@ class Planner:
                 precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
             units = read_units(model, trainer.parallelism.reshard_after_forward)
-            self._properties[sharded, tensor] = _NetworkProperties(
+            return _NetworkProperties(
                 units=units,
                 buffers=count_buffer_bytes(model),
                 iterated=read_iterated_bytes(model),
                 autocast=autocast,
                 precision=precision,
                 dtypes=dtypes,
+                domain_ranks=(0,) if domain == 1 else list_busy_ranks(model.domain.grid),
             )
-        return self._properties[sharded, tensor]
 
-    def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing, members: MemberBatches) -> Trace:
+    def _trace_step(
+        self, sharded: bool, tensor: int, domain: int, checkpointing: Checkpointing, members: MemberBatches
+    ) -> Trace:
         """Return the trace of an optimizer step without FSDP2; the cost of FSDP2 is computed from the sharding units.
 
         Args:
             sharded: True if FSDP2 shards the network in the run, which decides on its precision.
             tensor: number of tensor-parallel ranks.
+            domain: number of ranks that divide the fields.
             checkpointing: value of ``trainer.activation_checkpoint``.
             members: ensemble members that the rank computes for each sample.
         """
-        network = self._read_network(sharded, tensor)
+        network = self._read_network(sharded, tensor, domain)
         step_builder = self._run.step_builder
         schedule = self._run.schedule(members)
 
-        def trace_rollout(rollout: int) -> Trace:
-            model, _ = step_builder.build_network(self._build_smallest_mesh(tensor), False, checkpointing)
-            return trace_step(
-                model,
-                # Only the number of micro-steps is left for `trace_step` to choose.
-                functools.partial(step_builder.build_step, model, network.autocast, rollout, members),
-                micro_steps=schedule.micro_steps,
-                gpu=self._on_gpu,
-                autocast=network.autocast,
-                dtypes=network.dtypes,
-                tf32=self._run.trainer.tf32,
-            )
+        def trace_rollout_on(domain_rank: int, rollout: int) -> Trace:
+            with self._smallest_mesh(tensor, domain, domain_rank) as mesh:
+                model, _ = step_builder.build_network(mesh, False, checkpointing)
+                return trace_step(
+                    model,
+                    # Only the number of micro-steps is left for `trace_step` to choose.
+                    functools.partial(step_builder.build_step, model, network.autocast, rollout, members),
+                    micro_steps=schedule.micro_steps,
+                    gpu=self._on_gpu,
+                    autocast=network.autocast,
+                    dtypes=network.dtypes,
+                    tf32=self._run.trainer.tf32,
+                )
 
-        key = (sharded, tensor, checkpointing, members)
+        def trace_rollout(rollout: int) -> Trace:
+            traces = []
+            for domain_rank in network.domain_ranks:
+                logger.info(
+                    "trace of a step: tensor %d, domain %d (rank %d), activation_checkpoint %s, rollout %d",
+                    *(tensor, domain, domain_rank, str(checkpointing).lower(), rollout),
+                )
+                traces.append(trace_rollout_on(domain_rank, rollout))
+            return combine_traces(traces)
+
+        key = (sharded, tensor, domain, checkpointing, members)
         if key not in self._traces:
             rollout = schedule.rollout
             if rollout <= 3:
@@ -357,19 +340,54 @@ class Planner:
                 self._traces[key] = extrapolate_trace(trace_rollout(2), trace_rollout(3), rollout - 3)
         return self._traces[key]
 
-    def _build_smallest_mesh(self, tensor: int) -> DeviceGrid:
-        """Return the smallest mesh with `tensor` tensor-parallel ranks that shards the network as the run does."""
+    @contextmanager
+    def _smallest_mesh(self, tensor: int, domain: int, domain_rank: int = 0) -> Iterator[DeviceGrid]:
+        """Context with the smallest mesh that splits and shards the network as the run does, in a fake process group.
+
+        Args:
+            tensor: number of tensor-parallel ranks.
+            domain: number of ranks that divide the fields.
+            domain_rank: index of this process among the ranks that divide the fields.
+        """
         # Two shards stand for any number of them, because the units are the same.
-        num_shards = min(2, self._world // (tensor * self._domain))
-        degrees = ParallelDims(
-            replicate=1,
-            shard=num_shards,
-            tensor=tensor,
-            domain=self._domain,
-            sequence_parallel=self._sequence_parallel and tensor > 1,
-        )
-        # Of the parts into which the fields are divided, that of the first rank is the largest.
-        return build_mesh(degrees, rank=0, device_type="cpu")
+        num_shards = min(2, self._world // (tensor * domain))
+        degrees = ParallelDims(replicate=1, shard=num_shards, tensor=tensor, domain=domain)
+        rank = domain_rank * tensor
+        with fake_process_group(self._world, rank):
+            yield build_mesh(degrees, rank, device_type="cpu")
+
+
+def list_busy_ranks(division: FieldDivision) -> tuple[int, ...]:
+    """Return ranks of a domain group that stand for the one with the most memory and the one with the most work.
+
+    No part is larger than the first along each axis. A part in the middle has a neighbour more, from which it receives
+    cells. All parts in the middle are taken to be like the second one. If the stages of a network are divided unevenly,
+    another one may receive slightly more (1 % in a test with four parts).
+    """
+    num_columns = len(division.columns.owned)
+    positions = []
+    for axis in (division.rows, division.columns):
+        has_middle = len(axis.owned) > 2
+        positions.append((0, 1) if has_middle else (0,))
+    return tuple(i * num_columns + j for i, j in itertools.product(*positions))
+
+
+def combine_traces(traces: Sequence[Trace]) -> Trace:
+    """Return a trace with the largest memory, the most work and the most traffic of the traces of several ranks."""
+
+    def count_work(trace: Trace) -> tuple[int, int]:
+        return trace.flops, sum(kernel.bytes * count for kernel, count in trace.kernels.items())
+
+    def count_traffic(trace: Trace) -> int:
+        return sum(collective.bytes * count for collective, count in trace.pass_collectives.items())
+
+    return Trace(
+        activations=max(trace.activations for trace in traces),
+        constants=max(trace.constants for trace in traces),
+        kernels=max(traces, key=count_work).kernels,
+        pass_collectives=max(traces, key=count_traffic).pass_collectives,
+        norm_collective=traces[0].norm_collective,
+    )
 
 
 def divisors(number: int) -> list[int]:

@@ -9,8 +9,8 @@ from credit.errors import ConfigError
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
 from credit.hpc.planner.mesh import CHECKPOINTING, MeshPlan, Planner, divisors
 from credit.hpc.planner.planned_run import Checkpointing, PlannedRun
+from credit.hpc.planner.search import MeshSearch
 from credit.parallel.mesh import plan_degrees
-from credit.parallel.process_info import fake_process_group
 
 # Estimated speeds that differ by less than this share count as equal.
 _SPEED_TOLERANCE = 0.02
@@ -30,6 +30,7 @@ class Plan:
             values that the network supports.
         members_at_once: value of ``trainer.members_at_once`` -> plan of the recommended mesh with this value; only
             divisors of the number of members that a rank computes.
+        domain_refusal: why the fields are not divided into more parts; None if they can be, or if it was not tried.
     """
 
     gpu: Gpu
@@ -38,6 +39,7 @@ class Plan:
     configured: MeshPlan
     checkpointing: Mapping[Checkpointing, MeshPlan]
     members_at_once: Mapping[int, MeshPlan]
+    domain_refusal: str | None = None
 
     @property
     def best_members_at_once(self) -> int | None:
@@ -54,7 +56,7 @@ class Plan:
 def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     """Return the plan of a run on `world` GPUs.
 
-    Degrees of tensor parallelism are tried upwards within a node, until one is slower than the degree before it.
+    Degrees of domain and tensor parallelism are tried upwards, until one is slower than the degree before it.
 
     Args:
         run: the run.
@@ -65,8 +67,63 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide their number, a step takes
             more samples than there are, or no mesh fits into memory. The message says what would work.
     """
+    _require_valid_request(run, world, gpu)
+    configured_degrees = plan_degrees(run.trainer.parallelism, world)
+    planner = Planner(run, world, gpu)
+    search = MeshSearch(run, world, gpu.per_node, planner)
+    meshes = {(mesh.data, mesh.degrees): mesh for mesh in search.list_meshes()}
+    if not any(mesh.steps for mesh in meshes.values()):
+        raise ConfigError(
+            f"--world-size: with {world} GPUs a step takes more samples than {_describe_limit(run)} on every mesh; "
+            "use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
+        )
+    # The search may have left out the mesh of the config.
+    configured_data = run.trainer.parallelism.data if world > 1 else "none"
+    configured_key = (configured_data, configured_degrees)
+    if configured_key not in meshes:
+        meshes[configured_key] = planner.plan_mesh(*configured_key, run.trainer.activation_checkpoint)
+    ordered_meshes = _order_meshes(list(meshes.values()))
+    best = ordered_meshes[0]
+    if not best.works:
+        # If no mesh fits, the message suggests changes for the one that needs the least memory.
+        possible_meshes = [mesh for mesh in ordered_meshes if mesh.steps]
+        best = min(possible_meshes, key=lambda mesh: mesh.memory.device)
+    checkpointing = {}
+    for kind in CHECKPOINTING:
+        try:
+            checkpointing[kind] = planner.plan_mesh(best.data, best.degrees, kind)
+        except ConfigError:
+            # A network that marks no blocks cannot recompute them; only the configured kind has to work.
+            if kind == run.trainer.activation_checkpoint:
+                raise
+    members_at_once = {}
+    for number in divisors(run.member_batches(best.degrees).members):
+        members_at_once[number] = planner.plan_mesh(
+            best.data, best.degrees, run.trainer.activation_checkpoint, members_at_once=number
+        )
+    if not best.works:
+        raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
+    return Plan(
+        gpu,
+        planner.parameters,
+        tuple(ordered_meshes),
+        meshes[configured_key],
+        checkpointing,
+        members_at_once,
+        search.domain_refusal,
+    )
+
+
+def _require_valid_request(run: PlannedRun, world: int, gpu: Gpu) -> None:
+    """Refuse numbers of GPUs or samples that cannot be planned; see `make_plan`.
+
+    Raises:
+        ConfigError: naming the option of the command and what would work.
+    """
     if world < 1:
         raise ConfigError(f"--world-size: {world} must be 1 or more")
+    if run.max_samples_per_step is not None and run.max_samples_per_step < 1:
+        raise ConfigError(f"--samples-per-step: {run.max_samples_per_step} must be 1 or more")
     if world > gpu.per_node and world % gpu.per_node:
         smaller_world = world // gpu.per_node * gpu.per_node
         larger_world = smaller_world + gpu.per_node
@@ -74,43 +131,14 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
             f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
             "and --per-node says how many a node has"
         )
-    configured_degrees = plan_degrees(run.trainer.parallelism, world)
-    # The fake process group stands for all ranks; nothing is communicated.
-    with fake_process_group(world):
-        planner = Planner(run, world, gpu)
-        meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search_meshes()}
-        if not any(mesh.steps for mesh in meshes.values()):
-            raise ConfigError(
-                f"--world-size: with {world} GPUs a step takes more samples than the {run.samples} of the training "
-                "period on every mesh; use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
-            )
-        # The search may have left out the mesh of the config.
-        configured_data = run.trainer.parallelism.data if world > 1 else "none"
-        configured_key = (configured_data, configured_degrees)
-        if configured_key not in meshes:
-            meshes[configured_key] = planner.plan_mesh(*configured_key, run.trainer.activation_checkpoint)
-        ordered_meshes = _order_meshes(list(meshes.values()))
-        best = ordered_meshes[0]
-        if not best.works:
-            # If no mesh fits, the message suggests changes for the one that needs the least memory.
-            possible_meshes = [mesh for mesh in ordered_meshes if mesh.steps]
-            best = min(possible_meshes, key=lambda mesh: mesh.memory.device)
-        checkpointing = {}
-        for kind in CHECKPOINTING:
-            try:
-                checkpointing[kind] = planner.plan_mesh(best.data, best.degrees, kind)
-            except ConfigError:
-                # A network that marks no blocks cannot recompute them; only the configured kind has to work.
-                if kind == run.trainer.activation_checkpoint:
-                    raise
-        members_at_once = {}
-        for number in divisors(run.member_batches(best.degrees).members):
-            members_at_once[number] = planner.plan_mesh(
-                best.data, best.degrees, run.trainer.activation_checkpoint, members_at_once=number
-            )
-    if not best.works:
-        raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
-    return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing, members_at_once)
+
+
+def _describe_limit(run: PlannedRun) -> str:
+    """Return the largest number of samples of a step as text."""
+    limit = f"the {run.samples} of the training period"
+    if run.max_samples_per_step is not None:
+        limit += f" or the {run.max_samples_per_step} of --samples-per-step"
+    return limit
 
 
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:

@@ -74,6 +74,7 @@ class PlannedRun:
         step_builder: builder of the network and of the training step.
         output_bytes: bytes of one member's output at one rollout step, for a whole micro-batch in float32.
         gathers_members: True if the loss needs the whole fields of all members on every rank.
+        max_samples_per_step: largest number of samples in an optimizer step; None for no limit.
     """
 
     trainer: TrainerConfig
@@ -82,6 +83,7 @@ class PlannedRun:
     step_builder: StepBuilder
     output_bytes: int = 0
     gathers_members: bool = False
+    max_samples_per_step: int | None = None
 
     def schedule(self, members: MemberBatches) -> Schedule:
         """Return the number of passes through the model in an optimizer step with the run's longest rollout."""
@@ -128,9 +130,10 @@ class PlannedRun:
         return degrees.num_sample_ranks * trainer.train_batch_size * trainer.grad_accum_every
 
     def count_steps(self, degrees: ParallelDims) -> int:
-        """Return the number of optimizer steps of the run, 0 if the period has fewer samples than one step takes."""
-        steps_per_epoch = self.samples // self.samples_per_step(degrees)
-        if not steps_per_epoch:
+        """Return the number of optimizer steps of the run, 0 if a step takes more samples than there are or may be."""
+        samples_per_step = self.samples_per_step(degrees)
+        steps_per_epoch = self.samples // samples_per_step
+        if not steps_per_epoch or samples_per_step > (self.max_samples_per_step or samples_per_step):
             return 0
         # The config sets exactly one of the two keys.
         return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch

@@ -56,6 +56,7 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         *_format_meshes(plan),
         "",
         f"recommended: {format_settings(best)}; of the fastest that fit, the one with the shortest collectives",
+        *_explain_choice(plan),
         f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
         f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
         f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, their launch by the "
@@ -97,6 +98,7 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
         "checkpointing": checkpointing,
         "members_at_once": {number: _mesh_to_dict(mesh) for number, mesh in plan.members_at_once.items()},
         "recommended_members_at_once": plan.best_members_at_once,
+        "domain_refusal": plan.domain_refusal,
         "estimated_how": _HOW_ESTIMATED,
         "assumed": list_assumptions(run, plan.gpu),
     }
@@ -126,7 +128,10 @@ def format_settings(mesh: MeshPlan) -> str:
 def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
     """Return the assumptions behind the estimates, one text for each."""
     trainer = run.trainer
-    lines = [
+    lines = []
+    if run.max_samples_per_step is not None:
+        lines.append(f"an optimizer step takes at most {run.max_samples_per_step} samples (--samples-per-step)")
+    lines += [
         f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
         f"least {KERNEL_SECONDS * 1e6:.0f} us",
         f"the host takes {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as on one virtual machine with "
@@ -157,8 +162,8 @@ def _describe_nodes(gpu: Gpu, world: int) -> str:
 def _format_meshes(plan: Plan) -> list[str]:
     """Return the lines of the Markdown table of the best meshes and of the config's mesh."""
     rows = [
-        "| data | replicate x shard x tensor | GiB a GPU | estimate: s a step | estimate: samples/s | estimate: hours "
-        "| estimate: MWh | |",
+        "| data | replicate x shard x domain x tensor | GiB a GPU | estimate: s a step | estimate: samples/s "
+        "| estimate: hours | estimate: MWh | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     # The best meshes come first in the plan. The config's mesh is shown even if it is not among them.
@@ -175,11 +180,10 @@ def _format_meshes(plan: Plan) -> list[str]:
         if not mesh.fits:
             notes.append("does not fit")
         if not mesh.steps:
-            notes.append("more samples a step than there are")
-        domain = f" x domain {degrees.domain}" if degrees.domain > 1 else ""
+            notes.append("more samples a step than there are or may be")
         sequence = " sequence parallel" if degrees.sequence_parallel else ""
         rows.append(
-            f"| {mesh.data} | {degrees.replicate} x {degrees.shard}{domain} x {degrees.tensor}{sequence} "
+            f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.domain} x {degrees.tensor}{sequence} "
             f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )
@@ -187,6 +191,30 @@ def _format_meshes(plan: Plan) -> list[str]:
         # An empty line ends the table before the next paragraph.
         rows += ["", f"{len(plan.meshes)} meshes in all"]
     return rows
+
+
+def _explain_choice(plan: Plan) -> list[str]:
+    """Return lines of text that compare the recommended mesh with those that divide fields and layers otherwise."""
+    best = plan.best
+    lines = []
+    fastest: dict[tuple[int, int], MeshPlan] = {}
+    # The meshes that work come first, the fastest of them first.
+    for mesh in plan.meshes:
+        fastest.setdefault((mesh.degrees.domain, mesh.degrees.tensor), mesh)
+    for (domain, tensor), mesh in sorted(fastest.items()):
+        if mesh.degrees.domain == best.degrees.domain and mesh.degrees.tensor == best.degrees.tensor:
+            continue
+        if not mesh.steps:
+            reason = f"takes {mesh.samples} samples a step, more than there are or may be"
+        elif not mesh.fits:
+            reason = f"needs {mesh.memory.device / 2**30:.1f} GiB and does not fit"
+        else:
+            ratio = mesh.samples_per_second / best.samples_per_second
+            reason = f"brings {ratio:.2f} times as many samples/s (estimate)"
+        lines.append(f"  domain {domain}, tensor {tensor}: {reason}")
+    if plan.domain_refusal is not None:
+        lines.append(f"  fields in more parts are not possible: {plan.domain_refusal}")
+    return lines
 
 
 def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:

@@ -10,13 +10,17 @@ from credit.parallel.domain.domain import allows_divided_fields
 
 
 def require_domain_support(config: Config) -> None:
-    """Refuse a config in which ranks divide the fields of a sample if a class in it does not allow that.
+    """Refuse a config in which ranks divide the fields of a sample if a key or a class in it needs whole fields.
 
     Raises:
         ConfigError: naming the key and the kind.
     """
     if not config.trainer.parallelism.divides_fields:
         return
+    try:
+        config.trainer.require_divisible_fields()
+    except ValueError as error:
+        raise ConfigError(f"trainer.{error}") from error
     # key and kind -> class
     classes: dict[tuple[str, str], type] = {}
     kind = config.trainer.objective.kind

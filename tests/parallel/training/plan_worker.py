@@ -34,6 +34,13 @@ def held(tensors: Any) -> int:
     return size.item()
 
 
+def find_busiest(numbers: dict[str, int]) -> dict[str, int]:
+    """Return the numbers of the rank whose sum is largest."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, numbers)
+    return max(everyone, key=lambda each: sum(each.values()))
+
+
 def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]:
     """Return bytes by kind, collectives of a step, and the most that a step's allocations came to."""
     config = config_of(data, overrides)
@@ -65,9 +72,9 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
         "optimizer": held(value for state in optimizer.state.values() for value in state.values()),
         "average": held(average.average.values()),
         "buffers": held(model.buffers()),
-        "calls": counted.calls,
-        "bytes": counted.bytes,
-        "allocated": allocations(profiled),
+        "calls": find_busiest(counted.calls),
+        "bytes": find_busiest(counted.bytes),
+        "allocated": max(find_busiest({"step": allocations(profiled)}).values()),
     }
 
 

@@ -24,13 +24,14 @@ from credit.hpc.planner.memory import (
     count_buffer_bytes,
     read_units,
 )
-from credit.hpc.planner.mesh import CHECKPOINTING
+from credit.hpc.planner.mesh import CHECKPOINTING, list_busy_ranks
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.planned_run import MemberBatches, PlannedRun
 from credit.hpc.planner.report import format_plan, to_dict
 from credit.hpc.planner.trace import Collective, trace_step
 from credit.hpc.planner.traffic import estimate_seconds
 from credit.losses import member_loss
+from credit.parallel.domain.division import divide_field
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
@@ -214,7 +215,7 @@ def small_gpu(gib: float) -> Gpu:
         (4, H100, ["trainer.parallelism={data: ddp, tensor: 2}"], ["ddp", "these work"]),
         (8, H100, ["trainer.train_batch_size=2000"], ["more samples than the 1000", "train_batch_size"]),
         (2, small_gpu(2.12), [], ["small", "--gpu h100", "what would work"]),
-        (2, small_gpu(2.45), ["trainer.train_batch_size=64"], ["activation_checkpoint: true", "a smaller trainer"]),
+        (2, small_gpu(2.45), ["trainer.train_batch_size=128"], ["activation_checkpoint: true", "a smaller trainer"]),
     ],
 )
 def test_the_impossible_is_refused(world: int, gpu: Gpu, overrides: list[str], says: list[str]) -> None:
@@ -284,3 +285,39 @@ def test_members_with_a_loss_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         start = functools.partial(step_builder.build_step, model, autocast, 1, MemberBatches(2, 2))
         flops.append(trace_step(model, start, gpu=True, autocast=autocast).flops)
     assert flops[0] == flops[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "ranks"), [((1, 1), (0,)), ((2, 2), (0,)), ((4, 1), (0, 1)), ((2, 4), (0, 1)), ((4, 4), (0, 1, 4, 5))]
+)
+def test_busy_ranks_are_the_first_and_one_with_all_neighbours(
+    num_parts: tuple[int, int], ranks: tuple[int, ...]
+) -> None:
+    assert list_busy_ranks(divide_field((32, 64), num_parts)) == ranks
+
+
+def test_the_search_divides_fields_where_samples_are_few() -> None:
+    run = replace(planned_run_of(), max_samples_per_step=1)
+    plan = make_plan(run, 2, H100)
+    assert {(mesh.degrees.domain, mesh.degrees.tensor) for mesh in plan.meshes if mesh.works} == {(2, 1), (1, 2)}
+    assert all(mesh.samples == 1 for mesh in plan.meshes if mesh.works)
+    text = format_plan(plan, run)
+    assert "domain 1, tensor 1: takes 2 samples a step, more than there are or may be" in text
+    assert "at most 1 samples" in text
+    with pytest.raises(ConfigError, match="--samples-per-step: 0 must be 1 or more"):
+        make_plan(replace(run, max_samples_per_step=0), 2, H100)
+
+
+def test_the_search_divides_fields_that_do_not_fit() -> None:
+    overrides = ["trainer.train_batch_size=64"]
+    divided = make_plan(planned_run_of(*overrides), 2, small_gpu(2.45))
+    assert divided.best.degrees.domain == 2 and divided.best.works
+    assert not divided.configured.fits and divided.configured.degrees.domain == 1
+    assert divided.best.memory.activations < 0.6 * divided.configured.memory.activations
+
+
+def test_a_run_that_needs_whole_fields_is_not_divided() -> None:
+    run = planned_run_of("trainer.compile=true")
+    plan = make_plan(run, 2, H100)
+    assert {mesh.degrees.domain for mesh in plan.meshes} == {1}
+    assert "trainer.compile: with parallelism.domain" in format_plan(plan, run)

@@ -1,0 +1,139 @@
+"""Search for the meshes of a number of GPUs that are worth a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from credit.errors import ConfigError
+from credit.hpc.planner.mesh import MeshPlan, Planner, divisors
+from credit.hpc.planner.planned_run import PlannedRun
+from credit.parallel.mesh import ParallelDims
+
+
+class MeshSearch:
+    """Search over replicas, shards, tensor-parallel ranks and parts of the fields.
+
+    Each degree of tensor and domain parallelism needs a trace of the step, which takes seconds. The search therefore
+    raises a degree only as long as it helps.
+
+    Args:
+        run: the run.
+        world: number of GPUs.
+        gpus_per_node: number of GPUs in a node.
+        planner: planner of the run on as many GPUs.
+
+    Attributes:
+        domain_refusal: why the fields are not divided into more parts; None if they can be, or if it was not tried.
+    """
+
+    def __init__(self, run: PlannedRun, world: int, gpus_per_node: int, planner: Planner) -> None:
+        self._run = run
+        self._world = world
+        self._gpus_per_node = gpus_per_node
+        self._planner = planner
+        self._refused_domains: set[int] = set()
+        self.domain_refusal: str | None = None
+
+    def list_meshes(self) -> list[MeshPlan]:
+        """Return plans by rising number of ranks that share a sample, and stop after a number that is slower.
+
+        A number is slower if its best mesh brings fewer samples per second than that of the number before. The ranks
+        that share a sample stay within a node, unless no smaller number works.
+
+        Raises:
+            ConfigError: if the network cannot be built or sharded.
+        """
+        if self._world == 1:
+            return [self._planner.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)]
+        meshes: list[MeshPlan] = []
+        best_speed = 0.0
+        for num_ranks in divisors(self._world):
+            if num_ranks > self._gpus_per_node and best_speed > 0:
+                break
+            if not self._may_share(num_ranks):
+                continue
+            candidates = list(self._search_divisions(num_ranks))
+            meshes += candidates
+            speed = _find_speed(candidates)
+            if speed < best_speed:
+                break
+            best_speed = speed
+        return meshes
+
+    def _may_share(self, num_ranks: int) -> bool:
+        """Return True if the ensemble groups are whole and a step does not take too many samples.
+
+        Args:
+            num_ranks: number of ranks that share a sample or, in an ensemble, a member.
+        """
+        if (self._world // num_ranks) % self._run.trainer.parallelism.ensemble:
+            return False
+        return self._run.count_steps(self._build_degrees(1, num_ranks, 1)) > 0
+
+    def _search_divisions(self, num_ranks: int) -> Iterator[MeshPlan]:
+        """Yield plans of meshes in which `num_ranks` ranks share a sample, by domain and by tensor parallelism.
+
+        The ranks divide the fields first. Degrees of tensor parallelism rise until one is slower than the one before.
+
+        Args:
+            num_ranks: number of ranks that share a sample, domain x tensor.
+
+        Raises:
+            ConfigError: if the network cannot be built or sharded.
+        """
+        best_speed = 0.0
+        for tensor in divisors(num_ranks):
+            domain = num_ranks // tensor
+            if tensor > self._gpus_per_node:
+                return
+            if not self._can_divide(domain):
+                continue
+            try:
+                meshes = self._plan_replicas(tensor, domain)
+            except ConfigError:
+                if tensor == 1:
+                    raise
+                # No layer of this network can be split over so many ranks.
+                return
+            yield from meshes
+            speed = _find_speed(meshes)
+            if speed < best_speed:
+                return
+            best_speed = speed
+
+    def _can_divide(self, domain: int) -> bool:
+        """Return True if the search tries `domain` parts of the fields: the config's number or a power of two."""
+        if domain == 1:
+            return True
+        if domain != self._run.trainer.parallelism.num_domain_ranks and not math.log2(domain).is_integer():
+            return False
+        if domain in self._refused_domains:
+            return False
+        try:
+            self._planner.require_domain(domain)
+        except ConfigError as error:
+            self._refused_domains.add(domain)
+            self.domain_refusal = self.domain_refusal or str(error)
+            return False
+        return True
+
+    def _plan_replicas(self, tensor: int, domain: int) -> list[MeshPlan]:
+        """Return the plans of all meshes with these degrees, one for each number of replicas."""
+        meshes = []
+        for replicate in divisors(self._world // (domain * tensor)):
+            # With a whole replica on each rank FSDP2 would be DDP.
+            data = "ddp" if replicate == self._world else "fsdp2"
+            degrees = self._build_degrees(replicate, tensor, domain)
+            meshes.append(self._planner.plan_mesh(data, degrees, self._run.trainer.activation_checkpoint))
+        return meshes
+
+    def _build_degrees(self, replicate: int, tensor: int, domain: int) -> ParallelDims:
+        """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
+        shard = self._world // (replicate * tensor * domain)
+        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble, domain)
+
+
+def _find_speed(meshes: list[MeshPlan]) -> float:
+    """Return the samples per second of the fastest mesh that works; 0 if none works."""
+    return max((mesh.samples_per_second for mesh in meshes if mesh.works), default=0.0)
