@@ -116,7 +116,7 @@ class _NetworkProperties:
         autocast: True if the network runs under autocast.
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
-        domain_ranks: ranks of a domain group whose steps are traced, see `list_busy_ranks`.
+        field_ranks: ranks whose steps are traced, of those that divide the fields, see `list_busy_ranks`.
     """
 
     units: tuple[ShardUnit, ...]
@@ -125,7 +125,7 @@ class _NetworkProperties:
     autocast: bool
     precision: Precision
     dtypes: tuple[torch.dtype, ...]
-    domain_ranks: tuple[int, ...]
+    field_ranks: tuple[int, ...]
 
 
 class Planner:
@@ -286,7 +286,7 @@ class Planner:
                 autocast=autocast,
                 precision=precision,
                 dtypes=dtypes,
-                domain_ranks=(0,) if domain == 1 else list_busy_ranks(model.domain.grid),
+                field_ranks=(0,) if model.domain is None else list_busy_ranks(model.domain.grid),
             )
 
     def _trace_step(
@@ -305,8 +305,8 @@ class Planner:
         step_builder = self._run.step_builder
         schedule = self._run.schedule(members)
 
-        def trace_rollout_on(domain_rank: int, rollout: int) -> Trace:
-            with self._smallest_mesh(tensor, domain, domain_rank) as mesh:
+        def trace_rollout_on(field_rank: int, rollout: int) -> Trace:
+            with self._smallest_mesh(tensor, domain, field_rank) as mesh:
                 model, _ = step_builder.build_network(mesh, False, checkpointing)
                 return trace_step(
                     model,
@@ -321,12 +321,12 @@ class Planner:
 
         def trace_rollout(rollout: int) -> Trace:
             traces = []
-            for domain_rank in network.domain_ranks:
+            for field_rank in network.field_ranks:
                 logger.info(
                     "trace of a step: tensor %d, domain %d (rank %d), activation_checkpoint %s, rollout %d",
-                    *(tensor, domain, domain_rank, str(checkpointing).lower(), rollout),
+                    *(tensor, domain, field_rank, str(checkpointing).lower(), rollout),
                 )
-                traces.append(trace_rollout_on(domain_rank, rollout))
+                traces.append(trace_rollout_on(field_rank, rollout))
             return combine_traces(traces)
 
         key = (sharded, tensor, domain, checkpointing, members)
@@ -341,18 +341,20 @@ class Planner:
         return self._traces[key]
 
     @contextmanager
-    def _smallest_mesh(self, tensor: int, domain: int, domain_rank: int = 0) -> Iterator[DeviceGrid]:
+    def _smallest_mesh(self, tensor: int, domain: int, field_rank: int = 0) -> Iterator[DeviceGrid]:
         """Context with the smallest mesh that splits and shards the network as the run does, in a fake process group.
 
         Args:
             tensor: number of tensor-parallel ranks.
             domain: number of ranks that divide the fields.
-            domain_rank: index of this process among the ranks that divide the fields.
+            field_rank: index of this process among the ranks that divide the fields.
         """
         # Two shards stand for any number of them, because the units are the same.
         num_shards = min(2, self._world // (tensor * domain))
-        degrees = ParallelDims(replicate=1, shard=num_shards, tensor=tensor, domain=domain)
-        rank = domain_rank * tensor
+        sequence_parallel = self._sequence_parallel and tensor > 1
+        degrees = ParallelDims(1, num_shards, tensor, domain=domain, sequence_parallel=sequence_parallel)
+        # Tensor-parallel ranks are neighbours. Unless they divide the fields, they have the same part.
+        rank = field_rank if sequence_parallel else field_rank * tensor
         with fake_process_group(self._world, rank):
             yield build_mesh(degrees, rank, device_type="cpu")
 

@@ -131,7 +131,9 @@ class MeshSearch:
     def _build_degrees(self, replicate: int, tensor: int, domain: int) -> ParallelDims:
         """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
         shard = self._world // (replicate * tensor * domain)
-        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble, domain)
+        parallelism = self._run.trainer.parallelism
+        sequence_parallel = parallelism.sequence_parallel and tensor > 1
+        return ParallelDims(replicate, shard, tensor, parallelism.ensemble, domain, sequence_parallel)
 
 
 def _find_speed(meshes: list[MeshPlan]) -> float:

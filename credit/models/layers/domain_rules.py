@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import HALO
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.divided_group_norm import CellCounts
 from credit.models.layers.norm import Conditions, GroupNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.resize import BilinearResize, Taps, find_taps
@@ -23,6 +22,7 @@ from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
 from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
+from credit.parallel.domain.group_norm import CellCounts
 from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, build_exchange
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.kernels.autocast import autocast_dtype
-from credit.models.layers.divided_group_norm import CellCounts, normalise_part
+from credit.parallel.domain.group_norm import CellCounts, normalise_part
 
 
 class Conditions(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """What the operator calls; see `credit.parallel.domain.exchange.CellExchange`."""
+    """Object that the operator calls; see `credit.parallel.domain.exchange.CellExchange`."""
 
     input_shape: tuple[int, int]
     output_shape: tuple[int, int]
@@ -56,20 +56,24 @@ def _exchange_gradient(gradient_BHWC: Tensor, number: int) -> Tensor:
 
 
 @exchange_cells.register_fake
-def _(x_BHWC: Tensor, number: int) -> Tensor:
+def _describe_cells(x_BHWC: Tensor, number: int) -> Tensor:
+    """Return a tensor of the shape of the result, for the trace of a graph."""
     return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[number].output_shape, x_BHWC.shape[3])
 
 
 @_exchange_gradient.register_fake
-def _(gradient_BHWC: Tensor, number: int) -> Tensor:
+def _describe_gradient(gradient_BHWC: Tensor, number: int) -> Tensor:
+    """Return a tensor of the shape of the result, for the trace of a graph."""
     return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[number].input_shape, gradient_BHWC.shape[3])
 
 
 def _save_number(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    """Save what the backward pass needs."""
     _, ctx.number = inputs
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, gradient_BHWC: Tensor) -> tuple[Tensor, None]:
+    """Return the gradients of the arguments of `exchange_cells`."""
     return _exchange_gradient(gradient_BHWC, ctx.number), None
 
 

@@ -13,9 +13,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from credit.models.layers import divided_group_norm, domain_rules
+from credit.models.layers import domain_rules
 from credit.models.layers.padding import SpherePadding
-from credit.parallel.domain import rules
+from credit.parallel.domain import group_norm, rules
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.domain.exchange import ZERO, CellExchange, Cells
 from credit.parallel.process_info import process_group, read_process_info
@@ -36,7 +36,7 @@ def broken(mutation: str) -> Iterator[None]:
         "pole": (SpherePadding, "find_cells", _without_roll(SpherePadding.find_cells)),
         "vector sign": (SpherePadding, "vector_slices", lambda padding: []),
         # The sums of other ranks are left out.
-        "group norm": (divided_group_norm, "sum_over_ranks", lambda x, group: x),
+        "group norm": (group_norm, "sum_over_ranks", lambda x, group: x),
         # Long attention works on the local rows and columns.
         "distant cells": (domain_rules.AttendsToDistantCells, "install", lambda rule, layer, group: None),
         # Gradients of cells that went to other ranks do not come back.

@@ -38,7 +38,8 @@ STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
 
 def degrees_of(name: str, config: Config) -> ParallelDims:
     """Return the degrees of a mesh, whose ranks divide the fields as the config says."""
-    division = config.trainer.parallelism.model_dump(include={"domain", "sequence_parallel"})
+    settings = config.trainer.parallelism
+    division = {"domain": settings.domain, "sequence_parallel": settings.sequence_parallel}
     return plan_degrees(parallelism(name).model_copy(update=division), RANKS)
 
 
