@@ -111,8 +111,8 @@ def _finish_model(model: nn.Module, args: argparse.Namespace, mesh: dist.DeviceM
         model.eval()
         prepare(model, "eval", args.dtype)
         return model
+    # Freed memory is not kept for the next step, as `credit train` does on a CPU: several ranks share the machine's.
     model.train()
-    prepare(model, "train", args.dtype)
     return parallelize(model, mesh, checkpoint=args.checkpoint)
 
 
