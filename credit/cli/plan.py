@@ -114,14 +114,16 @@ def run_command(arguments: argparse.Namespace) -> int:
 def _suppress_notices() -> Iterator[None]:
     """Suppress log messages below a warning, except those of the planner."""
     logger = logging.getLogger("credit")
-    previous_level = logger.level
+    planner_logger = logging.getLogger("credit.hpc.planner")
+    previous_levels = (logger.level, planner_logger.level)
     logger.setLevel(logging.WARNING)
     # The planner's messages tell what takes the time.
-    logging.getLogger("credit.hpc.planner").setLevel(logging.INFO)
+    planner_logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.setLevel(previous_level)
+        for each, level in zip((logger, planner_logger), previous_levels, strict=True):
+            each.setLevel(level)
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:

@@ -117,6 +117,8 @@ def write_part(task: WriteTask, number: int) -> int:
         # Each time gets a mark, a checksum and moments; bad times have no fields.
         times = group["time"][:]
         part_reader = _PartReader(task, group, times)
+        # By default zarr would leave out a block in which all values are missing.
+        fields = group["fields"].with_config({"write_empty_chunks": True})
         marks = []
         digests = []
         moments = []
@@ -130,9 +132,10 @@ def write_part(task: WriteTask, number: int) -> int:
                 digests.append(0)
                 moments.append(part_reader.compute_moments(minutes, None))
             else:
-                # zarr would read the blocks of a file that exists, which may be damaged, to keep some of them.
-                (task.path / f"fields/c/{index}/0/0/0").unlink(missing_ok=True)
-                group["fields"][index] = result
+                if fields.shards is not None:
+                    # zarr would read the blocks of a file that exists, which may be damaged, to keep some of them.
+                    (task.path / f"fields/c/{index}/0/0/0").unlink(missing_ok=True)
+                fields[index] = result
                 marks.append(WRITTEN)
                 digests.append(hash_fields(result))
                 moments.append(part_reader.compute_moments(minutes, result))

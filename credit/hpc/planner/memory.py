@@ -35,14 +35,15 @@ class Weight:
         row_elements: number of elements in a row.
         element_bytes: bytes of an element.
         trains: True if the weight has a gradient, False if it is frozen.
-        split: True if it is the part of a weight that tensor parallelism has split.
+        averaged: True if sequence parallelism averages its gradient over the tensor-parallel ranks in a unit with split
+            weights: False for split weights, and for whole ones that belong to a split one, such as adapters.
     """
 
     rows: int
     row_elements: int
     element_bytes: int
     trains: bool
-    split: bool
+    averaged: bool
 
     def elements_per_rank(self, num_ranks: int) -> int:
         """Return the number of elements on the fullest rank if FSDP2 shards the weight over `num_ranks` ranks."""
@@ -56,7 +57,7 @@ class ShardUnit:
     Attributes:
         weights: weights of the unit.
         split: True if tensor parallelism has split at least one of the weights. FSDP2 shards such a unit over the ranks
-            of the axis `shard`. It shards every other unit over their tensor-parallel peers as well.
+            of the axes `shard` and `domain`. It shards every other unit over their tensor-parallel peers as well.
         stays_gathered: True if the gathered weights are kept from the forward to the backward pass, False if they are
             freed in between and gathered again.
     """
@@ -343,4 +344,5 @@ def _read_weight(parameter: nn.Parameter) -> Weight:
     # A scalar counts as a single row of one element.
     rows = shape[0] if shape else 1
     row_elements = math.prod(shape[1:])
-    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad, split_dim is not None)
+    is_on_tensor_mesh = isinstance(parameter, DTensor) and "tp" in parameter.device_mesh.mesh_dim_names
+    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad, not is_on_tensor_mesh)

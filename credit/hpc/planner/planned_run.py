@@ -133,7 +133,8 @@ class PlannedRun:
         """Return the number of optimizer steps of the run, 0 if a step takes more samples than there are or may be."""
         samples_per_step = self.samples_per_step(degrees)
         steps_per_epoch = self.samples // samples_per_step
-        if not steps_per_epoch or samples_per_step > (self.max_samples_per_step or samples_per_step):
+        is_over_limit = self.max_samples_per_step is not None and samples_per_step > self.max_samples_per_step
+        if steps_per_epoch == 0 or is_over_limit:
             return 0
         # The config sets exactly one of the two keys.
         return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch

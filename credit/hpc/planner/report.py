@@ -112,13 +112,13 @@ def format_settings(mesh: MeshPlan) -> str:
     ensemble = ""
     if degrees.ensemble > 1:
         ensemble = f", ensemble: {degrees.ensemble}"
-    domain = ""
+    division = ""
     if degrees.domain > 1:
-        domain = f", domain: {degrees.domain}"
+        division = f", domain: {degrees.domain}"
     if degrees.sequence_parallel:
-        domain += ", sequence_parallel: true"
+        division += ", sequence_parallel: true"
     if mesh.data == "fsdp2":
-        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{domain}{ensemble}}}"
+        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{division}{ensemble}}}"
     if mesh.data == "none":
         # Tensor parallelism alone: all ranks share each sample, so there are no ensemble groups.
         return f"{{data: none, tensor: {degrees.tensor}}}"

@@ -33,6 +33,7 @@ class MeshSearch:
         self._gpus_per_node = gpus_per_node
         self._planner = planner
         self._refused_domains: set[int] = set()
+        self._first_refusal: ConfigError | None = None
         self.domain_refusal: str | None = None
 
     def list_meshes(self) -> list[MeshPlan]:
@@ -59,6 +60,8 @@ class MeshSearch:
             if speed < best_speed:
                 break
             best_speed = speed
+        if not meshes and self._first_refusal is not None:
+            raise self._first_refusal
         return meshes
 
     def _may_share(self, num_ranks: int) -> bool:
@@ -91,10 +94,11 @@ class MeshSearch:
                 continue
             try:
                 meshes = self._plan_replicas(tensor, domain)
-            except ConfigError:
+            except ConfigError as error:
                 if tensor == 1:
                     raise
-                # No layer of this network can be split over so many ranks.
+                # No layer of this network can be split over so many ranks, or not with so many parts of the fields.
+                self._first_refusal = self._first_refusal or error
                 return
             yield from meshes
             speed = _find_speed(meshes)
@@ -114,6 +118,7 @@ class MeshSearch:
             self._planner.require_domain(domain)
         except ConfigError as error:
             self._refused_domains.add(domain)
+            self._first_refusal = self._first_refusal or error
             self.domain_refusal = self.domain_refusal or str(error)
             return False
         return True

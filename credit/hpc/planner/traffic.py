@@ -84,7 +84,7 @@ def count_sequence_collectives(units: Sequence[ShardUnit], degrees: ParallelDims
     num_bytes = 0
     for unit in units:
         for weight in unit.weights:
-            if unit.split and weight.trains and not weight.split:
+            if unit.split and weight.trains and weight.averaged:
                 num_bytes += weight.elements_per_rank(unit.num_ranks(degrees)) * weight.element_bytes
     if num_bytes == 0:
         return Counter()

@@ -38,14 +38,14 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
     Returns:
         (B, out, H / stride, W / stride), rounded down.
     """
-    before, after = split_surroundings(weight.shape[-1], stride)
+    before, after = split_halo(weight.shape[-1], stride)
     if after > before:
         # The odd cell of zeros goes right and below.
         x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
     return F.conv2d(x_BCHW, weight, bias, stride, before)
 
 
-def split_surroundings(kernel: int, stride: int) -> tuple[int, int]:
+def split_halo(kernel: int, stride: int) -> tuple[int, int]:
     """Return the numbers of cells that a kernel reads before and after the `stride` cells on which it is centred.
 
     Args:

@@ -30,7 +30,7 @@ class PatchGrid:
         largest_kernel: edge of the largest kernel in cells.
         field_shape: (rows, columns) of the field without padding.
         padding: padding of the field on the sphere.
-        has_surroundings: True if the field already has the cells around it that the largest kernel reads; no zeros are
+        has_halo: True if the field already has the cells around it that the largest kernel reads; no zeros are
             added then.
     """
 
@@ -38,14 +38,14 @@ class PatchGrid:
     largest_kernel: int
     field_shape: tuple[int, int]
     padding: SpherePadding
-    has_surroundings: bool = False
+    has_halo: bool = False
 
     @property
     def output_shape(self) -> tuple[int, int]:
         """Number of rows and columns of patches on which an output of the convolution is centred."""
         height, width = self.padding.padded_shape(self.field_shape)
         num_around = 0
-        if self.has_surroundings:
+        if self.has_halo:
             num_around = self.largest_kernel // self.stride - 1
         return height // self.stride - num_around, width // self.stride - num_around
 
@@ -113,7 +113,7 @@ class PatchGrid:
     @property
     def _cells_before(self) -> int:
         """Number of rows (and columns) of zeros between the edge of the first patch and the padded field."""
-        if self.has_surroundings:
+        if self.has_halo:
             return 0
         return (self.largest_kernel - self.stride) // 2
 

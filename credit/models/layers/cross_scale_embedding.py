@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, uses
-from credit.models.kernels.large_kernel_conv import large_kernel_convs, split_surroundings, strided_conv
+from credit.models.kernels.large_kernel_conv import large_kernel_convs, split_halo, strided_conv
 from credit.models.kernels.patch_gather import PatchGrid
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 
@@ -30,7 +30,7 @@ class CrossScaleEmbedding(nn.Module):
         padding: padding of the input field on the sphere.
 
     Attributes:
-        takes_surroundings: True if the input has the cells around the field that the kernels read (`surroundings`), as
+        takes_halo: True if the input has the cells around the field that the kernels read (`halo`), as
             a part of a divided field has; they are not padded then.
     """
 
@@ -45,7 +45,7 @@ class CrossScaleEmbedding(nn.Module):
         super().__init__()
         self.stride = stride
         self.padding = padding
-        self.takes_surroundings = False
+        self.takes_halo = False
         widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
         # The largest kernel, which costs most, gets what is left: about as many channels as the second largest.
         widths.append(dim - sum(widths))
@@ -55,15 +55,15 @@ class CrossScaleEmbedding(nn.Module):
         )
 
     @property
-    def surroundings(self) -> tuple[int, int]:
+    def halo(self) -> tuple[int, int]:
         """Numbers of cells that the largest kernel reads before and after the stride x stride cells of a token."""
-        return split_surroundings(max(conv.kernel_size[0] for conv in self.convs), self.stride)
+        return split_halo(max(conv.kernel_size[0] for conv in self.convs), self.stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return tokens (B, H / stride, W / stride, dim), rounded down, where H and W are those of the padded field.
 
         Args:
-            x_BCHW: (B, C, H, W) field; with `takes_surroundings`, H and W do not count the surroundings.
+            x_BCHW: (B, C, H, W) field; with `takes_halo`, H and W do not count the halo.
         """
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
@@ -76,9 +76,9 @@ class CrossScaleEmbedding(nn.Module):
                 replaced_convs += convs
                 continue
             largest_kernel = convs[-1].kernel_size[0]
-            field_BCHW = self._crop_surroundings(x_BCHW, largest_kernel)
+            field_BCHW = self._crop_halo(x_BCHW, largest_kernel)
             shape = tuple(field_BCHW.shape[2:])
-            grid = PatchGrid(self.stride, largest_kernel, shape, self.padding, self.takes_surroundings)
+            grid = PatchGrid(self.stride, largest_kernel, shape, self.padding, self.takes_halo)
             weights = [conv.weight.to(dtype) for conv in convs]
             biases = [conv.bias.to(dtype) for conv in convs]
             outputs = large_kernel_convs(field_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
@@ -89,10 +89,10 @@ class CrossScaleEmbedding(nn.Module):
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
                 # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).
-                field_BCHW = self._crop_surroundings(padded_BCHW, conv.kernel_size[0])
+                field_BCHW = self._crop_halo(padded_BCHW, conv.kernel_size[0])
                 if conv in replaced_convs:
                     field_BCHW = field_BCHW.contiguous()
-                if self.takes_surroundings:
+                if self.takes_halo:
                     scale_BCHW = F.conv2d(field_BCHW, conv.weight, conv.bias, self.stride)
                 else:
                     scale_BCHW = strided_conv(field_BCHW, conv.weight, conv.bias, self.stride)
@@ -100,12 +100,12 @@ class CrossScaleEmbedding(nn.Module):
         # Concatenate in the order of the kernel sizes, whichever way each convolution was computed.
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 
-    def _crop_surroundings(self, x_BCHW: Tensor, kernel: int) -> Tensor:
-        """Return the input without those surroundings that a kernel with an edge of `kernel` cells does not read."""
-        if not self.takes_surroundings:
+    def _crop_halo(self, x_BCHW: Tensor, kernel: int) -> Tensor:
+        """Return the input without the part of its halo that a kernel of `kernel` x `kernel` cells does not read."""
+        if not self.takes_halo:
             return x_BCHW
-        before, after = self.surroundings
-        kernel_before, kernel_after = split_surroundings(kernel, self.stride)
+        before, after = self.halo
+        kernel_before, kernel_after = split_halo(kernel, self.stride)
         skipped = before - kernel_before
         height = x_BCHW.shape[2] - skipped - (after - kernel_after)
         width = x_BCHW.shape[3] - skipped - (after - kernel_after)

@@ -27,15 +27,15 @@ from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, bui
 
 
 @dataclass(frozen=True)
-class Embeds(ReadsNeighbours):
+class EmbedsAcrossScales(ReadsNeighbours):
     """Rule of a cross-scale embedding.
 
     Attributes:
+        returns_tokens: as in `ReadsNeighbours`.
         padding: padding of the field across the poles and around the globe, which only a network's first embedding has.
     """
 
     returns_tokens: bool = True
-
     padding: SpherePadding = NO_PADDING
 
     def input_shape(self) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class Embeds(ReadsNeighbours):
     def remove_padding(self, layer: CrossScaleEmbedding) -> None:
         """Let the embedding take the field with what it reads around it, so that it no longer pads."""
         layer.padding = NO_PADDING
-        layer.takes_surroundings = True
+        layer.takes_halo = True
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
         """Return the field in the dtype in which the embedding computes, to send fewer bytes under autocast."""
@@ -195,7 +195,7 @@ class NormalisesWholeField(DomainRule):
     def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
         """Let the norm sum over the ranks."""
         counts = [math.prod(self.division.owned(rank).shape) for rank in range(self.division.num_ranks)]
-        layer.cells = CellCounts(group, tuple(counts), dist.get_rank(group))
+        layer.cell_counts = CellCounts(group, tuple(counts), dist.get_rank(group))
 
 
 @dataclass(frozen=True)

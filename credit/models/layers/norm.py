@@ -156,12 +156,12 @@ class GroupNorm(nn.GroupNorm):
         condition_dims: lengths of the condition vectors.
 
     Attributes:
-        cells: the ranks among which the field is divided; None if this rank holds the whole field.
+        cell_counts: the ranks among which the field is divided; None if this rank holds the whole field.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__(groups, channels)
-        self.cells: CellCounts | None = None
+        self.cell_counts: CellCounts | None = None
         self.scale_shift = _build_scale_shift(channels, condition_dims.vector, channel_dim=1)
         self.cell_scale_shift = _build_scale_shift(channels, condition_dims.cells, channel_dim=1)
 
@@ -174,8 +174,8 @@ class GroupNorm(nn.GroupNorm):
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()
-        if self.cells is None:
+        if self.cell_counts is None:
             normed_BCHW = super().forward(x_BCHW)
         else:
-            normed_BCHW = normalise_part(x_BCHW, self.weight, self.bias, self.num_groups, self.eps, self.cells)
+            normed_BCHW = normalise_part(x_BCHW, self.weight, self.bias, self.num_groups, self.eps, self.cell_counts)
         return _apply_conditions(self, normed_BCHW, conditions)

@@ -93,10 +93,11 @@ class SeededDropout(nn.Module):
         """Return hidden channels with dropout: some are set to zero, the rest is scaled to keep the mean.
 
         Args:
-            x: (B cells, U) hidden channels of each cell; under tensor parallelism those that this rank holds.
+            x: (B, ..., U) or (B cells, U) hidden channels of each cell; under tensor parallelism those that this rank
+                holds.
             seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
         """
-        x_BRU = x.unflatten(0, (len(seeds_BM), -1))
+        x_BRU = x.reshape(len(seeds_BM), -1, x.shape[-1])
         rows_R = self._number_cells(x_BRU.shape[1], x.device)
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)

@@ -17,7 +17,7 @@ from torch import nn
 from credit.errors import ConfigError
 from credit.models.layers.domain_rules import (
     AttendsToDistantCells,
-    Embeds,
+    EmbedsAcrossScales,
     InterpolatesField,
     NormalisesWholeField,
     NumbersCells,
@@ -58,9 +58,9 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
     for number, stage in enumerate(model.stages):
         source = grid_division if number == 0 else stages[number - 1]
         padding = model.padding if number == 0 else NO_PADDING
-        before, after = stage.embed.surroundings
+        before, after = stage.embed.halo
         reach = Reach(before, after, stride=stage.embed.stride)
-        rules[f"stages.{number}.embed"] = Embeds(source, stages[number], reach, padding=padding)
+        rules[f"stages.{number}.embed"] = EmbedsAcrossScales(source, stages[number], reach, padding=padding)
         for index, layer in enumerate(stage.layers):
             for path, rule in list_layer_rules(layer, stages[number]):
                 rules[f"stages.{number}.layers.{index}.{path}"] = rule

@@ -128,7 +128,7 @@ class CellExchange:
         self._zero_columns = _find_zeros(needed[rank][0].columns)
         self._num_ranks = num_ranks
         self._device = torch.device("cpu")
-        self._number = register_exchange(self)
+        self._exchange_id = register_exchange(self)
         self._is_identity = not self._communicates and self._copies_everything()
 
     def __call__(self, x_BHWC: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class CellExchange:
         if self._is_identity:
             return x_BHWC
         if torch.compiler.is_compiling():
-            return exchange_cells(x_BHWC, self._number)
+            return exchange_cells(x_BHWC, self._exchange_id)
         # Outside of compiled graphs, an autograd function costs the host less than an operator.
         return _ExchangeCells.apply(x_BHWC, self)
 

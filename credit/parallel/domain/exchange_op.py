@@ -28,53 +28,53 @@ class Exchange(Protocol):
 
 # An operator takes numbers, but no objects of Python. So each exchange has a number by which the operator finds it.
 _exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_ids = itertools.count()
 
 
 def register_exchange(exchange: Exchange) -> int:
     """Return the number by which `exchange_cells` knows an exchange, as long as the exchange exists."""
-    number = next(_numbers)
-    _exchanges[number] = exchange
-    return number
+    exchange_id = next(_ids)
+    _exchanges[exchange_id] = exchange
+    return exchange_id
 
 
 @torch.library.custom_op("credit::exchange_cells", mutates_args=())
-def exchange_cells(x_BHWC: Tensor, number: int) -> Tensor:
+def exchange_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Collective: return the cells that this rank needs, with a gradient.
 
     Args:
         x_BHWC: cells that this rank holds.
-        number: number of the exchange, see `register_exchange`.
+        exchange_id: number of the exchange, see `register_exchange`.
     """
-    return _exchanges[number].move(x_BHWC)
+    return _exchanges[exchange_id].move(x_BHWC)
 
 
 @torch.library.custom_op("credit::exchange_gradient", mutates_args=())
-def _exchange_gradient(gradient_BHWC: Tensor, number: int) -> Tensor:
+def _exchange_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Collective: return the gradient of the held cells from that of the needed cells."""
-    return _exchanges[number].move_gradient(gradient_BHWC)
+    return _exchanges[exchange_id].move_gradient(gradient_BHWC)
 
 
 @exchange_cells.register_fake
-def _describe_cells(x_BHWC: Tensor, number: int) -> Tensor:
+def _describe_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Return a tensor of the shape of the result, for the trace of a graph."""
-    return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[number].output_shape, x_BHWC.shape[3])
+    return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[exchange_id].output_shape, x_BHWC.shape[3])
 
 
 @_exchange_gradient.register_fake
-def _describe_gradient(gradient_BHWC: Tensor, number: int) -> Tensor:
+def _describe_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Return a tensor of the shape of the result, for the trace of a graph."""
-    return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[number].input_shape, gradient_BHWC.shape[3])
+    return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[exchange_id].input_shape, gradient_BHWC.shape[3])
 
 
-def _save_number(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+def _save_exchange(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
     """Save what the backward pass needs."""
-    _, ctx.number = inputs
+    _, ctx.exchange_id = inputs
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, gradient_BHWC: Tensor) -> tuple[Tensor, None]:
     """Return the gradients of the arguments of `exchange_cells`."""
-    return _exchange_gradient(gradient_BHWC, ctx.number), None
+    return _exchange_gradient(gradient_BHWC, ctx.exchange_id), None
 
 
-exchange_cells.register_autograd(_backward, setup_context=_save_number)
+exchange_cells.register_autograd(_backward, setup_context=_save_exchange)

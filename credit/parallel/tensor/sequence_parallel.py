@@ -180,8 +180,9 @@ class GradientAverage:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
         self._device = device
-        # Parameters whose gradient has been reduced in the backward pass under way.
+        # Parameters whose gradient has been reduced in the backward pass under way, and the number of this pass.
         self._reduced: list[nn.Parameter] = []
+        self._backward_pass = -1
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Average the gradients of these parameters from now on.
@@ -196,7 +197,11 @@ class GradientAverage:
 
     def _add(self, parameter: nn.Parameter) -> None:
         """Note a parameter whose gradient FSDP2 has just reduced."""
-        if not self._reduced:
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass != self._backward_pass:
+            # A pass that ended with an error may have left some.
+            self._reduced.clear()
+            self._backward_pass = backward_pass
             # Called once the backward pass is complete, after FSDP2's own callback, which was registered before.
             Variable._execution_engine.queue_callback(self._average)
         self._reduced.append(parameter)

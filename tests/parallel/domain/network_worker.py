@@ -12,12 +12,15 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
+from credit.errors import ConfigError
 from credit.models.layers import domain_rules
 from credit.models.layers.padding import SpherePadding
 from credit.parallel.domain import group_norm, rules
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.domain.exchange import ZERO, CellExchange, Cells
+from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.domain import networks, postprocesses
 
@@ -79,6 +82,17 @@ def _only_own_gradient(exchange: CellExchange, gradient: torch.Tensor) -> torch.
 MOVE_GRADIENT = CellExchange.move_gradient
 
 
+def refuse_compiled_dropout() -> str:
+    """Collective: return the message with which the compilation of a divided network with dropout is refused."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "domain"))
+    network = networks.build_network(networks.CASES["noise"])
+    try:
+        parallelize(network, mesh, compile_blocks=lambda network: None)
+    except ConfigError as error:
+        return str(error)
+    return "not refused"
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     launch = read_process_info()
@@ -98,6 +112,7 @@ def main(folder: Path) -> None:
             for name in COMPILED:
                 errors = networks.compare(networks.CASES[name], (2, 1), backend="aot_eager")
                 results["compiled"][name] = errors
+            results["refusal"] = refuse_compiled_dropout()
         dist.barrier()
     if launch.is_main:
         (folder / f"{launch.world}.json").write_text(json.dumps(results))

@@ -47,6 +47,10 @@ def test_compiled_blocks_of_divided_fields(name: str, results: dict[int, Any]) -
     assert errors["gradients"] < 1e-9, errors
 
 
+def test_compiled_dropout_on_divided_fields_is_refused(results: dict[int, Any]) -> None:
+    assert "dropout as noise cannot be compiled" in results[2]["refusal"]
+
+
 @pytest.mark.parametrize("num_ranks", networks.PARTS)
 def test_post_processes_of_divided_fields(num_ranks: int, results: dict[int, Any]) -> None:
     """Hyperdiffusion computes in float32; the sums of budgets are in float64, of float32 fields."""

@@ -198,3 +198,16 @@ def test_copies_on_a_node(conf: DataConfig, tmp_path: Path) -> None:
 def test_more_blocks_than_rows() -> None:
     assert BlocksConfig(lat=100, lon=3).divide((37, 48)) == ((1, 16), (37, 48))
     assert BlocksConfig(lat=4, lon=1).divide((9, 48)) == ((3, 48), (9, 48))
+
+
+def test_a_block_without_values_is_written(tmp_path: Path) -> None:
+    """Such as a block of land if all variables are of the ocean."""
+    sst = random_fields(40, H, W)
+    sst[:, :20] = np.nan
+    write_file(tmp_path / "0.nc", {"sst": sst}, HOURS)
+    options = {"sst": {"missing": "fill_mean"}}
+    conf = make_config([tmp_path / "0.nc"], p2=["sst"], variable_options=options, store=str(tmp_path / "store.zarr"))
+    conf = write_store(conf, "blocks.zarr", 4, 1)
+    fields_CHW = open_reader(conf).read(0)
+    assert np.isnan(fields_CHW[:, :20]).all()
+    np.testing.assert_array_equal(fields_CHW[0, 20:], sst[0, 20:])
