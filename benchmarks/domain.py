@@ -111,7 +111,7 @@ def _finish_model(model: nn.Module, args: argparse.Namespace, mesh: dist.DeviceM
         model.eval()
         prepare(model, "eval", args.dtype)
         return model
-    # Freed memory is not kept for the next step, as `credit train` does on a CPU: several ranks share the machine's.
+    # `credit train` keeps freed memory for the next step. Here several ranks share one machine, which it would fill.
     model.train()
     return parallelize(model, mesh, checkpoint=args.checkpoint)
 

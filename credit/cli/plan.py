@@ -115,15 +115,16 @@ def _suppress_notices() -> Iterator[None]:
     """Suppress log messages below a warning, except those of the planner."""
     logger = logging.getLogger("credit")
     planner_logger = logging.getLogger("credit.hpc.planner")
-    previous_levels = (logger.level, planner_logger.level)
+    previous_level = logger.level
+    previous_planner_level = planner_logger.level
     logger.setLevel(logging.WARNING)
     # The planner's messages tell what takes the time.
     planner_logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for each, level in zip((logger, planner_logger), previous_levels, strict=True):
-            each.setLevel(level)
+        logger.setLevel(previous_level)
+        planner_logger.setLevel(previous_planner_level)
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:

@@ -32,6 +32,7 @@ class PartReader:
         self._reader = reader
         self._part = (rows, columns)
         self._index = (..., rows, columns)
+        self._reads_parts = isinstance(reader, StoreReader)
         self._shape = reader.grid.shape
         self.grid = reader.grid.select(rows, columns)
         self.masks = {name: mask_HW[rows, columns] for name, mask_HW in reader.masks.items()}
@@ -43,7 +44,7 @@ class PartReader:
 
     def read(self, index: int) -> np.ndarray:
         """Return the part of the fields of one time, (C, h, w) float32; see `FieldReader.read`."""
-        if isinstance(self._reader, StoreReader):
+        if self._reads_parts:
             fields_Chw = np.empty((len(self.channels.time_varying_stored), *self.grid.shape), dtype=np.float32)
             self.read_into(index, fields_Chw)
             return fields_Chw
@@ -51,7 +52,7 @@ class PartReader:
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the part of the fields of several times; see `FieldReader.read_each`."""
-        if isinstance(self._reader, StoreReader):
+        if self._reads_parts:
             yield from map(self.read, indices)
             return
         # Other readers may read times that lie together at once.
@@ -60,7 +61,7 @@ class PartReader:
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the part of the fields of one time into given arrays (h, w); see `FieldReader.read_into`."""
-        if isinstance(self._reader, StoreReader):
+        if self._reads_parts:
             self._reader.read_into(index, targets, self._part)
             return
         # Channels that are left out are not read either.

@@ -157,7 +157,7 @@ def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
         ConfigError: naming the keys.
     """
     # Compiled by inductor, seeded dropout drew other masks for a part of a field than for the whole field (torch 2.13).
-    # Such layers have this attribute: the ranks whose cells the layer gets.
+    # The layer is recognised by its attribute `field_ranks`.
     divides_fields = _axis_size(mesh, "domain") > 1 or getattr(model, "domain", None) is not None
     if divides_fields and any(hasattr(module, "field_ranks") for module in model.modules()):
         raise ConfigError(

@@ -127,11 +127,6 @@ class DomainSection(StrictModel):
         return self.domain
 
     @property
-    def divides_fields(self) -> bool:
-        """True if ranks divide the fields of a sample or forecast among them."""
-        return self.num_domain_ranks > 1
-
-    @property
     def domain_parts(self) -> tuple[int, int] | None:
         """Numbers of parts of the latitude rows and of the longitude columns; None to have them chosen."""
         if isinstance(self.domain, DomainConfig):

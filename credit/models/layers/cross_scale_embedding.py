@@ -30,8 +30,8 @@ class CrossScaleEmbedding(nn.Module):
         padding: padding of the input field on the sphere.
 
     Attributes:
-        takes_halo: True if the input has the cells around the field that the kernels read (`halo`), as
-            a part of a divided field has; they are not padded then.
+        takes_halo: True if the input has the cells around the field that the kernels read (`halo`), as a part of a
+            divided field has; it is not padded then.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CrossScaleEmbedding(nn.Module):
         """Return tokens (B, H / stride, W / stride, dim), rounded down, where H and W are those of the padded field.
 
         Args:
-            x_BCHW: (B, C, H, W) field; with `takes_halo`, H and W do not count the halo.
+            x_BCHW: (B, C, H, W) field. With `takes_halo`, it is larger by the halo.
         """
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)

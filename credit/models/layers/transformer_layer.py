@@ -1,6 +1,6 @@
 """The transformer layer of CrossFormer (arXiv 2108.00154), on tokens (B, H, W, C).
 
-Shape suffixes: B batch, H and W rows and columns of the grid, C channels.
+Shape suffixes: B batch, H and W rows and columns of the grid, N cells of all samples, C channels, K hidden channels.
 """
 
 from __future__ import annotations

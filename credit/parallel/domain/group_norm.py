@@ -101,8 +101,9 @@ class _NormalisePart(torch.autograd.Function):
             # Copies do not count, so neither mean nor variance depends on them.
             sums_2BG = torch.zeros_like(sums_2BG)
         num_values = sum(cells.counts) * weight_C.shape[0] // num_groups
+        # What reaches each cell of a group through the mean and, times its normalised value, through the variance.
         through_mean_BG, through_variance_BG = -inverse_std_BG * sums_2BG / num_values
-        # The gradient of the field is a * gradient + b * x + c with these factors.
+        # The gradient of the field is scale * gradient + factor * x + constant.
         factor_BG = inverse_std_BG * through_variance_BG
         constant_BG = through_mean_BG - mean_BG * factor_BG
         scale_BC = inverse_std_BC * weight_C.to(dtype)
@@ -122,7 +123,7 @@ def _compute_moments(x_BCHW: Tensor, num_groups: int, cells: CellCounts) -> tupl
     """
     B, C, H, W = x_BCHW.shape
     values_per_cell = C // num_groups
-    # Of a rank that holds copies, mean and squares are multiplied by zero below.
+    # A rank that holds copies computes its mean and squares, too, but does not contribute them.
     num_values = H * W * values_per_cell
     mean_BG = _sum_groups(x_BCHW.sum((2, 3)), num_groups) / num_values
     mean_BC = mean_BG.repeat_interleave(values_per_cell, dim=1)
