@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch import nn
 
 from credit.errors import ConfigError
@@ -28,8 +26,8 @@ from credit.models.layers.padding import NO_PADDING, stage_sizes
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import UpBlock
-from credit.models.wxformer.noise import NoiseInput
-from credit.parallel.domain.division import FieldDivision, divide_field, imbalance
+from credit.models.noise.noise_input import DividesNoise
+from credit.parallel.domain.division import FieldDivision, divide_field, imbalance, require_enough_cells
 from credit.parallel.domain.rules import CountsTokens, DomainRule, Reach, ReadsNeighbours
 from credit.parallel.domain.split import DomainPlan
 
@@ -48,7 +46,7 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
         ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
     """
     grid = model.spec.grid.shape
-    _require_enough_cells(grid, num_parts)
+    require_enough_cells(grid, num_parts)
     _require_no_torch_dropout(model)
     stages = divide_stages(model, num_parts)
     grid_division = divide_field(grid, num_parts)
@@ -73,22 +71,6 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
     if output_division.shape != grid:
         rules["resize"] = InterpolatesField(output_division, grid_division)
     return DomainPlan(grid_division, rules, estimate_imbalance(model, stages))
-
-
-@dataclass(frozen=True)
-class DividesNoise(DomainRule):
-    """Rule of the noise input, which gets noise of the whole grid and keeps the cells of this rank.
-
-    Attributes:
-        stages: division of each encoder stage.
-    """
-
-    stages: tuple[FieldDivision, ...]
-
-    def install(self, layer: NoiseInput, group: dist.ProcessGroup) -> None:
-        """Tell the layer which cells of each stage this rank holds."""
-        rank = dist.get_rank(group)
-        layer.stage_parts = [division.held(rank) for division in self.stages]
 
 
 def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivision]:
@@ -167,19 +149,6 @@ def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
         # Nearly all operations are products of a token with a weight.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance(stages, costs)
-
-
-def _require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> None:
-    """Refuse more parts than rows or columns of the grid.
-
-    Raises:
-        ConfigError: naming the numbers.
-    """
-    for axis, parts, size in zip(("lat", "lon"), num_parts, grid, strict=True):
-        if parts > size:
-            raise ConfigError(
-                f"domain parallelism: {axis}: {parts} parts of the {size} cells of the grid; choose at most {size}"
-            )
 
 
 def _require_no_torch_dropout(model: WXFormer) -> None:

@@ -22,26 +22,26 @@ from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.noise_embedding import NoiseFieldEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.resize import BilinearResize
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
+from credit.models.noise.noise_embedding import NoiseFieldEmbedding
+from credit.models.noise.noise_input import (
+    NOISE_KINDS,
+    NoiseInput,
+    add_dropout_noise,
+    build_condition_dims,
+    count_noise_channels,
+)
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import (
     check_output_size,
     check_section,
     check_vector_channels,
     find_output_shape,
-)
-from credit.models.wxformer.noise import (
-    NOISE_KINDS,
-    NoiseInput,
-    add_dropout_noise,
-    build_condition_dims,
-    count_noise_channels,
 )
 from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
@@ -246,7 +246,7 @@ class WXFormer(ForecastModel):
         self.padding = _build_grid_padding(spec, section, windows)
 
         # The encoder. Only its first embedding pads the field.
-        self.noise = NoiseInput(section, self.padding)
+        self.noise = NoiseInput(section, self.padding, strides)
         condition_dims = build_condition_dims(section)
         in_widths = (spec.in_channels * spec.input_frames, *dim)
         self.stages = nn.ModuleList()
@@ -277,7 +277,7 @@ class WXFormer(ForecastModel):
         self.decoder_output_shape = find_output_shape(spec.grid.shape, self.padding, strides)
         self.resize = BilinearResize(spec.grid.shape)
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
-        add_dropout_noise(self, section)
+        add_dropout_noise(self, section, section.attn_dropout, section.ff_dropout)
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)

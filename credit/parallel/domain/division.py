@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from credit.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class AxisDivision:
@@ -140,6 +142,23 @@ def divide_field(shape: tuple[int, int], num_parts: tuple[int, int], multiple: i
     rows = divide_axis(shape[0], num_parts[0], multiple)
     columns = divide_axis(shape[1], num_parts[1], multiple)
     return FieldDivision(rows, columns)
+
+
+def require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> None:
+    """Refuse more parts than rows or columns of the grid.
+
+    Args:
+        grid: number of rows and columns.
+        num_parts: (M, N) numbers of parts of the rows and of the columns.
+
+    Raises:
+        ConfigError: naming the numbers.
+    """
+    for axis, parts, size in zip(("lat", "lon"), num_parts, grid, strict=True):
+        if parts > size:
+            raise ConfigError(
+                f"domain parallelism: {axis}: {parts} parts of the {size} cells of the grid; choose at most {size}"
+            )
 
 
 def list_shapes(num_ranks: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Noise as an input of WXFormer (`model.noise`).
+"""Noise as an input of a network that lowers the resolution from stage to stage (`model.noise`).
 
 `global` and `cell` noise change the norms, `spherical` noise is added to the first embedding, and `dropout` noise
 replaces torch's dropout.
@@ -8,33 +8,35 @@ Shape suffixes: B batch, H and W rows and columns, K channels of the noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
-from credit.models.layers.noise_embedding import CellNoiseEmbedding, average_noise
 from credit.models.layers.norm import NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import SpherePadding
 from credit.models.layers.seeded_dropout import use_seeded_dropout
-from credit.models.wxformer.section import WXFormerSection
-from credit.parallel.domain.division import FieldPart
+from credit.models.noise.noise_embedding import CellNoiseEmbedding, average_noise
+from credit.parallel.domain.division import FieldDivision, FieldPart
+from credit.parallel.domain.rules import DomainRule
 
-# Kinds of noise that WXFormer takes.
+# Kinds of noise that a network takes which uses all functions of this module.
 NOISE_KINDS = ("dropout", "global", "cell", "spherical")
 # Rate of the feed-forward layers in a model without dropout (U-Cast, arXiv 2604.09041).
 DEFAULT_DROPOUT_RATE = 0.1
 
 
-def count_noise_channels(section: WXFormerSection, kind: str) -> int:
+def count_noise_channels(section: ModelSection, kind: str) -> int:
     """Return the number of channels of a kind of noise, 0 for a network without it."""
     entry = section.find_noise(kind)
     return 0 if entry is None else entry.channels
 
 
-def build_condition_dims(section: WXFormerSection) -> ConditionDims:
+def build_condition_dims(section: ModelSection) -> ConditionDims:
     """Return the lengths of the noise vectors that the norms of a network depend on."""
     return ConditionDims(
         vector=count_noise_channels(section, "global"),
@@ -42,12 +44,16 @@ def build_condition_dims(section: WXFormerSection) -> ConditionDims:
     )
 
 
-def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
+def add_dropout_noise(
+    model: nn.Module, section: ModelSection, attention_rate: float = 0.0, feed_forward_rate: float = 0.0
+) -> None:
     """Replace torch's dropout in a network by seeded dropout, in place, if the section has noise of kind `dropout`.
 
     Args:
         model: the network.
         section: the model's section of the config.
+        attention_rate: rate of torch's dropout in attention layers, which seeded dropout keeps.
+        feed_forward_rate: rate of torch's dropout in feed-forward layers, which the noise's own ``rate`` overrides.
 
     Raises:
         ConfigError: if ``memory`` has more values than the network has layers with dropout.
@@ -55,11 +61,11 @@ def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
     entry = section.find_noise("dropout")
     if entry is None:
         return
-    feed_forward_rate = entry.rate or section.ff_dropout
+    feed_forward_rate = entry.rate or feed_forward_rate
     # A network with dropout of attention alone gets no dropout of feed-forward layers in addition.
-    if not feed_forward_rate and not section.attn_dropout:
+    if not feed_forward_rate and not attention_rate:
         feed_forward_rate = DEFAULT_DROPOUT_RATE
-    num_layers = use_seeded_dropout(model, section.attn_dropout, feed_forward_rate)
+    num_layers = use_seeded_dropout(model, attention_rate, feed_forward_rate)
     # Successive layers take the values in turn, so a value beyond the last layer would have no effect.
     if len(entry.memory) > num_layers:
         raise ConfigError(
@@ -74,11 +80,12 @@ class NoiseInput(nn.Module):
     Args:
         section: the model's section of the config.
         padding: padding of the network's input, which noise gets as well.
+        strides: for each stage the number of rows, and of columns, of the stage before that one of its rows stands for.
     """
 
-    def __init__(self, section: WXFormerSection, padding: SpherePadding) -> None:
+    def __init__(self, section: ModelSection, padding: SpherePadding, strides: Sequence[int]) -> None:
         super().__init__()
-        self._strides = section.cross_embed_strides
+        self._strides = tuple(strides)
         # Noise is a scalar, which keeps its sign across a pole.
         self._padding = replace(padding, vector_channels=())
         cell_channels = count_noise_channels(section, "cell")
@@ -129,3 +136,19 @@ class NoiseInput(nn.Module):
         stride = self._strides[0]
         rows = slice(rows.start * stride, rows.stop * stride)
         return noise_BKHW[..., rows, columns.start * stride : columns.stop * stride]
+
+
+@dataclass(frozen=True)
+class DividesNoise(DomainRule):
+    """Rule of the noise input, which gets noise of the whole grid and keeps the cells of this rank.
+
+    Attributes:
+        stages: division of each encoder stage.
+    """
+
+    stages: tuple[FieldDivision, ...]
+
+    def install(self, layer: NoiseInput, group: dist.ProcessGroup) -> None:
+        """Tell the layer which cells of each stage this rank holds."""
+        rank = dist.get_rank(group)
+        layer.stage_parts = [division.held(rank) for division in self.stages]

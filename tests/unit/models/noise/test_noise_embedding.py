@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from credit.config.sections.trainer import TrainerConfig
-from credit.models.layers.noise_embedding import CellNoiseEmbedding, NoiseFieldEmbedding, average_noise
 from credit.models.layers.spectral_norm import SpectralNorm
+from credit.models.noise.noise_embedding import CellNoiseEmbedding, NoiseFieldEmbedding, average_noise
 from credit.models.wxformer import WXFormer
 from credit.train.optim import build_optimizer
 from tests.parallel.training import cases
