@@ -72,8 +72,7 @@ def verify_forecasts(
     table = verification.table
     if against is not None:
         table.dataset.attrs["compared_with"] = against
-    # Importing jinja2 and matplotlib takes long, so it waits until the config is known to be scorable.
-    from credit.verify.plots.all_figures import draw_all_figures
+    # Importing jinja2 takes long, so it waits until the config is known to be scorable.
     from credit.verify.report.report import write_report
 
     log = None
@@ -83,6 +82,11 @@ def verify_forecasts(
     with replace_files(folder, remove=_FIGURE_PATTERNS) as temporary_folder:
         table.write(temporary_folder)
         (temporary_folder / "figures").mkdir()
-        figures = draw_all_figures(verification, reader, log, temporary_folder / "figures")
+        figures = []
+        if config.verification.draw_figures:
+            # Importing matplotlib takes long as well.
+            from credit.verify.plots.all_figures import draw_all_figures
+
+            figures = draw_all_figures(verification, reader, log, temporary_folder / "figures")
         write_report(config, verification, archive, log, figures, temporary_folder, notice)
     return table

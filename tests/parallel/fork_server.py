@@ -20,8 +20,12 @@ from typing import Any
 PRELOADED = (
     "credit.cli.main", "credit.cli.rollout.command", "credit.cli.rollout.forecast_rounds", "credit.cli.train",
     "credit.cli.verify", "credit.train.build.training", "credit.train.build.forecaster",
-    "credit.train.build.open_data", "credit.models.wxformer", "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel", "xarray",
+    "credit.train.build.open_data", "credit.models.wxformer", "credit.verify.verification",
+    "credit.verify.report.report", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "xarray",
+    # The first DTensor imports it, which takes as long as importing torch.
+    "torch._dynamo",
+    # xarray imports it when it first opens a file.
+    "dask.array",
 )  # fmt: skip
 POLL_SECONDS = 0.02
 # When a rank has failed, the others have some time to end by themselves, and to say why, then as much after TERM.

@@ -101,7 +101,8 @@ CONFIG = {
         "log_every": 5,
     },
     "inference": {"lead_time": "48h", "initial_times": {"every": "24h"}, "batch_size": 4},
-    "verification": {"climatology": {"harmonics": 0}, "figure_leads": ["24h", "48h"]},
+    # Drawing takes ten times as long as scoring; tests of figures switch it on.
+    "verification": {"climatology": {"harmonics": 0}, "figure_leads": ["24h", "48h"], "draw_figures": False},
 }
 
 

@@ -41,8 +41,9 @@ def read_figures(run: Path) -> dict[Path, bytes]:
 def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     config = prepare_two_runs(small_run)
     run = small_run / "run"
-    animated = f"verification.animate=[{open_forecasts(run / 'forecasts').channel_names[0]}]"
-    assert main(["verify", config, animated]) == 0
+    animated_channel = open_forecasts(run / "forecasts").channel_names[0]
+    drawn = ("verification.draw_figures=true", f"verification.animate=[{animated_channel}]")
+    assert main(["verify", config, *drawn]) == 0
     scores_of_files = (run / "scores.csv").read_bytes()
     figures_of_files = read_figures(run)
     assert {path.name.split("_")[0] for path in figures_of_files} >= {"maps", "hovmoeller", "animation"}
@@ -53,9 +54,15 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():
         path.unlink()
-    assert main(["verify", config, animated, "--online"]) == 0
+    assert main(["verify", config, *drawn, "--online"]) == 0
     assert (run / "scores.csv").read_bytes() == scores_of_files
     assert read_figures(run) == figures_of_files
+    capsys.readouterr()
+
+    # Without figures, those of the verification before are removed, and the scores are the same.
+    assert main(["verify", config, "--online"]) == 0
+    assert (run / "scores.csv").read_bytes() == scores_of_files
+    assert not read_figures(run) and (run / "report.html").exists()
     capsys.readouterr()
 
     # The first run has no files left; the second is named by its folder.

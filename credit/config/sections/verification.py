@@ -180,6 +180,9 @@ class VerificationConfig(StrictModel):
         description="Also score forecasts in periods on which the weights were trained or selected. Use it to measure "
         "overfitting, or for years of a simulation that only look like real years.",
     )
+    draw_figures: bool = Field(
+        True, description="Draw figures, which takes most of the time of a small verification. The report needs none."
+    )
     figure_channels: list[str] | None = Field(
         None,
         description="Channels of the maps, spectra and curves. Default: those of z500, t850, t2m, msl, ... that the "
@@ -224,6 +227,13 @@ class VerificationConfig(StrictModel):
         south, north = self.hovmoeller_band
         if not -90 <= south < north <= 90:
             raise ValueError(f"hovmoeller_band: [{south:g}, {north:g}] is not [south, north] within -90..90")
+        return self
+
+    @model_validator(mode="after")
+    def _require_figures_for_animations(self) -> VerificationConfig:
+        """Refuse animations without figures."""
+        if self.animate and not self.draw_figures:
+            raise ValueError(f"animate: {self.animate} needs draw_figures: true")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from credit.cli.main import main
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 from tests.smoke.conftest import world
 
 pytestmark = pytest.mark.slow

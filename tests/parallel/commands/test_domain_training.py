@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from credit.cli.main import main
-from tests.parallel.torchrun import REPOSITORY, launch
+from tests.parallel.forked import launch
+from tests.parallel.torchrun import REPOSITORY
 from tests.smoke.conftest import world
 
 pytestmark = pytest.mark.slow

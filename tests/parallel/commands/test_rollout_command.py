@@ -130,8 +130,9 @@ def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
 
 def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:
     run = forecast / "run"
-    animation_option = f"verification.animate=[{open_forecasts(run / 'one').channel_names[0]}]"
-    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one", animation_option]) == 0
+    animated_channel = open_forecasts(run / "one").channel_names[0]
+    drawn = ("verification.draw_figures=true", f"verification.animate=[{animated_channel}]")
+    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one", *drawn]) == 0
     table, expected, pictures = (run / "scores.csv").read_bytes(), scores(run), pictures_of_the_example(run)
     assert len(pictures) > 2
     for overrides in ((), ("inference.parallelism.tensor=2",)):
@@ -143,7 +144,7 @@ def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:
             str(forecast / "config.yml"),
             *FORECASTS,
             "--online",
-            animation_option,
+            *drawn,
             *overrides,
         )
         content = scores(run)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit.parallel.watchdog import Watchdog, describe_lag, read_last_collectives
-from tests.parallel.torchrun import launch
+from tests.parallel.forked import launch
 
 
 @pytest.mark.slow
