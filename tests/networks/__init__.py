@@ -1,0 +1,1 @@
+"""Every network through every feature of the package."""

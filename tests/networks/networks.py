@@ -1,0 +1,36 @@
+"""The networks of the package, small enough to train in seconds, and which features each supports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.smoke.conftest import CONFIG
+
+# Sections `model` for a grid of 16 x 32 cells.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "wxformer": {**CONFIG["model"], "attn_dropout": 0.0},
+}
+# Sections for the plan on 48 x 96 cells, with few weights, so that activations are most of the memory.
+PLANNED_SECTIONS: dict[str, dict[str, Any]] = {
+    "wxformer": {
+        "type": "wxformer",
+        "dim": [16, 32, 64, 128],
+        "depth": [1, 1, 1, 1],
+        "dim_head": 8,
+        "decoder": "pixel_shuffle",
+        "global_window_size": [4, 4, 2, 1],
+        "local_window_size": [4, 4, 2, 1],
+        "padding": {"mode": "earth", "lat": "auto", "lon": "auto"},
+    },
+}
+NOISE: dict[str, dict[str, Any]] = {
+    "global": {"kind": "global", "channels": 4, "memory": ["0h", "24h"]},
+    "cell": {"kind": "cell", "channels": 2},
+    "spherical": {"kind": "spherical", "channels": 2, "lengths": [2000, 5000]},
+    "dropout": {"kind": "dropout", "rate": 0.1},
+}
+# Layers that get low-rank adapters.
+LORA_TARGETS = {"wxformer": ["*.to_qkv"]}
+# Networks that compute on divided fields, and a part of the message of those that do not.
+DIVIDED = ("wxformer",)
+REFUSAL = "does not declare how its layers are split"
