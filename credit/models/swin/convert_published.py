@@ -74,7 +74,9 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in plain_state.items():
         path, _, tensor_name = name.rpartition(".")
         module = _module_path(path)
-        if module is None:
+        if tensor_name in _CONSTANTS:
+            logger.info("left out %s, a constant", name)
+        elif module is None:
             unknown_names.append(name)
         elif module.endswith(".attention.to_qkv"):
             if tensor_name in ("weight", "weight_orig"):
@@ -115,8 +117,6 @@ def _convert_attention_tensor(
         heads = _find_tensor(state, f"{path}.logit_scale").numel()
         bias = torch.cat((q_bias, torch.zeros_like(q_bias), v_bias))
         converted[f"{module}.to_qkv.bias"] = _order_by_head(bias, heads)
-    elif tensor_name in _CONSTANTS:
-        logger.info("left out %s, a constant", name)
     elif tensor_name != "v_bias":
         unknown_names.append(name)
 
@@ -126,12 +126,9 @@ def _module_path(path: str) -> str | None:
     if match := re.fullmatch(r"u_transformer\.(down|up)\.b\.(\d+)", path):
         block, index = match.groups()
         return f"{block}.refine.{index}"
-    if match := re.fullmatch(r"u_transformer\.layer\.blocks\.(\d+)(?:\.(.+))?", path):
-        number, layer = match.groups()
-        # The block itself holds the mask of the windows in some versions of timm, which is a constant.
-        if layer in _BLOCK_LAYERS:
-            return f"blocks.{number}.{_BLOCK_LAYERS[layer]}"
-        return None
+    match = re.fullmatch(r"u_transformer\.layer\.blocks\.(\d+)\.(.+)", path)
+    if match is not None and match[2] in _BLOCK_LAYERS:
+        return f"blocks.{match[1]}.{_BLOCK_LAYERS[match[2]]}"
     return _LAYERS.get(path)
 
 
