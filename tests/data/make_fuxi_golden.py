@@ -138,7 +138,9 @@ def draw_state(model: torch.nn.Module, generator: torch.Generator) -> dict[str, 
         if name.endswith("weight_u"):
             weight = state[name.replace("_u", "_orig")]
             # The output channels of a transposed convolution are its second dimension.
-            matrix = weight.transpose(0, 1).flatten(1) if name == "u_transformer.up.conv.weight_u" else weight.flatten(1)
+            matrix = (
+                weight.transpose(0, 1).flatten(1) if name == "u_transformer.up.conv.weight_u" else weight.flatten(1)
+            )
             u, _, v = torch.linalg.svd(matrix, full_matrices=False)
             state[name] = u[:, 0].clone()
             state[name.replace("_u", "_v")] = v[0].clone()
