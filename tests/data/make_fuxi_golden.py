@@ -4,7 +4,7 @@ The other implementation is FuXi of miles-credit 2026.2.0 (NCAR). Its import nam
 an environment of its own, from another folder and without PYTHONPATH:
 
     python -m venv golden_env
-    golden_env/bin/pip install torch==2.13.0 numpy
+    golden_env/bin/pip install torch==2.13.0 numpy safetensors tqdm
     golden_env/bin/pip install --no-deps timm==1.0.31 miles-credit==2026.2.0
     golden_env/bin/python make_fuxi_golden.py FOLDER
 

@@ -44,6 +44,7 @@ class ContinuousPositionBias(nn.Module):
         self.window = window
         self.expand = nn.Linear(2, BIAS_HIDDEN_CHANNELS)
         self.contract = nn.Linear(BIAS_HIDDEN_CHANNELS, heads, bias=False)
+        # Bias that `precompute` keeps; None while the weights may still change.
         self.register_buffer("cached_bias", None, persistent=False)
 
     def forward(self) -> Tensor:
@@ -63,6 +64,7 @@ class ContinuousPositionBias(nn.Module):
         offsets = torch.arange(1 - w, w, device=reference.device, dtype=reference.dtype)
         offsets = offsets * (OFFSET_SCALE / max(w - 1, 1))
         log_offsets = offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(OFFSET_SCALE)
+        # The sigmoid bounds the bias, as the logit scale bounds the cosines.
         with without_autocast(reference):
             hidden = F.relu(self.expand(torch.cartesian_prod(log_offsets, log_offsets)))
             values = LARGEST_BIAS * torch.sigmoid(self.contract(hidden))
@@ -146,9 +148,10 @@ class ShiftedWindowAttention(nn.Module):
         self.mask = mask
         # Dropout as noise, which `use_seeded_dropout` puts here.
         self.seeded_dropout: SeededDropout | None = None
-        shift = [window // 2 if is_shifted and size > window else 0 for size in grid]
-        self.shift = (shift[0], shift[1])
-        self.rolls = any(shift)
+        # An axis with a single window is not shifted: each of its tokens sees all others already.
+        row_shift, column_shift = (window // 2 if is_shifted and size > window else 0 for size in grid)
+        self.shift = (row_shift, column_shift)
+        self.rolls = row_shift > 0 or column_shift > 0
         self.parts: tuple[FieldPart, ...] = (FieldPart(range(grid[0]), range(grid[1])),)
         self.field_ranks = range(1)
         self.first_unit = 0
@@ -167,6 +170,7 @@ class ShiftedWindowAttention(nn.Module):
             conditions: vectors of each sample, of which dropout uses the seeds.
         """
         rows, columns = self.shift
+        # After the roll, shifted windows begin at multiples of the window.
         if self.rolls:
             x_BHWC = x_BHWC.roll((-rows, -columns), (1, 2))
         qkv_NLC = self.to_qkv(to_windows(x_BHWC, self.window, strided=False))
@@ -174,6 +178,7 @@ class ShiftedWindowAttention(nn.Module):
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
         num_heads = q_NhLd.shape[1]
+        # Scales and bias are those of all heads, of which this rank takes its own.
         scale_h = self.logit_scale()[self.first_unit : self.first_unit + num_heads]
         # With unit vectors the product of query and key is their cosine.
         q_NhLd = F.normalize(q_NhLd, dim=-1) * scale_h[:, None, None].to(q_NhLd.dtype)
@@ -208,6 +213,7 @@ class ShiftedWindowAttention(nn.Module):
             q_NhLd = q_NhLd.reshape(merged_shape)
             k_NhLd = k_NhLd.reshape(merged_shape)
             v_NhLd = v_NhLd.reshape(merged_shape)
+        # Dropout as noise changes the weights, which fused attention never returns.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             weights_NhLL = torch.softmax(q_NhLd @ k_NhLd.mT + bias, dim=-1).to(v_NhLd.dtype)
             drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
@@ -232,9 +238,10 @@ class ShiftedWindowAttention(nn.Module):
             rows = torch.arange(part.rows.start, part.rows.stop, device=device)
             columns = torch.arange(part.columns.start, part.columns.stop, device=device)
             # The last rows and columns of the rolled grid come from the beginning of the axis.
-            is_first_row = (rows >= self.grid[0] - row_shift).long()
-            is_first_column = (columns >= self.grid[1] - column_shift).long()
-            ends_HW = 2 * is_first_row[:, None] + is_first_column
+            is_rolled_row = (rows >= self.grid[0] - row_shift).long()
+            is_rolled_column = (columns >= self.grid[1] - column_shift).long()
+            # Four numbers for the four combinations; tokens of a window with the same number see each other.
+            ends_HW = 2 * is_rolled_row[:, None] + is_rolled_column
             ends_nL.append(to_windows(ends_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
         ends = torch.cat(ends_nL)
         return ends[:, :, None] != ends[:, None, :]

@@ -144,6 +144,7 @@ class EdgeConv(nn.Conv2d):
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1, *, wraps_columns: bool = True) -> None:
+        # Periodic columns are added by `wrap` before the convolution, all other edges are zeros of the convolution.
         super().__init__(in_channels, out_channels, 3, stride=stride, padding=(1, 0 if wraps_columns else 1))
         self.wrap = SpherePadding("mirror", lon=(1, 1)) if wraps_columns else NO_PADDING
 
@@ -164,6 +165,7 @@ class EdgeRefinement(Refinement):
 
     def __init__(self, channels: int, groups: int, condition_dims: ConditionDims, *, wraps_columns: bool) -> None:
         super().__init__(channels, groups, condition_dims)
+        # The base class builds convolutions that read zeros beyond all edges.
         for index, layer in enumerate(self):
             if isinstance(layer, nn.Conv2d):
                 self[index] = EdgeConv(channels, channels, wraps_columns=wraps_columns)
@@ -235,6 +237,7 @@ class PatchHead(nn.Linear):
         P = self.patch_size
         # The outputs of a token are ordered (row, column, channel).
         y_BHWPPC = super().forward(x_BHWC).unflatten(-1, (P, P, -1))
+        # (B, channel, H, row of the patch, W, column of the patch), then the rows and the columns become one dimension.
         return y_BHWPPC.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

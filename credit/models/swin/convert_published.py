@@ -79,6 +79,7 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif module is None:
             unknown_names.append(name)
         elif module.endswith(".attention.to_qkv"):
+            # Its singular vectors are left out, because the reference does not use them.
             if tensor_name in ("weight", "weight_orig"):
                 heads = _find_tensor(plain_state, path.removesuffix("qkv") + "logit_scale").numel()
                 converted[f"{module}.weight"] = _order_by_head(value, heads)
@@ -113,6 +114,7 @@ def _convert_attention_tensor(
         converted[f"{module}.logit_scale.logarithm"] = state[name].flatten()
     elif tensor_name == "q_bias":
         q_bias = state[name]
+        # The bias of the values is converted here as well, so its own name is skipped below.
         v_bias = _find_tensor(state, f"{path}.v_bias")
         heads = _find_tensor(state, f"{path}.logit_scale").numel()
         bias = torch.cat((q_bias, torch.zeros_like(q_bias), v_bias))
@@ -123,9 +125,11 @@ def _convert_attention_tensor(
 
 def _module_path(path: str) -> str | None:
     """Return this package's path of the module that the reference calls `path`; None if it has no such module."""
+    # Residual branch of the down-sampling or up-sampling.
     if match := re.fullmatch(r"u_transformer\.(down|up)\.b\.(\d+)", path):
         block, index = match.groups()
         return f"{block}.refine.{index}"
+    # Layer of a transformer block.
     match = re.fullmatch(r"u_transformer\.layer\.blocks\.(\d+)\.(.+)", path)
     if match is not None and match[2] in _BLOCK_LAYERS:
         return f"blocks.{match[1]}.{_BLOCK_LAYERS[match[2]]}"

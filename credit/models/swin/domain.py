@@ -50,6 +50,7 @@ class AttendsInShiftedWindows(DomainRule):
         """Exchange tokens before the layer and after it, in place of the roll, and tell it which windows it gets."""
         rank = dist.get_rank(group)
         ranks = range(self.division.num_ranks)
+        # A rank that owns no tokens computes a copy of its neighbour's windows, of which it gives nothing back.
         computed = [self._roll(self.division.held(other)) for other in ranks]
         owned = [self._roll(self.division.owned(other)) for other in ranks]
         to_windows = build_exchange(group, self.division, [[cells] for cells in computed])
@@ -89,6 +90,7 @@ class ReadsNeighboursAroundGlobe(ReadsNeighbours):
     def _find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
         """Return the cells that a part of the layer's input consists of, with zeros beyond the rows of the field."""
         height, width = self.input_shape()
+        # The first and the last row of the padded field are near the poles, where no row lies beyond.
         rows = [row if 0 <= row < height else ZERO for row in part.rows]
         return [Cells(rows, [column % width for column in part.columns])]
 
@@ -156,6 +158,7 @@ class Divisions:
         window = model.blocks[0].attention.window
         patch_size = model.embedding.patch_size
         tokens = divide_field(layout.padded_tokens, num_parts, window)
+        # Zeros belong to the windows, so the tokens with and without them have different divisions.
         down = tokens
         if layout.tokens != layout.padded_tokens:
             down = divide_field(layout.tokens, num_parts)
@@ -164,6 +167,7 @@ class Divisions:
         up_shape = (DOWN_SAMPLING * layout.tokens[0], DOWN_SAMPLING * layout.tokens[1])
         multiple = 1 if down is not tokens else window
         up = divide_field(up_shape, num_parts, DOWN_SAMPLING * multiple)
+        # The down-sampling rounds an odd number of patches up.
         patches = up
         if layout.patches != up_shape:
             patches = divide_field(layout.patches, num_parts)
@@ -196,8 +200,11 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
     patch_reach = Reach(stride=model.embedding.patch_size)
     north, west = layout.padding.lat[0], layout.padding.lon[0]
     (token_north, _), (token_west, _) = layout.token_pads
+    # Layers outside the transformer.
     rules: dict[str, DomainRule] = {
         "noise": DividesNoise((divisions.patches, divisions.tokens)),
+        # Patches do not overlap, so the embedding reads no cells around them. It pads the field as a cross-scale
+        # embedding does, and returns tokens.
         "embedding": EmbedsAcrossScales(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
         # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
         "down.conv": _build_conv_rule(
@@ -236,8 +243,10 @@ def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[
     window = attention.window
     num_parts = (len(tokens.rows.owned), len(tokens.columns.owned))
     windows = divide_field((tokens.shape[0] // window, tokens.shape[1] // window), num_parts)
+    # Unshifted windows are never cut, so their attention needs no rule.
     if any(attention.shift):
         yield "attention", AttendsInShiftedWindows(tokens, attention.shift)
+    # The attention layer moves its tokens into windows, whose numbers differ from rank to rank as those of tokens do.
     for path in ("attention.to_qkv", "attention.to_out"):
         yield path, CountsTokens(windows, window**2)
     for path in ("feed_forward.expand", "feed_forward.contract"):

@@ -72,6 +72,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             )
         if section.edges == "sphere":
             _require_whole_windows(axis, size, pads, section)
+        # Number of tokens that are missing to a multiple of the window: 0 if the windows fit.
         remainder = -num_tokens % section.window_size
         patches.append(num_patches)
         tokens.append(num_tokens)
@@ -83,6 +84,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             f"{grid[0]} x {grid[1]}; set it to true, or choose padded sizes that are multiples of "
             f"{DOWN_SAMPLING * section.patch_size}"
         )
+    # Both axes are known now; the lists become pairs.
     return TokenLayout(padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
 
 
@@ -159,6 +161,7 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         f"model.window_size: {section.window_size} tokens of {cells_per_token} cells do not divide the {padded_size} "
         f"cells of the padded grid along {axis}"
     )
+    # Rows can be padded across the poles until the windows fit. Columns cannot, so the window must change.
     if axis == "lat":
         before, after = auto_padding(size, multiple, (section.patch_size, DOWN_SAMPLING))
         raise ConfigError(f"{message}; model.padding.lat: [{before}, {after}] fits")

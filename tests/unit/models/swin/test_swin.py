@@ -10,6 +10,7 @@ import torch
 
 from credit.errors import ConfigError
 from credit.models.base import ModelSpec
+from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
 from credit.models.layers.norm import GroupNorm
 from credit.models.lora import apply_lora, initial_adapters
@@ -190,6 +191,17 @@ def test_compiled_and_checkpointed_blocks_compute_the_same() -> None:
         y_BCTHW.square().mean().backward()
         for parameter, gradient in zip(changed.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_network_that_is_prepared_for_forecasts_computes_the_same_bits(dtype: torch.dtype | None) -> None:
+    model = build(use_spectral_norm=True).eval()
+    x_BCTHW = draw_fields(1, 4, 1, 16, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
+        expected = model(x_BCTHW)
+        prepare_for_inference(model, dtype)
+        assert torch.equal(model(x_BCTHW), expected)
+    assert model.blocks[1].attention.position_bias.cached_bias is not None
 
 
 def test_lora() -> None:
