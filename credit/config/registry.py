@@ -154,7 +154,10 @@ class Registry:
 MODELS = Registry(
     "model.type",
     "model",
-    {"wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+    {
+        "swin": BuiltInLocation("credit.models.swin.section:SwinSection", "credit.models.swin.model"),
+        "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
+    },
 )
 
 LOSSES = Registry(

@@ -1,0 +1,247 @@
+"""Attention in shifted windows with cosine similarity and a continuous position bias (Swin V2, arXiv 2111.09883).
+
+Shape suffixes: B batch, H and W rows and columns of tokens, C channels, N windows of the whole batch, n windows of one
+sample, L positions in a window, h heads, d channels per head.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credit.models.kernels.autocast import without_autocast
+from credit.models.layers.norm import NO_CONDITIONS, Conditions
+from credit.models.layers.seeded_dropout import SeededDropout
+from credit.models.layers.window_attention import from_windows, to_windows
+from credit.parallel.domain.division import FieldPart
+
+# Hidden channels of the MLP of the position bias, and the largest bias (arXiv 2111.09883, section 3.3).
+BIAS_HIDDEN_CHANNELS = 512
+LARGEST_BIAS = 16.0
+# The offsets are scaled to -8 ... 8 before the logarithm.
+OFFSET_SCALE = 8.0
+# Initial and largest factor of the cosine; the paper's smallest temperature is 0.01.
+INITIAL_LOGIT_SCALE = 10.0
+LARGEST_LOGIT_SCALE = 100.0
+
+
+class ContinuousPositionBias(nn.Module):
+    """MLP from the log-spaced offset of two positions to an additive attention bias for each head.
+
+    Under autocast the MLP keeps its precision: it is so small that casting its weights takes longer than its products.
+
+    Args:
+        heads: number of heads.
+        window: edge of a window in tokens.
+    """
+
+    def __init__(self, heads: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.expand = nn.Linear(2, BIAS_HIDDEN_CHANNELS)
+        self.contract = nn.Linear(BIAS_HIDDEN_CHANNELS, heads, bias=False)
+        # Bias that `precompute` keeps; None while the weights may still change.
+        self.register_buffer("cached_bias", None, persistent=False)
+
+    def forward(self) -> Tensor:
+        """Return the bias (h, L, L) of query position i and key position j, where L = window^2."""
+        return self._compute_bias() if self.cached_bias is None else self.cached_bias
+
+    @torch.no_grad()
+    def precompute(self) -> None:
+        """Compute and keep the bias, for weights that do not change any more."""
+        self.cached_bias = self._compute_bias()
+
+    def _compute_bias(self) -> Tensor:
+        """Return the bias (h, L, L) from the MLP's values at all offsets."""
+        w = self.window
+        reference = self.expand.bias
+        # A window of one token has the offset 0 alone.
+        offsets = torch.arange(1 - w, w, device=reference.device, dtype=reference.dtype)
+        offsets = offsets * (OFFSET_SCALE / max(w - 1, 1))
+        log_offsets = offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(OFFSET_SCALE)
+        # The sigmoid bounds the bias, as the logit scale bounds the cosines.
+        with without_autocast(reference):
+            hidden = F.relu(self.expand(torch.cartesian_prod(log_offsets, log_offsets)))
+            values = LARGEST_BIAS * torch.sigmoid(self.contract(hidden))
+        # table[head, a, b] belongs to the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Unfolding gives
+        # a = row of i + k, where k runs against the row of j, hence the flip.
+        table = values.view(2 * w - 1, 2 * w - 1, -1).permute(2, 0, 1)
+        return table.unfold(1, w, 1).unfold(2, w, 1).flip(3, 4).reshape(-1, w * w, w * w)
+
+
+class LogitScale(nn.Module):
+    """Learned factor of the cosine of query and key, for each head.
+
+    Args:
+        heads: number of heads.
+    """
+
+    # Decay would pull the factor towards 1.
+    has_weight_decay = False
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.empty(heads))
+
+    def forward(self) -> Tensor:
+        """Return the factors (h,)."""
+        return self.logarithm.clamp(max=math.log(LARGEST_LOGIT_SCALE)).exp()
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return the logarithm of the initial factor in a tensor of `shape`, on the CPU."""
+        return torch.full(shape, math.log(INITIAL_LOGIT_SCALE), device="cpu")
+
+
+class ShiftedWindowAttention(nn.Module):
+    """Multi-head cosine attention inside square windows, without norm and residual connection.
+
+    The grid of tokens is rolled by the shift before it is divided into windows, so that a window at the end of an axis
+    also has tokens from its beginning. Where the two ends of the axis are not neighbours on the globe, a mask keeps the
+    tokens of the two ends apart.
+
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
+    rank whole heads by splitting them into consecutive parts.
+
+    Args:
+        dim: channels of the tokens.
+        heads: number of heads; divides `dim`.
+        window: edge of a window in tokens; divides the rows and columns of `grid`.
+        grid: number of rows and columns of the tokens.
+        is_shifted: True to shift the windows by half a window along each axis that is longer than a window.
+        wraps_columns: True if the columns are periodic, so that only the rows are masked.
+        dropout: probability of dropping an attention weight in training.
+        mask: number that is added to the scores of pairs that are kept apart.
+
+    Attributes:
+        shift: number of rows and columns by which the windows are shifted.
+        rolls: True if the layer rolls its input; False if it gets the rolled tokens, as a part of a divided grid.
+        parts: part of the rolled grid that each rank computes; without division the whole grid.
+        field_ranks: the ranks whose tokens the layer gets between its projections: this rank, or with sequence
+            parallelism its tensor-parallel peers as well.
+        first_unit: index of the first head that this rank holds: 0, unless tensor parallelism sets it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: int,
+        grid: tuple[int, int],
+        *,
+        is_shifted: bool = False,
+        wraps_columns: bool = True,
+        dropout: float = 0.0,
+        mask: float = -math.inf,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dim_head = dim // heads
+        self.window = window
+        self.grid = grid
+        self.wraps_columns = wraps_columns
+        self.dropout = dropout
+        self.mask = mask
+        # Dropout as noise, which `use_seeded_dropout` puts here.
+        self.seeded_dropout: SeededDropout | None = None
+        # An axis with a single window is not shifted: each of its tokens sees all others already.
+        row_shift, column_shift = (window // 2 if is_shifted and size > window else 0 for size in grid)
+        self.shift = (row_shift, column_shift)
+        self.rolls = row_shift > 0 or column_shift > 0
+        self.parts: tuple[FieldPart, ...] = (FieldPart(range(grid[0]), range(grid[1])),)
+        self.field_ranks = range(1)
+        self.first_unit = 0
+        self.to_qkv = nn.Linear(dim, 3 * dim)
+        # Spectral norm would not change the cosines. The published weights of this layer were not normalised either.
+        self.to_qkv.is_normalized = False
+        self.logit_scale = LogitScale(heads)
+        self.position_bias = ContinuousPositionBias(heads, window)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return the update of the tokens (B, H, W, C).
+
+        Args:
+            x_BHWC: tokens.
+            conditions: vectors of each sample, of which dropout uses the seeds.
+        """
+        rows, columns = self.shift
+        # After the roll, shifted windows begin at multiples of the window.
+        if self.rolls:
+            x_BHWC = x_BHWC.roll((-rows, -columns), (1, 2))
+        qkv_NLC = self.to_qkv(to_windows(x_BHWC, self.window, strided=False))
+        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
+        qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
+        q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
+        num_heads = q_NhLd.shape[1]
+        # Scales and bias are those of all heads, of which this rank takes its own.
+        scale_h = self.logit_scale()[self.first_unit : self.first_unit + num_heads]
+        # With unit vectors the product of query and key is their cosine.
+        q_NhLd = F.normalize(q_NhLd, dim=-1) * scale_h[:, None, None].to(q_NhLd.dtype)
+        k_NhLd = F.normalize(k_NhLd, dim=-1)
+        bias_hLL = self.position_bias()[self.first_unit : self.first_unit + num_heads]
+        y_NhLd = self._attend(q_NhLd, k_NhLd, v_NhLd, bias_hLL, conditions)
+        y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
+        y_BHWC = from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=False)
+        if self.rolls:
+            y_BHWC = y_BHWC.roll((rows, columns), (1, 2))
+        return y_BHWC
+
+    def _attend(
+        self, q_NhLd: Tensor, k_NhLd: Tensor, v_NhLd: Tensor, bias_hLL: Tensor, conditions: Conditions
+    ) -> Tensor:
+        """Return softmax(q k^T + bias + mask) v, with dropout of the softmax, (N, h, L, d).
+
+        Args:
+            q_NhLd: unit vectors, multiplied by the logit scale.
+            k_NhLd: unit vectors.
+            v_NhLd: values.
+            bias_hLL: position bias.
+            conditions: vectors of each sample, of which dropout uses the seeds.
+        """
+        shape = v_NhLd.shape
+        bias = bias_hLL.to(q_NhLd.dtype)
+        is_apart_nLL = self._find_pairs_apart(q_NhLd.device)
+        if is_apart_nLL is not None:
+            # Each window of a sample has a bias of its own, which fused attention takes if windows count as heads.
+            bias = torch.where(is_apart_nLL[:, None], bias + self.mask, bias).flatten(0, 1)
+            merged_shape = (-1, len(bias), shape[2], self.dim_head)
+            q_NhLd = q_NhLd.reshape(merged_shape)
+            k_NhLd = k_NhLd.reshape(merged_shape)
+            v_NhLd = v_NhLd.reshape(merged_shape)
+        # Dropout as noise changes the weights, which fused attention never returns.
+        if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
+            weights_NhLL = torch.softmax(q_NhLd @ k_NhLd.mT + bias, dim=-1).to(v_NhLd.dtype)
+            drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
+            kept_NhLL = drop(weights_NhLL.reshape(*shape[:3], shape[2])).view_as(weights_NhLL)
+            return (kept_NhLL @ v_NhLd).view(shape)
+        dropout = self.dropout if self.training else 0.0
+        y_NhLd = F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias, dropout_p=dropout, scale=1.0)
+        return y_NhLd.reshape(shape)
+
+    def _find_pairs_apart(self, device: torch.device) -> Tensor | None:
+        """Return (n, L, L) bool: True for a query and a key from the two ends of an axis that is not periodic.
+
+        None stands for a layer whose windows have no such pairs.
+        """
+        row_shift = self.shift[0]
+        column_shift = 0 if self.wraps_columns else self.shift[1]
+        if row_shift == 0 and column_shift == 0:
+            return None
+        ends_nL = []
+        for rank in self.field_ranks:
+            part = self.parts[rank]
+            rows = torch.arange(part.rows.start, part.rows.stop, device=device)
+            columns = torch.arange(part.columns.start, part.columns.stop, device=device)
+            # The last rows and columns of the rolled grid come from the beginning of the axis.
+            is_rolled_row = (rows >= self.grid[0] - row_shift).long()
+            is_rolled_column = (columns >= self.grid[1] - column_shift).long()
+            # Four numbers for the four combinations; tokens of a window with the same number see each other.
+            ends_HW = 2 * is_rolled_row[:, None] + is_rolled_column
+            ends_nL.append(to_windows(ends_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
+        ends = torch.cat(ends_nL)
+        return ends[:, :, None] != ends[:, None, :]

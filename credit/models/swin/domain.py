@@ -1,0 +1,295 @@
+"""Division of a Swin transformer among the ranks of a domain group.
+
+The tokens have a division whose bounds are multiples of the window, so that no window of an unshifted block is cut. A
+shifted block exchanges tokens, so that each rank has whole shifted windows, and gives the results back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from credit.errors import ConfigError
+from credit.models.layers.domain_rules import EmbedsAcrossScales, InterpolatesField, NormalisesWholeField, NumbersCells
+from credit.models.layers.norm import GroupNorm
+from credit.models.layers.padding import NO_PADDING
+from credit.models.layers.seeded_dropout import SeededDropout
+from credit.models.noise.noise_input import DividesNoise
+from credit.models.swin.attention import ShiftedWindowAttention
+from credit.models.swin.blocks import EdgeConv, SwinBlock
+from credit.models.swin.layout import DOWN_SAMPLING
+from credit.parallel.domain.division import FieldDivision, FieldPart, divide_field, imbalance, require_enough_cells
+from credit.parallel.domain.exchange import ZERO, CellExchange, Cells, as_cells
+from credit.parallel.domain.rules import CountsTokens, DomainRule, Reach, ReadsNeighbours, build_exchange
+from credit.parallel.domain.split import DomainPlan
+
+if TYPE_CHECKING:
+    from credit.models.swin.model import Swin
+
+
+@dataclass(frozen=True)
+class AttendsInShiftedWindows(DomainRule):
+    """Rule of attention in shifted windows: the ranks exchange tokens so that each has whole windows.
+
+    A rank computes those windows of the rolled grid whose rows and columns are its rows and columns of the division.
+
+    Attributes:
+        division: division of the tokens, whose bounds are multiples of the window.
+        shift: number of rows and columns by which the windows are shifted.
+    """
+
+    division: FieldDivision
+    shift: tuple[int, int]
+
+    def install(self, layer: ShiftedWindowAttention, group: dist.ProcessGroup) -> None:
+        """Exchange tokens before the layer and after it, in place of the roll, and tell it which windows it gets."""
+        rank = dist.get_rank(group)
+        ranks = range(self.division.num_ranks)
+        # A rank that owns no tokens computes a copy of its neighbour's windows, of which it gives nothing back.
+        computed = [self._roll(self.division.held(other)) for other in ranks]
+        owned = [self._roll(self.division.owned(other)) for other in ranks]
+        to_windows = build_exchange(group, self.division, [[cells] for cells in computed])
+        tokens = [[as_cells(self.division.held(other))] for other in ranks]
+        to_tokens = CellExchange(group, owned, computed, tokens)
+        layer.rolls = False
+        # The mask depends on the position of a window in the whole grid.
+        layer.parts = tuple(self.division.held(other) for other in ranks)
+        layer.field_ranks = range(rank, rank + 1)
+
+        def collect(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (to_windows(args[0]), *args[1:])
+
+        def give_back(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
+            return to_tokens(y_BHWC)
+
+        layer.register_forward_pre_hook(collect)
+        layer.register_forward_hook(give_back)
+
+    def _roll(self, part: FieldPart) -> Cells:
+        """Return the tokens that lie in a part of the rolled grid, by their positions in the grid itself."""
+        height, width = self.division.shape
+        rows = [(row + self.shift[0]) % height for row in part.rows]
+        columns = [(column + self.shift[1]) % width for column in part.columns]
+        return Cells(rows, columns)
+
+
+@dataclass(frozen=True)
+class ReadsNeighboursAroundGlobe(ReadsNeighbours):
+    """Rule of a convolution whose columns are periodic, and that reads zeros beyond the first and last row."""
+
+    def remove_padding(self, layer: EdgeConv) -> None:
+        """Let the convolution take the field with the cells that it reads around it."""
+        super().remove_padding(layer)
+        layer.wrap = NO_PADDING
+
+    def _find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
+        """Return the cells that a part of the layer's input consists of, with zeros beyond the rows of the field."""
+        height, width = self.input_shape()
+        # The first and the last row of the padded field are near the poles, where no row lies beyond.
+        rows = [row if 0 <= row < height else ZERO for row in part.rows]
+        return [Cells(rows, [column % width for column in part.columns])]
+
+
+@dataclass(frozen=True)
+class CutsField(DomainRule):
+    """Rule of a layer that adds zeros around a field, or removes rows and columns at its edges.
+
+    Attributes:
+        source: division of the field.
+        target: division of the result.
+        offset: row and column of the field at which the result begins; negative for zeros that are added.
+        takes_tokens: True if the layer takes (B, H, W, C), False for (B, C, H, W).
+    """
+
+    source: FieldDivision
+    target: FieldDivision
+    offset: tuple[int, int]
+    takes_tokens: bool = False
+
+    def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+        """Replace `forward` by an exchange that gives this rank its part of the result."""
+        needed = []
+        for rank in range(self.target.num_ranks):
+            part = self.target.held(rank)
+            rows = _offset_cells(part.rows, self.offset[0], self.source.shape[0])
+            columns = _offset_cells(part.columns, self.offset[1], self.source.shape[1])
+            needed.append([Cells(rows, columns)])
+        exchange = build_exchange(group, self.source, needed)
+        layer.forward = exchange if self.takes_tokens else exchange.exchange_fields
+
+
+def _offset_cells(cells: range, offset: int, size: int) -> list[int]:
+    """Return `cells` plus an offset, with `ZERO` for those outside of an axis of `size` cells."""
+    moved_cells = [cell + offset for cell in cells]
+    return [cell if 0 <= cell < size else ZERO for cell in moved_cells]
+
+
+@dataclass(frozen=True)
+class Divisions:
+    """Divisions of the fields and tokens of a Swin transformer.
+
+    Attributes:
+        grid: division of the input and output.
+        patches: division of the patches after the embedding.
+        down: division of the tokens after the down-sampling.
+        tokens: division of the tokens in the transformer, with the zeros that are added for the windows.
+        up: division of the patches after the up-sampling.
+        cells: division of the cells of the patches after the head.
+        output: division of the output without the padding, before the interpolation.
+    """
+
+    grid: FieldDivision
+    patches: FieldDivision
+    down: FieldDivision
+    tokens: FieldDivision
+    up: FieldDivision
+    cells: FieldDivision
+    output: FieldDivision
+
+    @classmethod
+    def build(cls, model: Swin, num_parts: tuple[int, int]) -> Divisions:
+        """Return the divisions into M x N parts."""
+        layout = model.layout
+        window = model.blocks[0].attention.window
+        patch_size = model.embedding.patch_size
+        tokens = divide_field(layout.padded_tokens, num_parts, window)
+        # Zeros belong to the windows, so the tokens with and without them have different divisions.
+        down = tokens
+        if layout.tokens != layout.padded_tokens:
+            down = divide_field(layout.tokens, num_parts)
+        # The up-sampling gives each token 2 x 2 patches. Where that is what the embedding gives, the bounds are twice
+        # those of the tokens, so that ranks exchange only the cells at the edges of their parts.
+        up_shape = (DOWN_SAMPLING * layout.tokens[0], DOWN_SAMPLING * layout.tokens[1])
+        multiple = 1 if down is not tokens else window
+        up = divide_field(up_shape, num_parts, DOWN_SAMPLING * multiple)
+        # The down-sampling rounds an odd number of patches up.
+        patches = up
+        if layout.patches != up_shape:
+            patches = divide_field(layout.patches, num_parts)
+        cells_shape = (up_shape[0] * patch_size, up_shape[1] * patch_size)
+        return cls(
+            grid=divide_field(model.spec.grid.shape, num_parts),
+            patches=patches,
+            down=down,
+            tokens=tokens,
+            up=up,
+            cells=divide_field(cells_shape, num_parts, DOWN_SAMPLING * multiple * patch_size),
+            output=divide_field(layout.output, num_parts),
+        )
+
+
+def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
+    """Return the divisions and rules with which a Swin transformer is split into M x N parts.
+
+    Args:
+        model: the network.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
+
+    Raises:
+        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+    """
+    require_enough_cells(model.spec.grid.shape, num_parts)
+    _require_no_torch_dropout(model)
+    layout = model.layout
+    divisions = Divisions.build(model, num_parts)
+    patch_reach = Reach(stride=model.embedding.patch_size)
+    north, west = layout.padding.lat[0], layout.padding.lon[0]
+    (token_north, _), (token_west, _) = layout.token_pads
+    # Layers outside the transformer.
+    rules: dict[str, DomainRule] = {
+        "noise": DividesNoise((divisions.patches, divisions.tokens)),
+        # Patches do not overlap, so the embedding reads no cells around them. It pads the field as a cross-scale
+        # embedding does, and returns tokens.
+        "embedding": EmbedsAcrossScales(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
+        # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
+        "down.conv": _build_conv_rule(
+            model.down.conv, divisions.patches, divisions.down, Reach(before=1, stride=DOWN_SAMPLING)
+        ),
+        "up.conv": ReadsNeighbours(divisions.down, divisions.up, Reach(factor=DOWN_SAMPLING)),
+        "crop": CutsField(divisions.cells, divisions.output, (north, west)),
+    }
+    for path, division in (("down", divisions.down), ("up", divisions.up)):
+        for index, layer in enumerate(model.get_submodule(path).refine):
+            if isinstance(layer, EdgeConv):
+                rules[f"{path}.refine.{index}"] = _build_conv_rule(layer, division, division, Reach(1, 1))
+            elif isinstance(layer, GroupNorm):
+                rules[f"{path}.refine.{index}"] = NormalisesWholeField(division)
+    if layout.tokens != layout.padded_tokens:
+        rules["pad_tokens"] = CutsField(
+            divisions.down, divisions.tokens, (-token_north, -token_west), takes_tokens=True
+        )
+        rules["crop_tokens"] = CutsField(divisions.tokens, divisions.down, (token_north, token_west))
+    for number, block in enumerate(model.blocks):
+        for path, rule in list_block_rules(block, divisions.tokens):
+            rules[f"blocks.{number}.{path}"] = rule
+    if layout.output != model.spec.grid.shape:
+        rules["resize"] = InterpolatesField(divisions.output, divisions.grid)
+    return DomainPlan(divisions.grid, rules, estimate_imbalance(model, divisions))
+
+
+def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
+    """Yield path and rule of the layers of a transformer block that need one.
+
+    Args:
+        block: the block.
+        tokens: division of its tokens.
+    """
+    attention = block.attention
+    window = attention.window
+    num_parts = (len(tokens.rows.owned), len(tokens.columns.owned))
+    windows = divide_field((tokens.shape[0] // window, tokens.shape[1] // window), num_parts)
+    # Unshifted windows are never cut, so their attention needs no rule.
+    if any(attention.shift):
+        yield "attention", AttendsInShiftedWindows(tokens, attention.shift)
+    # The attention layer moves its tokens into windows, whose numbers differ from rank to rank as those of tokens do.
+    for path in ("attention.to_qkv", "attention.to_out"):
+        yield path, CountsTokens(windows, window**2)
+    for path in ("feed_forward.expand", "feed_forward.contract"):
+        yield path, CountsTokens(tokens)
+    if isinstance(attention.seeded_dropout, SeededDropout):
+        yield "attention.seeded_dropout", NumbersCells(windows)
+    if isinstance(block.feed_forward.seeded_dropout, SeededDropout):
+        yield "feed_forward.seeded_dropout", NumbersCells(tokens)
+
+
+def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
+    """Return the time of the busiest rank divided by the mean time of the ranks."""
+    modules_by_division = (
+        (divisions.patches, model.embedding),
+        (divisions.down, model.down),
+        (divisions.tokens, model.blocks),
+        (divisions.up, model.up),
+        (divisions.up, model.head),
+    )
+    costs = []
+    for division, module in modules_by_division:
+        num_weights = sum(parameter.numel() for parameter in module.parameters())
+        # Nearly all operations are products of a token with a weight.
+        costs.append(num_weights * math.prod(division.shape))
+    return imbalance([division for division, _ in modules_by_division], costs)
+
+
+def _build_conv_rule(layer: EdgeConv, source: FieldDivision, target: FieldDivision, reach: Reach) -> ReadsNeighbours:
+    """Return the rule of a convolution, whose columns may be periodic."""
+    if layer.wrap == NO_PADDING:
+        return ReadsNeighbours(source, target, reach)
+    return ReadsNeighboursAroundGlobe(source, target, reach)
+
+
+def _require_no_torch_dropout(model: Swin) -> None:
+    """Refuse torch's dropout, whose masks would depend on how the field is divided.
+
+    Raises:
+        ConfigError: if a layer has it; the message says what to use instead.
+    """
+    for block in model.blocks:
+        if block.attention.dropout > 0 or block.feed_forward.dropout.p > 0:
+            raise ConfigError(
+                "domain parallelism: the masks of model.attn_dropout and model.ff_dropout would depend on how the "
+                "field is divided; set both to 0, or use model.noise: {kind: dropout, rate: ...}"
+            )

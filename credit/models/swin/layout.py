@@ -1,0 +1,203 @@
+"""Sizes of the fields and tokens of a Swin transformer, derived from the grid and checked.
+
+The padded grid of H x W cells has H / p x W / p patches. The transformer sees half as many tokens along each axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from credit.errors import ConfigError
+from credit.models.base import ModelSpec
+from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding
+from credit.models.swin.section import SwinSection
+from credit.models.wxformer.padding import build_padding
+
+# The transformer works at half the resolution of the patches.
+DOWN_SAMPLING = 2
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Sizes of the fields and tokens of a Swin transformer.
+
+    Attributes:
+        padding: cells that are added around the grid before the embedding.
+        patches: number of rows and columns of patches of the padded grid.
+        tokens: number of rows and columns of tokens after the down-sampling.
+        token_pads: rows (north, south) and columns (west, east) of zeros that are added to the tokens so that the
+            windows fit; all 0 unless ``model.edges`` is ``published``.
+        output: number of rows and columns of the output without the padding, before the interpolation to the grid.
+    """
+
+    padding: SpherePadding
+    patches: tuple[int, int]
+    tokens: tuple[int, int]
+    token_pads: tuple[tuple[int, int], tuple[int, int]]
+    output: tuple[int, int]
+
+    @property
+    def padded_tokens(self) -> tuple[int, int]:
+        """Number of rows and columns of tokens that the transformer gets."""
+        return self.tokens[0] + sum(self.token_pads[0]), self.tokens[1] + sum(self.token_pads[1])
+
+
+def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
+    """Return the sizes that follow from grid, patches, windows and padding.
+
+    Args:
+        spec: channels, grid and frames of the data.
+        section: the model's section of the config.
+
+    Raises:
+        ConfigError: if the padded grid is not a whole number of windows where it must be, or is smaller than a patch,
+            or the output does not have the size of the grid and may not be interpolated.
+    """
+    check_section(section)
+    grid = spec.grid.shape
+    padding = _build_padding(spec, section)
+    patches: list[int] = []
+    tokens: list[int] = []
+    token_pads: list[tuple[int, int]] = []
+    output: list[int] = []
+    for axis, size, pads in zip(("lat", "lon"), grid, (padding.lat, padding.lon), strict=True):
+        padded_size = size + sum(pads)
+        # The embedding leaves out cells that do not fill a patch. The down-sampling rounds up.
+        num_patches = padded_size // section.patch_size
+        num_tokens = -(-num_patches // DOWN_SAMPLING)
+        if num_tokens == 0:
+            raise ConfigError(
+                f"model.patch_size: {section.patch_size} is larger than the {padded_size} cells along {axis}; choose "
+                f"at most {padded_size}"
+            )
+        if section.edges == "sphere":
+            _require_whole_windows(axis, size, pads, section)
+        # Number of tokens that are missing to a multiple of the window: 0 if the windows fit.
+        remainder = -num_tokens % section.window_size
+        patches.append(num_patches)
+        tokens.append(num_tokens)
+        token_pads.append((remainder // 2, remainder - remainder // 2))
+        output.append(DOWN_SAMPLING * num_tokens * section.patch_size - sum(pads))
+    if output != list(grid) and not section.interp:
+        raise ConfigError(
+            f"model.interp: {section.interp}, but the patches give {output[0]} x {output[1]} cells for a grid of "
+            f"{grid[0]} x {grid[1]}; set it to true, or choose padded sizes that are multiples of "
+            f"{DOWN_SAMPLING * section.patch_size}"
+        )
+    # Both axes are known now; the lists become pairs.
+    return TokenLayout(padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
+
+
+def check_section(section: SwinSection) -> None:
+    """Refuse numbers of heads or groups that do not divide the number of channels.
+
+    Raises:
+        ConfigError: naming the key and the nearest number that divides.
+    """
+    for key, number in (("heads", section.heads), ("num_groups", section.num_groups)):
+        if section.dim % number:
+            nearest = _nearest_divisor(section.dim, number)
+            raise ConfigError(
+                f"model.{key}: {number} does not divide model.dim: {section.dim}; the nearest number that does is "
+                f"{nearest}"
+            )
+
+
+def _build_padding(spec: ModelSpec, section: SwinSection) -> SpherePadding:
+    """Return the padding that ``model.padding`` asks for.
+
+    Raises:
+        ConfigError: if the keys do not fit together, or the grid is smaller than the pads.
+    """
+    if section.padding is None:
+        return NO_PADDING
+    keys = section.padding.model_dump()
+    multiple = _window_multiple(section)
+    if keys["lon"] == "auto" and section.edges == "sphere":
+        keys["lon"] = [0, 0]
+    # Half of a token on each side, so that the edge of the padded grid is away from the poles.
+    strides = (section.patch_size, DOWN_SAMPLING)
+    for axis, size in zip(("lat", "lon"), spec.grid.shape, strict=True):
+        if keys[axis] == "auto":
+            keys[axis] = list(auto_padding(size, multiple, strides))
+    # Channels and frames become one dimension: index = channel * frames + frame.
+    frames = spec.input_frames
+    vector_channels = []
+    for channel in spec.vector_channels:
+        vector_channels += range(channel * frames, (channel + 1) * frames)
+    return build_padding(
+        keys,
+        grid=spec.grid.shape,
+        strides=strides,
+        windows=[(1, 1), (section.window_size, section.window_size)],
+        vector_channels=vector_channels,
+        pole_points=spec.grid.has_pole_points,
+    )
+
+
+def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection) -> None:
+    """Refuse pads with which windows do not divide the padded grid, or with which it does not wrap around.
+
+    Args:
+        axis: `lat` or `lon`.
+        size: number of rows or columns of the grid.
+        pads: number of rows or columns added on the two sides.
+        section: the model's section of the config.
+
+    Raises:
+        ConfigError: naming a value that fits.
+    """
+    multiple = _window_multiple(section)
+    if axis == "lon" and any(pads):
+        raise ConfigError(
+            f"model.padding.lon: {list(pads)}: with model.edges: sphere the columns wrap around by themselves; set it "
+            "to [0, 0], or set model.edges: published"
+        )
+    padded_size = size + sum(pads)
+    if padded_size % multiple == 0:
+        return
+    cells_per_token = DOWN_SAMPLING * section.patch_size
+    message = (
+        f"model.window_size: {section.window_size} tokens of {cells_per_token} cells do not divide the {padded_size} "
+        f"cells of the padded grid along {axis}"
+    )
+    # Rows can be padded across the poles until the windows fit. Columns cannot, so the window must change.
+    if axis == "lat":
+        before, after = auto_padding(size, multiple, (section.patch_size, DOWN_SAMPLING))
+        raise ConfigError(f"{message}; model.padding.lat: [{before}, {after}] fits")
+    if size % cells_per_token:
+        raise ConfigError(
+            f"{message}; choose a model.patch_size of which twice is a divisor of {size}, or set model.edges: published"
+        )
+    nearest = _nearest_divisor(size // cells_per_token, section.window_size)
+    raise ConfigError(f"{message}; the nearest window that does is {nearest}; or set model.edges: published")
+
+
+def _window_multiple(section: SwinSection) -> int:
+    """Return the number of cells of a window along an axis."""
+    return DOWN_SAMPLING * section.patch_size * section.window_size
+
+
+def _nearest_divisor(number: int, target: int) -> int:
+    """Return the divisor of a number that is nearest to a target."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - target))
+
+
+def check_noise(layout: TokenLayout, section: SwinSection) -> None:
+    """Refuse noise of each cell if the patches cannot be averaged to tokens.
+
+    Args:
+        layout: sizes of the fields and tokens.
+        section: the model's section of the config.
+
+    Raises:
+        ConfigError: if the section has such noise and the sizes do not fit.
+    """
+    fits = layout.patches == tuple(DOWN_SAMPLING * size for size in layout.padded_tokens)
+    if section.find_noise("cell") is not None and not fits:
+        raise ConfigError(
+            f"model.noise: cell: {layout.patches[0]} x {layout.patches[1]} patches are not twice the "
+            f"{layout.padded_tokens[0]} x {layout.padded_tokens[1]} tokens of the transformer, so noise cannot be "
+            "averaged to them; choose another kind, or pads with which all windows fit, such as auto"
+        )

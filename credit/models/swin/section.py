@@ -1,0 +1,66 @@
+"""Config section of the Swin-V2 transformer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from credit.config.sections.model import ModelSection
+from credit.models.wxformer.section import PaddingConfig
+
+
+class SwinPaddingConfig(PaddingConfig):
+    """Cells that are added around the grid before the embedding."""
+
+    lat: list[int] | Literal["auto"] = Field(
+        "auto",
+        description="Rows to add: [north, south]. `auto`: the smallest padding of at least `model.patch_size` rows on "
+        "each side for which all windows fit.",
+    )
+    lon: list[int] | Literal["auto"] = Field(
+        "auto",
+        description="Columns to add: [west, east]. `auto`: none with `model.edges: sphere`, which wraps around in "
+        "longitude; else as for `lat`.",
+    )
+    pole: Literal["published", "exact"] = Field(
+        "exact",
+        description="`exact`: change the sign of wind components across a pole and do not repeat a row on the pole. "
+        "`published`: as for the published weights; `mode: mirror` needs it.",
+    )
+
+
+class SwinSection(ModelSection):
+    """Swin: a U-shaped transformer with Swin-V2 attention, in the form of FuXi."""
+
+    type: Literal["swin"] = Field(description="Registered name of the model.")
+    patch_size: int = Field(
+        2, ge=1, description="Edge of a patch in cells. All input frames of a patch become one token."
+    )
+    dim: int = Field(128, ge=1, description="Number of channels of a token.")
+    depth: int = Field(6, ge=1, description="Number of transformer blocks. Every second one shifts its windows.")
+    heads: int = Field(4, ge=1, description="Number of attention heads; it divides `dim`.")
+    window_size: int = Field(
+        4, ge=1, description="Edge of an attention window in tokens of the transformer, each of 2 x 2 patches."
+    )
+    num_groups: int = Field(
+        32, ge=1, description="Number of groups of the group norms beside the convolutions; it divides `dim`."
+    )
+    attn_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention probabilities.")
+    ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the feed-forward layers.")
+    use_spectral_norm: bool = Field(
+        False,
+        description="Apply spectral normalisation to the weights, except those of the embedding and of queries, keys "
+        "and values.",
+    )
+    interp: bool = Field(
+        True, description="Interpolate the output bilinearly to the grid, if patches do not cover the grid exactly."
+    )
+    edges: Literal["sphere", "published"] = Field(
+        "sphere",
+        description="`sphere`: windows and convolutions wrap around in longitude. `published`: as for the published "
+        "weights, neither crosses an edge of the padded grid, and tokens are padded with zeros until the windows fit.",
+    )
+    padding: SwinPaddingConfig | None = Field(
+        SwinPaddingConfig(), description="Padding of the input across the poles and around the globe. null: no padding."
+    )
