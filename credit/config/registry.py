@@ -154,7 +154,10 @@ class Registry:
 MODELS = Registry(
     "model.type",
     "model",
-    {"wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+    {
+        "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
+        "sfno": BuiltInLocation("credit.models.sfno.section:SFNOSection", "credit.models.sfno.model"),
+    },
 )
 
 LOSSES = Registry(
