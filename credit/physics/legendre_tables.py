@@ -1,8 +1,8 @@
 """Tables of the Legendre transform for networks: dense, in the order of one batched product, and built once a process.
 
-`credit.physics.spherical_transform` keeps the degrees of each order without gaps, which is compact, and multiplies order
-by order. Here all orders have the same number of degrees, with zeros for the degrees below the order. One product then
-transforms all orders, which is faster for fields with many channels.
+`credit.physics.spherical_transform` keeps the degrees of each order without gaps, which is compact, and multiplies
+order by order. Here all orders have the same number of degrees, with zeros for the degrees below the order. One product
+then transforms all orders, which is faster for fields with many channels.
 
 Shape suffixes: H latitude rows, m orders, l degrees.
 """

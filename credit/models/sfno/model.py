@@ -32,7 +32,8 @@ from credit.models.noise.noise_input import (
 )
 from credit.models.registry import register_model
 from credit.models.sfno.section import SFNOSection
-from credit.models.sfno.spherical_filter import SphericalFilter, TokenTransform
+from credit.models.sfno.spherical_filter import SphericalFilter
+from credit.models.sfno.token_transform import TokenTransform
 from credit.physics.legendre_tables import max_resolved_degree
 from credit.physics.spherical_harmonics import build_gaussian_grid, max_wavenumber
 
