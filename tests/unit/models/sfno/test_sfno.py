@@ -94,6 +94,9 @@ def test_noise(keys: dict[str, Any]) -> None:
     assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
 
 
+# Warnings are errors in tests. These two are dynamo's own.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("checkpoint", "keys"), [(False, {}), (True, TWO_GRIDS), ("selective", {})])
 def test_compiled_and_recomputed_blocks_give_the_same(checkpoint: bool | str, keys: dict[str, Any]) -> None:
     torch._dynamo.reset()
