@@ -13,7 +13,7 @@ class SFNOSection(ModelSection):
     """SFNO: filters of spherical-harmonic coefficients, alternating with MLPs of each cell."""
 
     type: Literal["sfno"] = Field(description="Registered name of the model.")
-    dim: int = Field(96, ge=1, description="Number of channels of the tokens.")
+    dim: int = Field(80, ge=1, description="Number of channels of the tokens.")
     depth: int = Field(4, ge=1, description="Number of blocks.")
     mlp_ratio: float = Field(
         2.0, gt=0, description="Hidden channels of the MLPs, of the encoder and of the decoder, divided by `dim`."
