@@ -111,8 +111,7 @@ class SFNOBlock(nn.Module):
         self.norm = LayerNorm(section.dim, condition_dims)
         # The norm gives tokens of variance 1, so the filters of all blocks together add a variance of 1.
         self.filter = SphericalFilter(section.dim, analysis, synthesis, gain=1 / section.depth)
-        hidden_dim = round(section.dim * section.mlp_ratio)
-        self.feed_forward = FeedForward(section.dim, section.ff_dropout, condition_dims, hidden_dim)
+        self.feed_forward = FeedForward(section.dim, section.ff_dropout, condition_dims, section.hidden_dim)
 
     def forward(
         self,
@@ -161,12 +160,11 @@ class SFNO(ForecastModel):
     def __init__(self, spec: ModelSpec, section: SFNOSection) -> None:
         super().__init__(spec, section)
         dim = section.dim
-        hidden_dim = round(dim * section.mlp_ratio)
         in_dim = spec.in_channels * spec.input_frames
         self.transforms = _build_transforms(spec.grid, section)
         outer, inner = self.transforms
 
-        self.encoder = PointwiseMLP(in_dim, hidden_dim, dim)
+        self.encoder = PointwiseMLP(in_dim, section.hidden_dim, dim)
         self.position = None
         if section.position == "latitude":
             self.position = LatitudeEmbedding(spec.grid.shape[0], dim)
@@ -184,7 +182,7 @@ class SFNO(ForecastModel):
             synthesis = outer if number == section.depth - 1 else inner
             self.blocks.append(SFNOBlock(section, analysis, synthesis, condition_dims))
         # The skip connection from the input has the waves that the inner grid lacks.
-        self.decoder = PointwiseMLP(dim + in_dim, hidden_dim, spec.out_channels * spec.output_frames)
+        self.decoder = PointwiseMLP(dim + in_dim, section.hidden_dim, spec.out_channels * spec.output_frames)
         add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
         # A model on the meta device gets its values after it has been sharded.
         if not next(self.parameters()).is_meta:

@@ -34,3 +34,8 @@ class SFNOSection(ModelSection):
         "latitude", description="`latitude`: add a learned vector to the tokens of each row. `none`: add nothing."
     )
     ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the blocks' MLPs.")
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden channels of every MLP."""
+        return max(1, round(self.dim * self.mlp_ratio))
