@@ -97,7 +97,14 @@ def test_noise(keys: dict[str, Any]) -> None:
 # Warnings are errors in tests. These two are dynamo's own.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize(("checkpoint", "keys"), [(False, {}), (True, TWO_GRIDS), ("selective", {})])
+@pytest.mark.parametrize(
+    ("checkpoint", "keys"),
+    [
+        (False, TWO_GRIDS),
+        pytest.param(True, {}, marks=pytest.mark.slow),
+        pytest.param("selective", TWO_GRIDS, marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_and_recomputed_blocks_give_the_same(checkpoint: bool | str, keys: dict[str, Any]) -> None:
     torch._dynamo.reset()
     expected_model = perturb(build(**keys, noise=NOISES[:2]))
