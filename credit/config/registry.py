@@ -155,6 +155,7 @@ MODELS = Registry(
     "model.type",
     "model",
     {
+        "sfno": BuiltInLocation("credit.models.sfno.section:SFNOSection", "credit.models.sfno.model"),
         "swin": BuiltInLocation("credit.models.swin.section:SwinSection", "credit.models.swin.model"),
         "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
     },

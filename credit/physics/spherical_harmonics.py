@@ -82,7 +82,7 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
 
     Args:
         grid: grid of the fields.
-        max_degree: largest degree, at most `max_wavenumber` of the grid.
+        max_degree: largest degree, at most `credit.physics.legendre_tables.max_resolved_degree` of the grid.
 
     Returns:
         For each order m a matrix (max_degree - m + 1, H), float64, with one row for each degree m to `max_degree`.
@@ -97,6 +97,20 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
         # The normal equations of the weighted least-squares fit.
         matrices.append(np.linalg.solve(weighted @ functions.T, weighted))
     return matrices
+
+
+def build_gaussian_grid(num_rows: int, num_columns: int) -> LatLonGrid:
+    """Return the grid whose rows are the nodes of Gauss-Legendre quadrature; the first column is at longitude 0.
+
+    Its quadrature integrates products of two harmonics exactly up to degree `num_rows` - 1.
+
+    Args:
+        num_rows: number of rows.
+        num_columns: number of columns.
+    """
+    sine, _ = np.polynomial.legendre.leggauss(num_rows)
+    lon = np.arange(num_columns) * 360.0 / num_columns
+    return LatLonGrid.from_coords(np.rad2deg(np.arcsin(sine)), lon, origin="Gaussian grid")[0]
 
 
 def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:

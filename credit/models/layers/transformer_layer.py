@@ -18,22 +18,30 @@ from credit.models.layers.window_attention import BiasIndex, WindowAttention
 
 
 class FeedForward(nn.Module):
-    """Pre-norm MLP over the channels of each token, with 4 * `dim` hidden channels, without the residual connection.
+    """Pre-norm MLP over the channels of each token, without the residual connection.
 
     Args:
         dim: channels of the tokens.
         dropout: probability of dropping a hidden channel in training.
         condition_dims: lengths of the conditions that the norm depends on.
+        hidden_dim: hidden channels; None for 4 * `dim`.
     """
 
     # As in `WindowAttention`.
     saves_memory = True
 
-    def __init__(self, dim: int, dropout: float = 0.0, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
+    def __init__(
+        self,
+        dim: int,
+        dropout: float = 0.0,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
+        hidden_dim: int | None = None,
+    ) -> None:
         super().__init__()
+        hidden_dim = hidden_dim or 4 * dim
         self.norm = LayerNorm(dim, condition_dims)
-        self.expand = RecomputeLinear(dim, 4 * dim)
-        self.contract = RecomputeLinear(4 * dim, dim)
+        self.expand = RecomputeLinear(dim, hidden_dim)
+        self.contract = RecomputeLinear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
         # Dropout as noise, which `use_seeded_dropout` puts here.
         self.seeded_dropout: SeededDropout | None = None

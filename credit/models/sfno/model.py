@@ -1,0 +1,282 @@
+"""Spherical Fourier neural operator (SFNO) on a global latitude-longitude grid.
+
+Source: Bonev et al. 2023, arXiv 2306.03838. The spherical filters of successor FourCastNet 3 (Bonev et al. 2025, arXiv
+2507.12144) are of another kind. The blocks are pre-norm, as those of the transformers of this package.
+
+Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, K channels of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+from credit.models.base import ForecastModel, ModelSpec, require_input_shape
+from credit.models.initialise import initialise_
+from credit.models.kernels.autocast import autocast_dtype
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
+from credit.models.layers.padding import NO_PADDING
+from credit.models.layers.transformer_layer import FeedForward
+from credit.models.noise.noise_embedding import NoiseFieldEmbedding
+from credit.models.noise.noise_input import (
+    NOISE_KINDS,
+    NoiseInput,
+    add_dropout_noise,
+    build_condition_dims,
+    count_noise_channels,
+)
+from credit.models.registry import register_model
+from credit.models.sfno.section import SFNOSection
+from credit.models.sfno.spherical_filter import SphericalFilter
+from credit.models.sfno.token_transform import TokenTransform
+from credit.physics.legendre_tables import max_resolved_degree
+from credit.physics.spherical_harmonics import build_gaussian_grid, max_wavenumber
+
+# Smallest inner grid, on which the 2/3 rule leaves waves of degree 2.
+_MIN_ROWS = 4
+_MIN_COLUMNS = 8
+
+
+class PointwiseMLP(nn.Module):
+    """Two linear layers with GELU between them, over the channels of each cell: the encoder and the decoder.
+
+    Args:
+        in_dim: channels of the input.
+        hidden_dim: hidden channels.
+        out_dim: channels of the output.
+    """
+
+    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(in_dim, hidden_dim)
+        self.contract = nn.Linear(hidden_dim, out_dim)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return (B, H, W, out_dim)."""
+        return self.contract(F.gelu(self.expand(x_BHWC)))
+
+
+class LatitudeEmbedding(nn.Module):
+    """Learned vector of each row of the grid, which is added to its tokens; it starts as zeros.
+
+    Args:
+        num_rows: rows of the grid.
+        dim: channels of the tokens.
+    """
+
+    # A vector is an offset like a bias, and is not pulled towards zero.
+    has_weight_decay = False
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(num_rows, dim))
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return zeros of `shape`, on the CPU."""
+        return torch.zeros(shape, device="cpu")
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return the sum of tokens and vectors, (B, H, W, C) in the dtype of the tokens."""
+        return x_BHWC + self.vectors[:, None].to(x_BHWC.dtype)
+
+
+class SFNOBlock(nn.Module):
+    """Spherical filter and MLP of each cell, each after a norm and added to its input.
+
+    A block is one unit of sharding and checkpointing. Only its MLP can be split over tensor-parallel ranks.
+
+    Args:
+        section: the model's section of the config; gives sizes and dropout.
+        analysis: transform on the grid of the input.
+        synthesis: transform on the grid of the output.
+        condition_dims: lengths of the conditions that the norms depend on.
+    """
+
+    _fsdp2_shard = True
+    _tp_plan = {"feed_forward.expand": "colwise", "feed_forward.contract": "rowwise"}
+
+    def __init__(
+        self,
+        section: SFNOSection,
+        analysis: TokenTransform,
+        synthesis: TokenTransform,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
+    ) -> None:
+        super().__init__()
+        self.norm = LayerNorm(section.dim, condition_dims)
+        # The norm gives tokens of variance 1, so the filters of all blocks together add a variance of 1.
+        self.filter = SphericalFilter(section.dim, analysis, synthesis, gain=1 / section.depth)
+        self.feed_forward = FeedForward(section.dim, section.ff_dropout, condition_dims, section.hidden_dim)
+
+    def forward(
+        self,
+        x_BHWC: Tensor,
+        conditions: Conditions = NO_CONDITIONS,
+        output_conditions: Conditions = NO_CONDITIONS,
+    ) -> Tensor:
+        """Return tokens (B, H, W, C) on the grid of the output.
+
+        Args:
+            x_BHWC: tokens on the grid of the input.
+            conditions: vectors of each sample or cell of the input, such as noise, that the first norm depends on.
+            output_conditions: the same on the grid of the output, for the second norm and for dropout.
+        """
+        x_BHWC = self.filter(x_BHWC, self.norm(x_BHWC, conditions))
+        return x_BHWC + self.feed_forward(x_BHWC, output_conditions)
+
+
+@register_model("sfno", SFNOSection)
+class SFNO(ForecastModel):
+    """Global weather model that maps one or several input frames to one or several output frames.
+
+    An encoder turns the channels of each cell into a token. Blocks filter the tokens on the sphere. A decoder turns
+    each token, together with the input of its cell, into the output. Components of vectors are treated as scalars.
+
+    Weights are initialised with a seed that is drawn from torch's global generator. Call `initialise` to set the seed.
+    A model that is built on the meta device gets no initial values.
+
+    Args:
+        spec: channels, grid and frames of the data.
+        section: sizes and options, described in `SFNOSection`.
+
+    Attributes:
+        transforms: transforms on the grid of the data and on the inner grid; one object twice if the grids are the
+            same.
+        blocks: the blocks. The first changes from the grid of the data to the inner grid, the last changes back.
+
+    Raises:
+        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+    """
+
+    output_is_new = True
+    casts_weights = True
+    conditions = NOISE_KINDS
+
+    def __init__(self, spec: ModelSpec, section: SFNOSection) -> None:
+        super().__init__(spec, section)
+        dim = section.dim
+        in_dim = spec.in_channels * spec.input_frames
+        self.transforms = _build_transforms(spec.grid, section)
+        outer, inner = self.transforms
+
+        self.encoder = PointwiseMLP(in_dim, section.hidden_dim, dim)
+        self.position = None
+        if section.position == "latitude":
+            self.position = LatitudeEmbedding(spec.grid.shape[0], dim)
+        # Noise is needed on the grid of the data and on the inner grid.
+        self.noise = NoiseInput(section, NO_PADDING, (1, section.scale_factor))
+        self.noise_embed = None
+        field_channels = count_noise_channels(section, "spherical")
+        if field_channels:
+            self.noise_embed = NoiseFieldEmbedding(field_channels, dim, stride=1)
+
+        condition_dims = build_condition_dims(section)
+        self.blocks = nn.ModuleList()
+        for number in range(section.depth):
+            analysis = outer if number == 0 else inner
+            synthesis = outer if number == section.depth - 1 else inner
+            self.blocks.append(SFNOBlock(section, analysis, synthesis, condition_dims))
+        # The skip connection from the input has the waves that the inner grid lacks.
+        self.decoder = PointwiseMLP(dim + in_dim, section.hidden_dim, spec.out_channels * spec.output_frames)
+        add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
+        # A model on the meta device gets its values after it has been sharded.
+        if not next(self.parameters()).is_meta:
+            self.initialise(int(torch.randint(2**62, (), device="cpu")))
+
+    def initialise(self, seed: int) -> None:
+        """Fill every parameter in place with values that depend only on the seed and the parameter's name.
+
+        Fill a sharded model from `credit.models.initialise.initial_values` instead.
+        """
+        initialise_(self, seed)
+
+    def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the output fields.
+
+        Args:
+            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
+            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
+                ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of ``memory``) int64
+                seeds; None for a forecast without noise.
+
+        Returns:
+            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
+
+        Raises:
+            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
+        """
+        require_input_shape(x_BCTHW, self.spec, self.domain)
+        # The network is two-dimensional: the frames of a channel become neighbouring channels.
+        x_BCHW = x_BCTHW.flatten(1, 2)
+        if autocast_dtype(x_BCHW) is None:
+            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
+            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        # The blocks may be compiled, so the tables are built or looked up before.
+        for transform in self.transforms:
+            transform.load_tables(x_BCHW)
+        outer_conditions, inner_conditions = self.noise(condition, x_BCHW.dtype)
+
+        x_BHWC = x_BCHW.permute(0, 2, 3, 1).contiguous()
+        token_BHWC = self.encoder(x_BHWC)
+        if self.position is not None:
+            token_BHWC = self.position(token_BHWC)
+        noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
+        if noise_BKHW is not None:
+            token_BHWC = token_BHWC + self.noise_embed(noise_BKHW).permute(0, 2, 3, 1)
+        conditions = outer_conditions
+        for number, block in enumerate(self.blocks):
+            is_last = number == len(self.blocks) - 1
+            output_conditions = outer_conditions if is_last else inner_conditions
+            token_BHWC = block(token_BHWC, conditions, output_conditions)
+            conditions = output_conditions
+        y_BHWC = self.decoder(torch.cat((token_BHWC, x_BHWC), dim=-1))
+        return y_BHWC.permute(0, 3, 1, 2).unflatten(1, self.spec.out_shape[:2]).contiguous()
+
+
+def _build_transforms(grid: LatLonGrid, section: SFNOSection) -> tuple[TokenTransform, TokenTransform]:
+    """Return the transforms on the grid of the data and on the inner grid; one object twice if the grids are the same.
+
+    Args:
+        grid: grid of the data.
+        section: the model's section of the config.
+
+    Raises:
+        ConfigError: if `scale_factor` or `max_degree` is too large, or there is only one block for two grids; the
+            message names the key and a value that works.
+    """
+    scale_factor = section.scale_factor
+    num_rows, num_columns = grid.shape
+    largest_factor = max(1, min(num_rows // _MIN_ROWS, num_columns // _MIN_COLUMNS))
+    if scale_factor > largest_factor:
+        raise ConfigError(
+            f"model.scale_factor: {scale_factor} leaves {num_rows // scale_factor} x {num_columns // scale_factor} "
+            f"cells of {num_rows} x {num_columns} for the inner grid, which needs at least {_MIN_ROWS} x "
+            f"{_MIN_COLUMNS}; the largest value that works is {largest_factor}"
+        )
+    if scale_factor > 1 and section.depth < 2:
+        raise ConfigError(
+            f"model.depth: {section.depth} block cannot use an inner grid (model.scale_factor: {scale_factor}), since "
+            "the first block changes to it and the last one changes back; set model.depth to 2 or more, or "
+            "model.scale_factor to 1"
+        )
+    inner_grid = grid
+    if scale_factor > 1:
+        inner_grid = build_gaussian_grid(num_rows // scale_factor, num_columns // scale_factor)
+    limit = min(max_resolved_degree(grid), max_resolved_degree(inner_grid))
+    max_degree = section.max_degree
+    if max_degree is None:
+        max_degree = min(max_wavenumber(inner_grid), limit)
+    if max_degree > limit:
+        raise ConfigError(
+            f"model.max_degree: {max_degree} is more than {limit}, the largest degree that the inner grid of "
+            f"{inner_grid.shape[0]} x {inner_grid.shape[1]} cells resolves; set it to {limit} or less, or lower "
+            "model.scale_factor"
+        )
+    outer = TokenTransform(grid, max_degree)
+    inner = outer if scale_factor == 1 else TokenTransform(inner_grid, max_degree)
+    return outer, inner

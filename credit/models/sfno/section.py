@@ -1,0 +1,41 @@
+"""Config section of the spherical Fourier neural operator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from credit.config.sections.model import ModelSection
+
+
+class SFNOSection(ModelSection):
+    """SFNO: filters of spherical-harmonic coefficients, alternating with MLPs of each cell."""
+
+    type: Literal["sfno"] = Field(description="Registered name of the model.")
+    dim: int = Field(80, ge=1, description="Number of channels of the tokens.")
+    depth: int = Field(4, ge=1, description="Number of blocks.")
+    mlp_ratio: float = Field(
+        2.0, gt=0, description="Hidden channels of the MLPs, of the encoder and of the decoder, divided by `dim`."
+    )
+    max_degree: int | None = Field(
+        None,
+        ge=1,
+        description="Largest degree and order (wavenumber) of the filters. null: the largest one that the 2/3 rule "
+        "allows on the inner grid, for example 21 on 32 x 64 cells.",
+    )
+    scale_factor: int = Field(
+        1,
+        ge=1,
+        description="Number of rows, and of columns, of the grid for one of the inner grid. With 1, all blocks use the "
+        "grid of the data. Otherwise the inner grid is a Gaussian grid.",
+    )
+    position: Literal["latitude", "none"] = Field(
+        "latitude", description="`latitude`: add a learned vector to the tokens of each row. `none`: add nothing."
+    )
+    ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the blocks' MLPs.")
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden channels of every MLP."""
+        return max(1, round(self.dim * self.mlp_ratio))

@@ -1,0 +1,70 @@
+"""Filter of tokens on the sphere: products of their spherical-harmonic coefficients with learned weights.
+
+Analysis, product and synthesis are computed in float32, also under autocast: with fewer digits, the rounding errors of
+the longest waves would exceed the amplitude of the shortest waves.
+
+Shape suffixes: B batch, H and W rows and columns, C channels, l degrees, R rows of a matrix product (order and sample),
+D real and imaginary parts of all channels (2 C).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from credit.models.kernels.autocast import without_autocast
+from credit.models.sfno.token_transform import TokenTransform
+
+
+class SphericalFilter(nn.Module):
+    """Convolution on the sphere: a complex matrix for each degree mixes the channels of the coefficients.
+
+    The matrix is the same for all orders of a degree (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008), so that a
+    rotation of the input in longitude rotates the output. If the two grids differ, the layer also transfers the tokens
+    of the residual connection to the second grid.
+
+    Args:
+        dim: channels of the tokens.
+        analysis: transform on the grid of the input.
+        synthesis: transform on the grid of the output, with the same largest degree.
+        gain: variance of the output for tokens of variance 1 without waves beyond the largest degree, at the start.
+    """
+
+    def __init__(self, dim: int, analysis: TokenTransform, synthesis: TokenTransform, gain: float = 1.0) -> None:
+        super().__init__()
+        self.analysis = analysis
+        self.synthesis = synthesis
+        self.gain = gain
+        # Real and imaginary part of the weight of each input channel for each output channel.
+        self.weight = nn.Parameter(torch.empty(analysis.max_degree + 1, dim, dim, 2))
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return normal numbers of `shape`, on the CPU, by which the output has the variance `gain`."""
+        # The squares of both parts, summed over the input channels, have the mean `gain`.
+        return torch.randn(shape, generator=generator, device="cpu") * math.sqrt(self.gain / (2 * shape[1]))
+
+    def forward(self, x_BHWC: Tensor, normed_BHWC: Tensor) -> Tensor:
+        """Return the input plus the filtered tokens (B, H, W, C), on the grid of the output, in the dtype of the input.
+
+        Args:
+            x_BHWC: tokens of the residual connection.
+            normed_BHWC: tokens to be filtered, of any dtype.
+        """
+        changes_grid = self.analysis is not self.synthesis
+        with without_autocast(x_BHWC):
+            # Tables and products are float32, unless the network is float64.
+            dtype = torch.promote_types(x_BHWC.dtype, torch.float32)
+            coefficient_lRD = self.analysis.analyse(normed_BHWC.to(dtype)) @ self._build_matrix(dtype)
+            if changes_grid:
+                coefficient_lRD = coefficient_lRD + self.analysis.analyse(x_BHWC.to(dtype))
+            y_BHWC = self.synthesis.synthesise(coefficient_lRD).to(x_BHWC.dtype)
+        return y_BHWC if changes_grid else x_BHWC + y_BHWC
+
+    def _build_matrix(self, dtype: torch.dtype) -> Tensor:
+        """Return the real matrix (l, D, D) of each degree that multiplies rows of real and imaginary parts."""
+        real_lCC, imaginary_lCC = self.weight.to(dtype).unbind(-1)
+        from_real = torch.cat((real_lCC, imaginary_lCC), dim=2)
+        from_imaginary = torch.cat((-imaginary_lCC, real_lCC), dim=2)
+        return torch.cat((from_real, from_imaginary), dim=1)

@@ -1,0 +1,125 @@
+"""Spherical-harmonic transform of the tokens of a network.
+
+Shape suffixes: B batch, H and W rows and columns, C channels, 2 real and imaginary part, m orders, l degrees, R rows
+of a matrix product (order and sample), D real and imaginary parts of all channels (2 C).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.grid import LatLonGrid
+from credit.physics.legendre_tables import LegendreTables, find_tables
+
+
+class TokenTransform:
+    """Transform between tokens on a grid and their spherical-harmonic coefficients.
+
+    The object is no module, and its tables are no buffers: they are constants that all blocks and all networks of a
+    process share. The network calls `load_tables` before its blocks. A copy shares the tables.
+
+    Args:
+        grid: grid of the tokens.
+        max_degree: largest degree and order.
+    """
+
+    def __init__(self, grid: LatLonGrid, max_degree: int) -> None:
+        self.grid = grid
+        self.max_degree = max_degree
+        self._num_columns = grid.shape[1]
+        self._tables: LegendreTables | None = None
+
+    def load_tables(self, x: Tensor) -> None:
+        """Use from now on the tables on the device of `x`, in float64 if `x` is float64, otherwise in float32."""
+        self._tables = find_tables(self.grid, self.max_degree, x)
+
+    def analyse(self, x_BHWC: Tensor) -> Tensor:
+        """Return the coefficients (l, R, D) of tokens; those of degrees below the order are 0.
+
+        The rows R are sorted by order, then by sample. The first half of D are the real parts of all channels, the
+        second half the imaginary parts.
+
+        Args:
+            x_BHWC: tokens, of the dtype of the tables.
+        """
+        num_samples = len(x_BHWC)
+        # Orders above `max_degree` are left out.
+        waves_mHB2C = _AnalyseRows.apply(x_BHWC, self.max_degree + 1).permute(2, 1, 0, 4, 3)
+        # One product for each order, whose columns are all samples, parts and channels.
+        coefficient_ml_ = self._tables.analysis_mlH @ waves_mHB2C.flatten(2)
+        coefficient_mlBD = coefficient_ml_.unflatten(2, (num_samples, -1))
+        return coefficient_mlBD.transpose(0, 1).flatten(1, 2)
+
+    def synthesise(self, coefficient_lRD: Tensor) -> Tensor:
+        """Return the tokens (B, H, W, C) of coefficients, the inverse of `analyse`.
+
+        Args:
+            coefficient_lRD: coefficients, in the order in which `analyse` returns them.
+        """
+        coefficient_lmBD = coefficient_lRD.unflatten(1, (self.max_degree + 1, -1))
+        num_samples = coefficient_lmBD.shape[2]
+        waves_mH_ = self._tables.synthesis_mHl @ coefficient_lmBD.flatten(2).transpose(0, 1)
+        waves_mHB2C = waves_mH_.unflatten(2, (num_samples, 2, -1))
+        return _SynthesiseRows.apply(waves_mHB2C.permute(2, 1, 0, 4, 3), self._num_columns)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenTransform:
+        """Return a copy with the same tables, which would be gigabytes on a fine grid."""
+        return copy.copy(self)
+
+
+def _sum_waves(waves_BHmC2: Tensor, num_columns: int) -> Tensor:
+    """Return the real fields (B, H, W, C) that are the sum of a_0 and 2 Re a_m exp(i m lon) over the orders m > 0.
+
+    Args:
+        waves_BHmC2: amplitude a_m of each wave. The imaginary part of order 0 has no effect.
+        num_columns: number of columns W, more than twice the largest order.
+    """
+    waves_BHmC2 = waves_BHmC2.contiguous()
+    # Some libraries would use the imaginary part of the mean, others ignore it.
+    waves_BHmC2[:, :, 0, :, 1] = 0
+    return torch.fft.irfft(torch.view_as_complex(waves_BHmC2), n=num_columns, dim=2, norm="forward")
+
+
+class _AnalyseRows(torch.autograd.Function):
+    """Amplitudes (B, H, m, C, 2) of the waves that make up each row of real fields (B, H, W, C).
+
+    torch's own backward pass of this transform is complex, and takes twice the memory and time of a real one.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_BHWC: Tensor, num_orders: int) -> Tensor:
+        ctx.num_columns = x_BHWC.shape[2]
+        # "forward" divides by the number of columns.
+        waves_BHmC = torch.fft.rfft(x_BHWC, dim=2, norm="forward")[:, :, :num_orders]
+        return torch.view_as_real(waves_BHmC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_BHmC2: Tensor) -> tuple[Tensor, None]:
+        # The derivative of the amplitude of order m is exp(-i m lon) / W. `_sum_waves` counts orders above 0 twice.
+        halves_BHmC2 = gradient_BHmC2 * (0.5 / ctx.num_columns)
+        halves_BHmC2[:, :, 0] *= 2
+        return _sum_waves(halves_BHmC2, ctx.num_columns), None
+
+
+class _SynthesiseRows(torch.autograd.Function):
+    """Real fields (B, H, W, C) that are the sums of waves with the amplitudes (B, H, m, C, 2), see `_sum_waves`."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, waves_BHmC2: Tensor, num_columns: int) -> Tensor:
+        ctx.num_orders = waves_BHmC2.shape[2]
+        return _sum_waves(waves_BHmC2.clone(memory_format=torch.contiguous_format), num_columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_BHWC: Tensor) -> tuple[Tensor, None]:
+        waves_BHmC = torch.fft.rfft(gradient_BHWC, dim=2)[:, :, : ctx.num_orders]
+        # Orders above 0 count twice in `_sum_waves`. The imaginary part of order 0 of a real field is 0.
+        gradient_BHmC2 = torch.view_as_real(waves_BHmC) * 2
+        gradient_BHmC2[:, :, 0] *= 0.5
+        return gradient_BHmC2, None
