@@ -154,7 +154,10 @@ class Registry:
 MODELS = Registry(
     "model.type",
     "model",
-    {"wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+    {
+        "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
+        "unet": BuiltInLocation("credit.models.unet.section:UNetSection", "credit.models.unet.model"),
+    },
 )
 
 LOSSES = Registry(
