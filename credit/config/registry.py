@@ -157,6 +157,7 @@ MODELS = Registry(
     {
         "sfno": BuiltInLocation("credit.models.sfno.section:SFNOSection", "credit.models.sfno.model"),
         "swin": BuiltInLocation("credit.models.swin.section:SwinSection", "credit.models.swin.model"),
+        "unet": BuiltInLocation("credit.models.unet.section:UNetSection", "credit.models.unet.model"),
         "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
     },
 )

@@ -3,6 +3,7 @@
 Everything that a network needs from this package to run on the sphere can be imported from here:
 
 - `SpherePadding` pads fields across the poles and around the globe, and crops the padding away again.
+- `SphereConv2d` is a convolution of (B, C, H, W) fields with this padding.
 - `CrossScaleEmbedding` reduces the resolution and turns (B, C, H, W) fields into (B, H, W, C) tokens.
 - `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
 - `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
@@ -20,6 +21,7 @@ from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import ConditionalScaleShift, ConditionDims, Conditions, GroupNorm, LayerNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, window_multiple
 from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm
+from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.layers.transformer_layer import FeedForward, TransformerLayer
 from credit.models.layers.up_sampling import (
     Refinement,
@@ -41,6 +43,7 @@ __all__ = [
     "GroupNorm",
     "LayerNorm",
     "Refinement",
+    "SphereConv2d",
     "SpherePadding",
     "SubpixelConv",
     "SubpixelHead",

@@ -19,6 +19,7 @@ from credit.models.layers.norm import Conditions, GroupNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.resize import BilinearResize, Taps, find_taps
 from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
+from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
 from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
@@ -27,15 +28,15 @@ from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, bui
 
 
 @dataclass(frozen=True)
-class EmbedsAcrossScales(ReadsNeighbours):
-    """Rule of a cross-scale embedding.
+class ReadsPaddedField(ReadsNeighbours):
+    """Base class of the rules of layers that pad their input across the poles and around the globe.
+
+    The rows and columns that the layer reads are those of the padded field.
 
     Attributes:
-        returns_tokens: as in `ReadsNeighbours`.
-        padding: padding of the field across the poles and around the globe, which only a network's first embedding has.
+        padding: padding of the field; `NO_PADDING` for a layer that reads zeros beyond the edge of the field.
     """
 
-    returns_tokens: bool = True
     padding: SpherePadding = NO_PADDING
 
     def input_shape(self) -> tuple[int, int]:
@@ -47,13 +48,8 @@ class EmbedsAcrossScales(ReadsNeighbours):
         blocks = self.padding.find_cells(part.rows, part.columns, self.source.shape)
         return [Cells(rows, columns) for rows, columns in blocks]
 
-    def remove_padding(self, layer: CrossScaleEmbedding) -> None:
-        """Let the embedding take the field with what it reads around it, so that it no longer pads."""
-        layer.padding = NO_PADDING
-        layer.takes_halo = True
-
     def convert(self, x_BCHW: Tensor) -> Tensor:
-        """Return the field in the dtype in which the embedding computes, to send fewer bytes under autocast."""
+        """Return the field in the dtype in which the layer computes, to send fewer bytes under autocast."""
         return x_BCHW.to(autocast_dtype(x_BCHW) or x_BCHW.dtype)
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
@@ -67,6 +63,45 @@ class EmbedsAcrossScales(ReadsNeighbours):
                     # The cells were copied while they were collected, so the field itself stays as it is.
                     rows_beyond_pole[..., channels].neg_()
         return x_BHWC
+
+
+@dataclass(frozen=True)
+class EmbedsAcrossScales(ReadsPaddedField):
+    """Rule of a cross-scale embedding, whose padding only a network's first embedding has.
+
+    Attributes:
+        returns_tokens: as in `ReadsNeighbours`.
+    """
+
+    returns_tokens: bool = True
+
+    def remove_padding(self, layer: CrossScaleEmbedding) -> None:
+        """Let the embedding take the field with what it reads around it, so that it no longer pads."""
+        layer.padding = NO_PADDING
+        layer.takes_halo = True
+
+
+@dataclass(frozen=True)
+class ConvolvesOnSphere(ReadsPaddedField):
+    """Rule of a `SphereConv2d`; see `build` for its reach."""
+
+    @classmethod
+    def build(cls, layer: SphereConv2d, source: FieldDivision, target: FieldDivision) -> ConvolvesOnSphere:
+        """Return the rule of a layer.
+
+        Args:
+            layer: the convolution.
+            source: division of its input.
+            target: division of its output.
+        """
+        # The window of an output cell begins at the padded cell whose index is that of the output times the stride.
+        stride = layer.stride[0]
+        reach = Reach(after=layer.kernel_size[0] - stride, stride=stride)
+        return cls(source, target, reach, padding=layer.sphere_padding)
+
+    def remove_padding(self, layer: SphereConv2d) -> None:
+        """Let the convolution take the field with the cells around it."""
+        layer.sphere_padding = NO_PADDING
 
 
 @dataclass(frozen=True)

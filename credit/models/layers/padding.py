@@ -29,15 +29,22 @@ class SpherePadding:
         lat: number of rows added in the north and in the south.
         lon: number of columns added in the west and in the east; they continue the field periodically.
         skip: number of rows at each pole that `earth` does not repeat beyond the pole: 1 if the grid has a row on the
-            pole itself, else 0. `mirror` never repeats the outermost row.
+            pole itself, else 0; a pair (north, south) if the poles differ. `mirror` never repeats the outermost row.
         vector_channels: indices of the channels whose sign `earth` changes beyond a pole.
     """
 
     mode: str = "earth"
     lat: tuple[int, int] = (0, 0)
     lon: tuple[int, int] = (0, 0)
-    skip: int = 0
+    skip: int | tuple[int, int] = 0
     vector_channels: tuple[int, ...] = ()
+
+    @property
+    def skips(self) -> tuple[int, int]:
+        """Numbers of rows at the north pole and at the south pole that `earth` does not repeat beyond the pole."""
+        if isinstance(self.skip, int):
+            return self.skip, self.skip
+        return self.skip
 
     def padded_shape(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Return the number of rows and columns of a padded field, given those of the field."""
@@ -93,9 +100,10 @@ class SpherePadding:
         if self.mode == "earth":
             columns_beyond_pole = [(column - west - width // 2) % width for column in columns]
         # Row 0 of the field is row `north` of the padded field. Beyond a pole the rows come in reverse order.
-        rows_north = [self.skip + north - 1 - row for row in rows if row < north]
+        skip_north, skip_south = self.skips
+        rows_north = [skip_north + north - 1 - row for row in rows if row < north]
         rows_here = [row - north for row in rows if north <= row < north + height]
-        rows_south = [2 * height + north - 1 - self.skip - row for row in rows if row >= north + height]
+        rows_south = [2 * height + north - 1 - skip_south - row for row in rows if row >= north + height]
         blocks = (
             (rows_north, columns_beyond_pole),
             (rows_here, columns_here),
@@ -125,8 +133,9 @@ class SpherePadding:
         """Return the field with each meridian continued beyond the poles at the opposite longitude."""
         height = x.shape[-2]
         north, south = self.lat
-        beyond_north = self._cross_pole(x[..., self.skip : self.skip + north, :])
-        beyond_south = self._cross_pole(x[..., height - self.skip - south : height - self.skip, :])
+        skip_north, skip_south = self.skips
+        beyond_north = self._cross_pole(x[..., skip_north : skip_north + north, :])
+        beyond_south = self._cross_pole(x[..., height - skip_south - south : height - skip_south, :])
         return torch.cat((beyond_north, x, beyond_south), dim=-2)
 
     def _cross_pole(self, rows: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.models.wxformer import WXFormer
+from credit.config.registry import MODELS
+from credit.models.base import ForecastModel, ModelSpec
+from credit.models.registry import build_model
+from credit.models.wxformer.model import SIZE_ARGUMENTS
 from credit.parallel.domain.split import split_domain
 from credit.train.build.model import compile_blocks
 
@@ -30,20 +33,26 @@ class NetworkCase:
     """One variant of the network.
 
     Attributes:
-        settings: keyword arguments of `WXFormer.from_kwargs`, where they differ from `BASE`.
+        settings: keyword arguments of `ModelSpec.from_sizes` and keys of the model's section, where they differ from
+            those of the model in `BASES`.
         noise: True for noise of every kind.
+        model: registered name of the model.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     noise: bool = False
+    model: str = "wxformer"
 
 
-BASE: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "image_height": 16,
     "image_width": 24,
     "in_channels": 4,
     "out_channels": 3,
     "vector_channels": (0, 1),
+}
+BASE: dict[str, Any] = {
+    **SIZES,
     "dim": [8, 16, 32, 64],
     "depth": [1, 1, 1, 1],
     "dim_head": 4,
@@ -55,6 +64,11 @@ BASE: dict[str, Any] = {
     "decoder": "pixel_shuffle",
     # The spectral norm computes in float32 in any case.
     "use_spectral_norm": False,
+}
+# Settings of each model, by its registered name.
+BASES: dict[str, dict[str, Any]] = {
+    "wxformer": BASE,
+    "unet": {**SIZES, "dim": [8, 12, 16], "depth": [1, 1, 1], "dim_head": 4},
 }
 CASES = {
     "pixel shuffle": NetworkCase(),
@@ -96,6 +110,11 @@ CASES = {
         },
         noise=True,
     ),
+    # Rows on the poles: 27, 14 and 7 rows, of which the last one lies on the pole at the finer two levels alone. The
+    # coarsest level has an odd number of columns.
+    "unet": NetworkCase({"image_height": 27, "image_width": 20, "pole_points": True}, noise=True, model="unet"),
+    # Fewer rows at the coarsest level than parts, so that a part is empty there.
+    "unet, few rows": NetworkCase({"image_height": 10, "image_width": 16}, model="unet"),
 }
 # (M, N) parts of rows and columns, by the number of ranks
 PARTS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}
@@ -116,13 +135,15 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def build_network(case: NetworkCase) -> WXFormer:
+def build_network(case: NetworkCase) -> ForecastModel:
     """Return a network in float64 whose zero-initialised weights have values, as after some training."""
-    settings = {**BASE, **case.settings}
+    settings = {**BASES[case.model], **case.settings}
     if case.noise:
         settings["noise"] = NOISE
+    sizes = {key: settings.pop(key) for key in SIZE_ARGUMENTS if key in settings}
+    section = MODELS.find_section(case.model).model_validate({"type": case.model, **settings})
     torch.manual_seed(3)
-    network = WXFormer.from_kwargs(**settings).double()
+    network = build_model(ModelSpec.from_sizes(**sizes), section).double()
     for parameter in network.parameters():
         if parameter.abs().max() == 0:
             nn.init.normal_(parameter, std=0.1)
@@ -131,7 +152,7 @@ def build_network(case: NetworkCase) -> WXFormer:
 
 def draw_inputs(case: NetworkCase) -> tuple[Tensor, Tensor, dict[str, Tensor] | None]:
     """Return the input of a network, the gradient of its output, and its noise; all of the whole grid."""
-    settings = {**BASE, **case.settings}
+    settings = {**BASES[case.model], **case.settings}
     height, width = settings["image_height"], settings["image_width"]
     generator = torch.Generator().manual_seed(5)
 

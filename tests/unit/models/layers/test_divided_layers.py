@@ -13,6 +13,7 @@ from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 PADDINGS = {
     "earth": SpherePadding("earth", (3, 2), (2, 5)),
     "rows on the poles": SpherePadding("earth", (3, 4), (0, 0), skip=1),
+    "a row on one pole": SpherePadding("earth", (3, 4), (1, 2), skip=(1, 0)),
     "mirror": SpherePadding("mirror", (2, 3), (4, 1), skip=1),
     "columns alone": SpherePadding("earth", (0, 0), (2, 2)),
 }

@@ -1,0 +1,72 @@
+"""Checks that the sizes in the U-Net's config section fit together and fit the grid."""
+
+from __future__ import annotations
+
+from credit.errors import ConfigError
+from credit.models.unet.section import UNetSection
+
+MIN_LEVELS = 2
+
+
+def check_section(section: UNetSection) -> None:
+    """Refuse a config section whose sizes do not fit together.
+
+    Args:
+        section: the model's section of the config.
+
+    Raises:
+        ConfigError: naming the key, its value and a value that fits.
+    """
+    num_levels = len(section.dim)
+    if len(section.depth) != num_levels:
+        raise ConfigError(
+            f"model.depth: {section.depth} has {len(section.depth)} entries, but model.dim has {num_levels} levels; "
+            f"one entry is needed for each level, for example {[1] * num_levels}"
+        )
+    for key, sizes in (("dim", section.dim), ("depth", section.depth)):
+        if min(sizes) < 1:
+            raise ConfigError(f"model.{key}: {sizes} must be 1 or more at every level")
+    if section.attention_levels > num_levels:
+        raise ConfigError(
+            f"model.attention_levels: {section.attention_levels} is more than the {num_levels} levels of model.dim; "
+            f"choose at most {num_levels}"
+        )
+    first_with_attention = num_levels - section.attention_levels
+    for width in section.dim[first_with_attention:]:
+        if width % section.dim_head:
+            divisors = [size for size in range(1, width + 1) if width % size == 0]
+            nearest = min(divisors, key=lambda size: abs(size - section.dim_head))
+            raise ConfigError(
+                f"model.dim_head: {section.dim_head} does not divide the {width} channels of a level with attention "
+                f"(model.dim: {section.dim}); nearest is {nearest}"
+            )
+
+
+def check_grid(grid: tuple[int, int], num_levels: int) -> None:
+    """Refuse a grid that cannot be halved once for each level but the first.
+
+    Args:
+        grid: number of rows and columns.
+        num_levels: number of levels of the network.
+
+    Raises:
+        ConfigError: naming the numbers of levels that work.
+    """
+    height, width = grid
+    largest = 1
+    while width % 2**largest == 0 and _count_rows(height, largest + 1) >= 2:
+        largest += 1
+    if num_levels <= largest:
+        return
+    rule = (
+        f"model.dim: {num_levels} levels need a grid with a multiple of {2 ** (num_levels - 1)} columns and at least "
+        f"{2 ** (num_levels - 1) + 1} rows; this grid has {height} rows and {width} columns"
+    )
+    if largest < MIN_LEVELS:
+        raise ConfigError(f"{rule}, with which no number of levels works; choose another grid or model")
+    raise ConfigError(f"{rule}; give at most {largest} entries")
+
+
+def _count_rows(height: int, num_levels: int) -> int:
+    """Return the number of rows of the coarsest level."""
+    return -(-height // 2 ** (num_levels - 1))

@@ -1,0 +1,119 @@
+"""Division of the U-Net among the ranks of a domain group.
+
+Each level has a division of its own. The exchange of cells before a down-sampling or an up-sampling leads from one
+division to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+from credit.errors import ConfigError
+from credit.models.layers.domain_rules import ConvolvesOnSphere, NormalisesWholeField, NumbersCells
+from credit.models.layers.norm import GroupNorm
+from credit.models.layers.seeded_dropout import SeededDropout
+from credit.models.layers.sphere_conv import SphereConv2d
+from credit.models.noise.noise_input import DividesNoise
+from credit.models.unet.attention import CollectsWholeField, GlobalAttention
+from credit.models.unet.blocks import RepeatCells, ResidualBlock
+from credit.models.unet.latitude import LatitudeEmbedding
+from credit.parallel.domain.division import FieldDivision, divide_field, imbalance, require_enough_cells
+from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours
+from credit.parallel.domain.split import DomainPlan
+
+if TYPE_CHECKING:
+    from credit.models.unet.model import UNet
+
+
+@dataclass(frozen=True)
+class SelectsRows(DomainRule):
+    """Rule of the embedding of latitude, of which each rank computes its own rows.
+
+    Attributes:
+        division: division of the grid.
+    """
+
+    division: FieldDivision
+
+    def install(self, layer: LatitudeEmbedding, group: dist.ProcessGroup) -> None:
+        """Tell the layer which rows this rank has."""
+        layer.rows = self.division.held(dist.get_rank(group)).rows
+
+
+def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
+    """Return the divisions and rules with which a U-Net is split into M x N parts.
+
+    Args:
+        model: the network.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
+
+    Raises:
+        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+    """
+    require_enough_cells(model.spec.grid.shape, num_parts)
+    _require_no_torch_dropout(model)
+    levels = [divide_field(level.shape, num_parts) for level in model.levels]
+    grid = levels[0]
+    rules: dict[str, DomainRule] = {
+        "noise": DividesNoise(tuple(levels)),
+        "latitude": SelectsRows(grid),
+        "stem": ConvolvesOnSphere.build(model.stem, grid, grid),
+    }
+    # Parts of the network -> index of their level.
+    level_of_part = {"middle": len(levels) - 1, "head": 0}
+    for number in range(len(levels)):
+        level_of_part[f"encoder.{number}"] = number
+        level_of_part[f"decoder.{number}"] = len(levels) - 1 - number
+    costs = [0] * len(levels)
+    for part, number in level_of_part.items():
+        module = model.get_submodule(part)
+        for path, rule in list_rules(module, levels, number):
+            rules[f"{part}.{path}"] = rule
+        # Nearly all operations are products of a cell with a weight.
+        num_weights = sum(parameter.numel() for parameter in module.parameters())
+        costs[number] += num_weights * math.prod(levels[number].shape)
+    return DomainPlan(grid, rules, imbalance(levels, costs))
+
+
+def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> Iterator[tuple[str, DomainRule]]:
+    """Yield path and rule of each layer that needs one in a part of the network.
+
+    Args:
+        module: a level of the encoder or decoder, or another part that computes at one level.
+        levels: division of each level.
+        number: index of the level of the part's output.
+    """
+    level = levels[number]
+    for path, layer in module.named_modules():
+        if isinstance(layer, SphereConv2d):
+            # The only convolution with a stride reads the level before.
+            source = level if layer.stride == (1, 1) else levels[number - 1]
+            yield path, ConvolvesOnSphere.build(layer, source, level)
+        elif isinstance(layer, RepeatCells):
+            yield path, ReadsNeighbours(levels[number + 1], level, Reach(factor=2))
+        elif isinstance(layer, GroupNorm):
+            yield path, NormalisesWholeField(level)
+        elif isinstance(layer, GlobalAttention):
+            yield f"{path}.collect_cells", CollectsWholeField(level)
+        elif isinstance(layer, SeededDropout):
+            yield path, NumbersCells(level)
+
+
+def _require_no_torch_dropout(model: UNet) -> None:
+    """Refuse torch's dropout, whose masks would depend on how the field is divided.
+
+    Raises:
+        ConfigError: if a block has it; the message says what to use instead.
+    """
+    for module in model.modules():
+        if isinstance(module, ResidualBlock) and module.dropout.p > 0:
+            raise ConfigError(
+                "domain parallelism: the masks of model.dropout would depend on how the field is divided; set it to "
+                "0, or use model.noise: {kind: dropout, rate: ...}"
+            )

@@ -1,0 +1,43 @@
+"""Embedding of latitude, without which a convolution on the sphere would not know where it is.
+
+Shape suffixes: H rows, C channels, F features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from credit.parallel.host_copy import to_device
+
+NUM_FEATURES = 4
+
+
+class LatitudeEmbedding(nn.Linear):
+    """Learned function of latitude, one value for each channel and row, to be added to a field.
+
+    It is linear in sin(lat), cos(lat), sin(2 lat) and cos(2 lat): the Coriolis parameter is proportional to the first,
+    the width of a cell to the second.
+
+    Args:
+        lat: (H,) latitude of the rows in degrees north.
+        channels: channels of the field.
+
+    Attributes:
+        rows: rows that this rank has of a divided field.
+    """
+
+    def __init__(self, lat: np.ndarray, channels: int) -> None:
+        super().__init__(NUM_FEATURES, channels, bias=False)
+        self.rows = range(len(lat))
+        angle_H = np.deg2rad(lat)
+        # An array, because building the network on the meta device would take the values of a tensor.
+        self._features_HF = np.stack(
+            [np.sin(angle_H), np.cos(angle_H), np.sin(2 * angle_H), np.cos(2 * angle_H)], axis=1
+        )
+
+    def forward(self) -> Tensor:
+        """Return the values (C, H, 1), which broadcast to fields (B, C, H, W)."""
+        features_HF = torch.from_numpy(self._features_HF[self.rows.start : self.rows.stop]).to(self.weight.dtype)
+        return super().forward(to_device(features_HF, self.weight.device)).T.unsqueeze(-1)
