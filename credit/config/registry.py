@@ -154,7 +154,10 @@ class Registry:
 MODELS = Registry(
     "model.type",
     "model",
-    {"wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+    {
+        "graph": BuiltInLocation("credit.models.graph.section:GraphSection", "credit.models.graph.model"),
+        "wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model"),
+    },
 )
 
 LOSSES = Registry(
