@@ -2,8 +2,8 @@
 
 GraphCast: Lam et al. 2023, arXiv 2212.12794. GenCast: Price et al. 2024, arXiv 2312.15796, here without diffusion.
 
-Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, G = H * W grid points, N
-mesh nodes, E edges, K channels of noise.
+Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, G = H * W grid points,
+N mesh nodes, E edges, K channels of noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Neighbourhoods of mesh nodes, for attention of each node to the nodes at most k edges away (GenCast, arXiv 2312.15796).
+"""Neighbourhoods of mesh nodes: attention of each node to the nodes at most k edges away (GenCast, arXiv 2312.15796).
 
 Nodes are divided into blocks of nodes that lie close together. A block reads the keys of all nodes that one of its
 nodes attends to, and a mask selects those of each node. So a key is read once for each block, not once for each query,
@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from credit.models.graph.edge_index import Selection, repeat_index
+from credit.models.graph.edge_index import Selection
 from credit.models.graph.mesh import IcosahedralMesh
 
 # Attention kernels of GPUs take masks whose rows have a multiple of 8 elements without a copy.

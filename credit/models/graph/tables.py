@@ -1,7 +1,7 @@
 """Constant tensors of a graph network: indices and geometric features, built once for each grid and process.
 
-They follow from the grid, so they are neither parameters nor buffers: a network on the meta device has them as well, and
-checkpoints do not contain them.
+They follow from the grid, so they are neither parameters nor buffers: a network on the meta device has them as well,
+and checkpoints do not contain them.
 
 Shape suffixes: G grid points, N mesh nodes, E edges.
 """
