@@ -1,8 +1,8 @@
 """Gathers along edges and sums over edges, whose backward passes are sums and gathers.
 
 Both are deterministic on every device: the rows of each sum are listed one after the other, and torch's embedding bag
-adds up listed rows in their order. With the scatter operators of torch, threads of a GPU would add to one element in any
-order.
+adds up listed rows in their order. With the scatter operators of torch, threads of a GPU would add to one element in
+any order.
 
 Shape suffixes: B batch, E edges, S senders, R receivers, L listed rows, C channels.
 """

@@ -9,13 +9,12 @@ Shape suffixes: G grid points, N mesh nodes, E edges.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
@@ -84,7 +83,7 @@ class GraphConstants:
             return self._copies[device]
         # A tensor that is created in inference mode could not be used in a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
-            tables = _map_tensors(lambda tensor: tensor.to(device), self.tables)
+            tables = tree_map_only(Tensor, lambda tensor: tensor.to(device), self.tables)
         # A plan traces the network with tensors without memory, which must not be kept.
         if type(tables.grid_features_G3) is Tensor:
             self._copies[device] = tables
@@ -187,8 +186,3 @@ def _count_connected(edges_E2: np.ndarray) -> int:
 def _as_float32(features: np.ndarray) -> Tensor:
     """Return features as a float32 tensor on the CPU."""
     return torch.from_numpy(features.astype(np.float32))
-
-
-def _map_tensors(function: Callable[[Tensor], Tensor], tables: GraphTables) -> GraphTables:
-    """Return the tables with a function applied to each tensor."""
-    return tree_map(function, tables)
