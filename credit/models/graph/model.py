@@ -127,7 +127,7 @@ class GraphNetwork(ForecastModel):
         mesh_BNC = self._process(mesh_BNC, tables, conditions)
         to_grid = tables.to_grid._replace(index=tables.to_grid.index.repeat(batch))
         y_BGC = self.decoder(mesh_BNC, grid_BGC, to_grid, conditions)
-        return y_BGC.transpose(1, 2).reshape(batch, *self.spec.out_shape)
+        return y_BGC.transpose(1, 2).contiguous().view(batch, *self.spec.out_shape)
 
     def _process(self, mesh_BNC: Tensor, tables: GraphTables, conditions: Conditions) -> Tensor:
         """Return the mesh nodes (B, N, C) after the layers of the processor.
