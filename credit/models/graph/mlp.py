@@ -16,7 +16,7 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 class ScaledLinear(nn.Linear):
-    """Linear layer whose initial values are uniform in +-scale.
+    """Linear layer whose initial values are uniform in +-scale, and whose bias starts as zeros.
 
     Args:
         in_features: number of inputs.
@@ -31,6 +31,8 @@ class ScaledLinear(nn.Linear):
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return the initial value of the weight or bias, on the CPU."""
+        if key == "bias":
+            return torch.zeros(shape, device="cpu")
         return torch.empty(shape, device="cpu").uniform_(-self.scale, self.scale, generator=generator)
 
 
@@ -59,12 +61,12 @@ class MLP(nn.Module):
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        # The bound is that of one layer over the concatenation, which also has one bias.
-        bound = sum(in_dims) ** -0.5
+        # The variance of the weights is 1 / inputs, as in GraphCast, where the inputs are those of the concatenation.
+        bound = (3.0 / sum(in_dims)) ** 0.5
         self.expand = nn.ModuleList()
         for number, in_dim in enumerate(in_dims):
             self.expand.append(ScaledLinear(in_dim, dim, bound, bias=number == 0))
-        self.contract = ScaledLinear(dim, out_dim, output_scale * dim**-0.5)
+        self.contract = ScaledLinear(dim, out_dim, output_scale * (3.0 / dim) ** 0.5)
         self.norm = LayerNorm(out_dim, condition_dims) if has_norm else None
 
     def forward(self, *inputs: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
