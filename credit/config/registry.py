@@ -155,6 +155,7 @@ MODELS = Registry(
     "model.type",
     "model",
     {
+        "graph": BuiltInLocation("credit.models.graph.section:GraphSection", "credit.models.graph.model"),
         "sfno": BuiltInLocation("credit.models.sfno.section:SFNOSection", "credit.models.sfno.model"),
         "swin": BuiltInLocation("credit.models.swin.section:SwinSection", "credit.models.swin.model"),
         "unet": BuiltInLocation("credit.models.unet.section:UNetSection", "credit.models.unet.model"),

@@ -1,0 +1,106 @@
+"""Edges between the grid and the mesh, and geometric features of nodes and edges (GraphCast, arXiv 2212.12794).
+
+All computations are in float64. Shape suffixes: P points, E edges, G grid points, N mesh nodes; a trailing 3 is the
+coordinates of a vector.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from credit.grid import LatLonGrid
+from credit.models.graph.mesh import ICOSAHEDRON_EDGE_DEGREES, IcosahedralMesh
+
+# A grid point sends to all mesh nodes within this multiple of the longest edge of the finest level.
+RADIUS_IN_EDGES = 0.6
+# `refinements: auto` makes a mesh edge at most this multiple of the grid spacing.
+MOST_SPACINGS_PER_EDGE = 3.0
+
+
+def choose_refinements(grid: LatLonGrid) -> int:
+    """Return the smallest number of refinements with which a mesh edge is at most three times the grid spacing.
+
+    Each refinement halves the edge, so it is then between 1.5 and 3 spacings long, unless the icosahedron itself is
+    fine enough. The spacing is the larger one of the rows' and of the columns' at the equator.
+    """
+    spacing = max(float(-np.diff(grid.lat).min()), 360.0 / grid.shape[1])
+    refinements = 0
+    while ICOSAHEDRON_EDGE_DEGREES / 2**refinements > MOST_SPACINGS_PER_EDGE * spacing:
+        refinements += 1
+    return refinements
+
+
+def list_grid_coordinates(grid: LatLonGrid) -> tuple[np.ndarray, np.ndarray]:
+    """Return latitude and longitude in radians, both (G,), of the grid points, row by row."""
+    lat, lon = np.meshgrid(np.deg2rad(grid.lat), np.deg2rad(grid.lon), indexing="ij")
+    return lat.ravel(), lon.ravel()
+
+
+def find_mesh_coordinates(nodes_N3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return latitude and longitude in radians, both (N,), of the mesh nodes; no node is at a pole."""
+    return np.arcsin(nodes_N3[:, 2]), np.arctan2(nodes_N3[:, 1], nodes_N3[:, 0])
+
+
+def to_unit_vectors(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
+    """Return (P, 3) unit vectors of points at latitudes and longitudes in radians."""
+    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+
+
+def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
+    """Return the edges (E, 2), as (grid point, mesh node), of all pairs closer than 0.6 times the longest mesh edge.
+
+    Distances are chords of the unit sphere.
+
+    Args:
+        grid_G3: unit vectors of the grid points.
+        mesh: the mesh.
+    """
+    radius = RADIUS_IN_EDGES * mesh.longest_edge()
+    pairs = cKDTree(grid_G3).sparse_distance_matrix(cKDTree(mesh.nodes_N3), radius, output_type="ndarray")
+    return np.stack([pairs["i"], pairs["j"]], axis=1)
+
+
+def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
+    """Return the edges (3G, 2), as (mesh node, grid point), from the corners of the face that contains a grid point.
+
+    Args:
+        grid_G3: unit vectors of the grid points.
+        mesh: the mesh.
+    """
+    corners_G3 = mesh.faces[-1][mesh.find_faces(grid_G3)]
+    receivers_G3 = np.broadcast_to(np.arange(len(grid_G3))[:, None], corners_G3.shape)
+    return np.stack([corners_G3.ravel(), receivers_G3.ravel()], axis=1)
+
+
+def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
+    """Return (P, 3): the cosine of the latitude, and the sine and cosine of the longitude; angles in radians."""
+    return np.stack([np.cos(lat), np.sin(lon), np.cos(lon)], axis=1)
+
+
+def compute_edge_features(
+    edges_E2: np.ndarray, sender_points_P3: np.ndarray, receiver_lat: np.ndarray, receiver_lon: np.ndarray
+) -> np.ndarray:
+    """Return (E, 4): length of each edge, and sender minus receiver in the frame of the receiver.
+
+    The components are upward, eastward and northward, which is the difference after a rotation that brings the receiver
+    to latitude 0 and longitude 0. The frame of a grid point on a pole follows from its longitude. All features are
+    divided by the length of the longest edge.
+
+    Args:
+        edges_E2: edges as (sender, receiver).
+        sender_points_P3: unit vectors of the senders' nodes.
+        receiver_lat: (P,) latitude of the receivers' nodes in radians.
+        receiver_lon: (P,) longitude of the receivers' nodes in radians.
+    """
+    senders, receivers = edges_E2.T
+    lat, lon = receiver_lat[receivers], receiver_lon[receivers]
+    up_E3 = to_unit_vectors(lat, lon)
+    east_E3 = np.stack([-np.sin(lon), np.cos(lon), np.zeros_like(lon)], axis=1)
+    north_E3 = np.stack([-np.sin(lat) * np.cos(lon), -np.sin(lat) * np.sin(lon), np.cos(lat)], axis=1)
+    difference_E3 = sender_points_P3[senders] - up_E3
+    columns = [np.linalg.norm(difference_E3, axis=1)]
+    for direction_E3 in (up_E3, east_E3, north_E3):
+        columns.append((difference_E3 * direction_E3).sum(axis=1))
+    features_E4 = np.stack(columns, axis=1)
+    return features_E4 / features_E4[:, 0].max()

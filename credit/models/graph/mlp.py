@@ -1,0 +1,124 @@
+"""MLPs of the graph network: one hidden layer, SiLU, and a layer norm of the result (GraphCast, arXiv 2212.12794).
+
+Shape suffixes: B batch, E edges, S senders, R receivers, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credit.models.graph.edge_index import EdgeIndex
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
+
+
+class ScaledLinear(nn.Linear):
+    """Linear layer whose initial values are uniform in +-scale, and whose bias starts as zeros.
+
+    Args:
+        in_features: number of inputs.
+        out_features: number of outputs.
+        scale: bound of the initial values.
+        bias: True for a layer with a bias.
+    """
+
+    def __init__(self, in_features: int, out_features: int, scale: float, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.scale = scale
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return the initial value of the weight or bias, on the CPU."""
+        if key == "bias":
+            return torch.zeros(shape, device="cpu")
+        return torch.empty(shape, device="cpu").uniform_(-self.scale, self.scale, generator=generator)
+
+
+class MLP(nn.Module):
+    """MLP over the concatenation of several inputs.
+
+    The first layer is a sum of one product for each input, which is a linear layer over their concatenation. So inputs
+    may differ in their rows, and a product may be computed on few rows and then copied to many.
+
+    Args:
+        in_dims: number of channels of each input.
+        dim: number of hidden channels.
+        out_dim: number of channels of the output.
+        condition_dims: lengths of the conditions that the norm depends on.
+        has_norm: False for an MLP without the norm, whose output is not scaled to variance 1.
+        output_scale: factor on the initial values of the last layer.
+    """
+
+    def __init__(
+        self,
+        in_dims: Sequence[int],
+        dim: int,
+        out_dim: int,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
+        has_norm: bool = True,
+        output_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        # The variance of the weights is 1 / inputs, as in GraphCast, where the inputs are those of the concatenation.
+        bound = (3.0 / sum(in_dims)) ** 0.5
+        self.expand = nn.ModuleList()
+        for number, in_dim in enumerate(in_dims):
+            self.expand.append(ScaledLinear(in_dim, dim, bound, bias=number == 0))
+        self.contract = ScaledLinear(dim, out_dim, output_scale * (3.0 / dim) ** 0.5)
+        self.norm = LayerNorm(out_dim, condition_dims) if has_norm else None
+
+    def forward(self, *inputs: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return (..., out_dim).
+
+        Args:
+            *inputs: (..., in_dim) tensors whose other dimensions are equal or 1.
+            conditions: vectors of each sample, such as noise, that the norm depends on.
+        """
+        hidden = self.expand[0](inputs[0])
+        for layer, x in zip(self.expand[1:], inputs[1:], strict=True):
+            hidden = hidden + layer(x)
+        return self.finish(hidden, conditions)
+
+    def finish(self, hidden: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return the output of the MLP from the result of its first layer."""
+        y = self.contract(F.silu(hidden))
+        return y if self.norm is None else self.norm(y, conditions)
+
+
+class EdgeMLP(MLP):
+    """MLP over [edge, sender, receiver] that computes the products on nodes before it copies them to the edges.
+
+    The result is that of an MLP over the concatenation. A node has 3 to 20 edges, so this needs a third of the
+    operations.
+
+    Args:
+        dim: number of channels of edges, nodes, hidden layer and output.
+        condition_dims: lengths of the conditions that the norm depends on.
+    """
+
+    def __init__(self, dim: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
+        super().__init__((dim, dim, dim), dim, dim, condition_dims)
+
+    def forward(
+        self,
+        edges_BEC: Tensor,
+        senders_BSC: Tensor,
+        receivers_BRC: Tensor,
+        index: EdgeIndex,
+        conditions: Conditions = NO_CONDITIONS,
+    ) -> Tensor:
+        """Return the messages (B, E, C).
+
+        Args:
+            edges_BEC: edges; with a batch of 1, they are the same for all samples.
+            senders_BSC: nodes that send.
+            receivers_BRC: nodes that receive.
+            index: sender and receiver of each edge, of the whole batch.
+            conditions: vectors of each sample that the norm depends on.
+        """
+        on_edges, on_senders, on_receivers = self.expand
+        hidden_BEC = index.senders.gather(on_senders(senders_BSC))
+        hidden_BEC = hidden_BEC + index.receivers.gather(on_receivers(receivers_BRC))
+        return self.finish(hidden_BEC + on_edges(edges_BEC), conditions)

@@ -1,0 +1,194 @@
+"""Graph network on a refined icosahedral mesh: GraphCast, and with a transformer as processor GenCast.
+
+GraphCast: Lam et al. 2023, arXiv 2212.12794. GenCast: Price et al. 2024, arXiv 2312.15796, here without diffusion.
+
+Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, G = H * W grid points,
+N mesh nodes, E edges, K channels of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from credit.errors import ConfigError
+from credit.models.base import ForecastModel, ModelSpec, require_input_shape
+from credit.models.graph.connections import choose_refinements
+from credit.models.graph.layers import EDGE_FEATURES, Decoder, Encoder, MessagePassingLayer
+from credit.models.graph.mlp import MLP
+from credit.models.graph.section import GraphSection
+from credit.models.graph.tables import Edges, GraphTables, build_constants
+from credit.models.graph.transformer import MeshTransformerLayer
+from credit.models.initialise import initialise_
+from credit.models.kernels.autocast import autocast_dtype
+from credit.models.layers.norm import ConditionDims, Conditions
+from credit.models.noise.noise_embedding import NoiseFieldEmbedding
+from credit.models.noise.noise_input import count_noise_channels
+from credit.models.registry import register_model
+
+
+@register_model("graph", GraphSection)
+class GraphNetwork(ForecastModel):
+    """Encoder from the grid to the mesh, processor on the mesh, and decoder from the mesh to the grid.
+
+    A model that is built on the meta device gets no initial values; another one gets them from a seed that is drawn
+    from torch's global generator.
+
+    Args:
+        spec: channels, grid and frames of the data.
+        section: sizes and options, described in `GraphSection`.
+
+    Attributes:
+        refinements: number of refinements of the icosahedron.
+        constants: indices and geometric features of the grid and the mesh.
+
+    Raises:
+        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+    """
+
+    output_is_new = True
+    casts_weights = True
+    conditions = ("global", "cell", "spherical")
+
+    def __init__(self, spec: ModelSpec, section: GraphSection) -> None:
+        super().__init__(spec, section)
+        self.refinements = section.refinements
+        if section.refinements == "auto":
+            self.refinements = choose_refinements(spec.grid)
+        dim = section.dim
+        hops = None
+        if section.processor == "transformer":
+            hops = section.hops
+            _require_whole_heads(dim, section.dim_head)
+        self.constants = build_constants(spec.grid, self.refinements, hops)
+
+        # Noise of each sample changes the norms, and fields of noise are added to the embedded grid points.
+        condition_dims = ConditionDims(vector=count_noise_channels(section, "global"))
+        self.noise_embeddings = nn.ModuleDict()
+        for kind in ("cell", "spherical"):
+            channels = count_noise_channels(section, kind)
+            if channels:
+                self.noise_embeddings[kind] = NoiseFieldEmbedding(channels, dim, stride=1)
+
+        self.encoder = Encoder(spec.in_channels * spec.input_frames, dim, condition_dims)
+        self.embed_edges = None
+        if section.processor == "message_passing":
+            self.embed_edges = MLP((EDGE_FEATURES,), dim, dim)
+        self.layers = nn.ModuleList()
+        for _ in range(section.depth):
+            if section.processor == "message_passing":
+                layer = MessagePassingLayer(dim, condition_dims)
+            else:
+                layer = MeshTransformerLayer(dim, section.dim_head, condition_dims)
+            self.layers.append(layer)
+        self.decoder = Decoder(dim, spec.out_channels * spec.output_frames, condition_dims)
+        # A model on the meta device gets its values after it has been sharded.
+        if not next(self.parameters()).is_meta:
+            self.initialise(int(torch.randint(2**62, (), device="cpu")))
+
+    def initialise(self, seed: int) -> None:
+        """Fill every parameter in place with values that depend only on the seed and the parameter's name.
+
+        Fill a sharded model from `credit.models.initialise.initial_values` instead.
+        """
+        initialise_(self, seed)
+
+    def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the output fields.
+
+        Args:
+            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
+            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
+                ``spherical`` (batch, channels of noise, rows, columns); None for a forecast without noise.
+
+        Returns:
+            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
+
+        Raises:
+            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
+        """
+        require_input_shape(x_BCTHW, self.spec, self.domain)
+        # Channels and frames become the channels of a grid point.
+        x_BGC = x_BCTHW.flatten(1, 2).flatten(2).transpose(1, 2)
+        if autocast_dtype(x_BGC) is None:
+            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
+            x_BGC = x_BGC.to(next(self.parameters()).dtype)
+        batch = len(x_BGC)
+        tables = _cast_features(self.constants.on_device(x_BGC.device), x_BGC.dtype)
+        conditions = Conditions(vector_BK=condition.get("global") if condition else None)
+        noise_BGC = self._embed_noise(condition, x_BGC.dtype)
+
+        to_mesh = tables.to_mesh._replace(index=tables.to_mesh.index.repeat(batch))
+        mesh_BNC, grid_BGC = self.encoder(
+            x_BGC, tables.grid_features_G3, tables.mesh_features_N3, to_mesh, conditions, noise_BGC
+        )
+        mesh_BNC = self._process(mesh_BNC, tables, conditions)
+        to_grid = tables.to_grid._replace(index=tables.to_grid.index.repeat(batch))
+        y_BGC = self.decoder(mesh_BNC, grid_BGC, to_grid, conditions)
+        return y_BGC.transpose(1, 2).contiguous().view(batch, *self.spec.out_shape)
+
+    def _process(self, mesh_BNC: Tensor, tables: GraphTables, conditions: Conditions) -> Tensor:
+        """Return the mesh nodes (B, N, C) after the layers of the processor.
+
+        Args:
+            mesh_BNC: mesh nodes of the encoder.
+            tables: constants of the network.
+            conditions: vectors of each sample that the norms depend on.
+        """
+        batch = len(mesh_BNC)
+        if tables.attention is not None:
+            blocks = tables.attention.repeat(batch)
+            for layer in self.layers:
+                mesh_BNC = layer(mesh_BNC, blocks, conditions)
+            return mesh_BNC
+        index = tables.mesh.index.repeat(batch)
+        # Before the first layer, the edges are the same for all samples.
+        edges_BEC = self.embed_edges(tables.mesh.features_E4[None])
+        for layer in self.layers:
+            mesh_BNC, edges_BEC = layer(mesh_BNC, edges_BEC, index, conditions)
+        return mesh_BNC
+
+    def _embed_noise(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
+        """Return the embedded fields of noise (B, G, C), None for a forecast without such noise.
+
+        Args:
+            condition: see `forward`.
+            dtype: dtype in which the network computes without autocast.
+        """
+        noise_BGC = None
+        for kind, embedding in self.noise_embeddings.items():
+            if condition and kind in condition:
+                embedded_BGC = embedding(condition[kind].to(dtype)).flatten(2).transpose(1, 2)
+                noise_BGC = embedded_BGC if noise_BGC is None else noise_BGC + embedded_BGC
+        return noise_BGC
+
+
+def _cast_features(tables: GraphTables, dtype: torch.dtype) -> GraphTables:
+    """Return the tables with all features in `dtype`."""
+
+    def cast(edges: Edges | None) -> Edges | None:
+        return None if edges is None else edges._replace(features_E4=edges.features_E4.to(dtype))
+
+    return tables._replace(
+        grid_features_G3=tables.grid_features_G3.to(dtype),
+        mesh_features_N3=tables.mesh_features_N3.to(dtype),
+        to_mesh=cast(tables.to_mesh),
+        to_grid=cast(tables.to_grid),
+        mesh=cast(tables.mesh),
+    )
+
+
+def _require_whole_heads(dim: int, dim_head: int) -> None:
+    """Refuse a width of heads that does not divide the number of channels.
+
+    Raises:
+        ConfigError: naming the nearest width that does.
+    """
+    if dim % dim_head:
+        divisors = [width for width in range(1, dim + 1) if dim % width == 0]
+        nearest = min(divisors, key=lambda width: abs(width - dim_head))
+        raise ConfigError(
+            f"model.dim_head: {dim_head} does not divide the {dim} channels of model.dim; nearest is {nearest}"
+        )

@@ -1,0 +1,134 @@
+"""Neighbourhoods of mesh nodes: attention of each node to the nodes at most k edges away (GenCast, arXiv 2312.15796).
+
+Nodes are divided into blocks of nodes that lie close together. A block reads the keys of all nodes that one of its
+nodes attends to, and a mask selects those of each node. So a key is read once for each block, not once for each query,
+and the products are dense.
+
+Shape suffixes: M blocks, Q queries of a block, K keys of a block, N mesh nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from credit.models.graph.edge_index import Selection
+from credit.models.graph.mesh import IcosahedralMesh
+
+# Attention kernels of GPUs take masks whose rows have a multiple of 8 elements without a copy.
+_KEY_MULTIPLE = 8
+
+
+class AttentionBlocks(NamedTuple):
+    """Queries and keys of each block of mesh nodes.
+
+    Blocks with fewer queries or keys than others are filled with node 0, which has no effect.
+
+    Attributes:
+        queries: selection of the (M * Q) queries of the blocks.
+        keys: selection of the (M * K) keys of the blocks.
+        positions: selection, of each node, of its position among the M * Q queries.
+        mask_MQK: True where a query attends to a key; a query that fills a block attends to all.
+    """
+
+    queries: Selection
+    keys: Selection
+    positions: Selection
+    mask_MQK: Tensor
+
+    def repeat(self, batch: int) -> AttentionBlocks:
+        """Return the blocks of a batch of meshes, one mesh after the other; they share the mask."""
+        return AttentionBlocks(
+            self.queries.repeat(batch), self.keys.repeat(batch), self.positions.repeat(batch), self.mask_MQK
+        )
+
+
+def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
+    """Return the blocks in which each node attends to the nodes at most `hops` edges of the finest level away.
+
+    Args:
+        mesh: the mesh.
+        hops: radius of the neighbourhoods.
+    """
+    num_nodes = len(mesh.nodes_N3)
+    is_near_NN = find_reachable(mesh, hops)
+    block_N, num_blocks = _divide_nodes(mesh, hops)
+
+    # Queries: the nodes of each block, and the position of each node in its block.
+    by_block = np.argsort(block_N, kind="stable")
+    sizes_M = np.bincount(block_N, minlength=num_blocks)
+    position_N = np.empty(num_nodes, dtype=np.int64)
+    position_N[by_block] = _count_within(sizes_M)
+    num_queries = sizes_M.max()
+
+    # Keys: the nodes that a node of the block attends to, in ascending order.
+    members_MN = csr_array((np.ones(num_nodes, np.int8), (block_N, np.arange(num_nodes))), (num_blocks, num_nodes))
+    keys_MN = csr_array(members_MN.astype(bool) @ is_near_NN)
+    keys_MN.sort_indices()
+    key_counts_M = np.diff(keys_MN.indptr)
+    key_blocks = np.repeat(np.arange(num_blocks), key_counts_M)
+    key_nodes = keys_MN.indices.astype(np.int64)
+    key_positions = _count_within(key_counts_M)
+    num_keys = -(-key_counts_M.max() // _KEY_MULTIPLE) * _KEY_MULTIPLE
+
+    # The mask: blocks and nodes are sorted in the list of keys, in which each pair of nodes is looked up.
+    pairs = is_near_NN.tocoo()
+    queries, keys = pairs.coords
+    listed = key_blocks * num_nodes + key_nodes
+    key_of_pair = key_positions[np.searchsorted(listed, block_N[queries] * num_nodes + keys)]
+    mask_MQK = np.zeros((num_blocks, num_queries, num_keys), dtype=bool)
+    mask_MQK[block_N[queries], position_N[queries], key_of_pair] = True
+    # Softmax over nothing would be NaN.
+    is_filling_MQ = np.arange(num_queries) >= sizes_M[:, None]
+    mask_MQK[is_filling_MQ] = True
+
+    query_table_MQ = np.zeros((num_blocks, num_queries), dtype=np.int64)
+    query_table_MQ[block_N, position_N] = np.arange(num_nodes)
+    key_table_MK = np.zeros((num_blocks, num_keys), dtype=np.int64)
+    key_table_MK[key_blocks, key_positions] = key_nodes
+    is_key_MK = np.arange(num_keys) < key_counts_M[:, None]
+    return AttentionBlocks(
+        Selection.build(query_table_MQ.ravel(), num_nodes, ~is_filling_MQ.ravel()),
+        Selection.build(key_table_MK.ravel(), num_nodes, is_key_MK.ravel()),
+        Selection.build(block_N * num_queries + position_N, num_blocks * num_queries),
+        torch.from_numpy(mask_MQK),
+    )
+
+
+def find_reachable(mesh: IcosahedralMesh, hops: int) -> csr_array:
+    """Return a sparse bool matrix (N, N) that is True for nodes at most `hops` edges of the finest level apart."""
+    senders, receivers = mesh.level_edges(len(mesh.faces) - 1).T
+    nodes = np.arange(len(mesh.nodes_N3))
+    # Each node is its own neighbour, too.
+    rows = np.concatenate([receivers, nodes])
+    columns = np.concatenate([senders, nodes])
+    is_neighbour_NN = csr_array((np.ones(len(rows), dtype=bool), (rows, columns)), (len(nodes), len(nodes)))
+    is_near_NN = is_neighbour_NN
+    for _ in range(hops - 1):
+        is_near_NN = is_near_NN @ is_neighbour_NN
+    return csr_array(is_near_NN)
+
+
+def _divide_nodes(mesh: IcosahedralMesh, hops: int) -> tuple[np.ndarray, int]:
+    """Return the block (N,) of each node, and the number of blocks: each node belongs to the nearest coarse node.
+
+    The coarse level is the one whose edges are about `hops` edges of the finest level long. A block then reads about
+    two to three times as many keys as one of its nodes attends to.
+    """
+    finest_level = len(mesh.faces) - 1
+    coarse_level = max(finest_level - round(float(np.log2(hops))), 0)
+    num_blocks = 10 * 4**coarse_level + 2
+    # The nodes of a level come first among those of finer levels.
+    block_N = cKDTree(mesh.nodes_N3[:num_blocks]).query(mesh.nodes_N3)[1]
+    return block_N.astype(np.int64), num_blocks
+
+
+def _count_within(sizes: np.ndarray) -> np.ndarray:
+    """Return 0, 1, ..., size - 1 for each of the sizes, one after the other."""
+    starts = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) - np.repeat(starts, sizes)

@@ -1,0 +1,31 @@
+"""Config section of the graph network."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from credit.config.sections.model import ModelSection
+
+
+class GraphSection(ModelSection):
+    """Graph network: an encoder from the grid to an icosahedral mesh, a processor on the mesh, and a decoder."""
+
+    type: Literal["graph"] = Field(description="Registered name of the model.")
+    dim: int = Field(128, ge=4, description="Number of channels of nodes and edges, and of the MLPs' hidden layers.")
+    depth: int = Field(6, ge=1, description="Number of layers of the processor.")
+    refinements: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = Field(
+        "auto",
+        description="Number of times that the icosahedron is refined; the mesh has 10 * 4^refinements + 2 nodes. "
+        "`auto`: the smallest number with which a mesh edge is at most three times the grid spacing.",
+    )
+    processor: Literal["message_passing", "transformer"] = Field(
+        "message_passing",
+        description="`message_passing`: messages along the edges of all levels of refinement. `transformer`: attention "
+        "of each mesh node to the nodes that are at most `hops` edges away.",
+    )
+    dim_head: int = Field(32, ge=1, description="Number of channels of an attention head, for `transformer`.")
+    hops: int = Field(
+        4, ge=1, description="Radius of attention in edges of the finest level of the mesh, for `transformer`."
+    )

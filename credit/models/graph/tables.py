@@ -1,0 +1,188 @@
+"""Constant tensors of a graph network: indices and geometric features, built once for each grid and process.
+
+They follow from the grid, so they are neither parameters nor buffers: a network on the meta device has them as well,
+and checkpoints do not contain them.
+
+Shape suffixes: G grid points, N mesh nodes, E edges.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+from credit.models.graph.connections import (
+    compute_edge_features,
+    compute_node_features,
+    connect_grid_to_mesh,
+    connect_mesh_to_grid,
+    find_mesh_coordinates,
+    list_grid_coordinates,
+    to_unit_vectors,
+)
+from credit.models.graph.edge_index import EdgeIndex, sort_edges
+from credit.models.graph.mesh import IcosahedralMesh
+from credit.models.graph.neighbourhoods import AttentionBlocks, find_neighbourhoods
+
+
+class Edges(NamedTuple):
+    """Edges with their features.
+
+    Attributes:
+        index: sender and receiver of each edge.
+        features_E4: length, and position difference in the receiver's frame, float32.
+    """
+
+    index: EdgeIndex
+    features_E4: Tensor
+
+
+class GraphTables(NamedTuple):
+    """Constant tensors of a graph network.
+
+    Attributes:
+        grid_features_G3: cosine of latitude, sine and cosine of longitude of the grid points, float32.
+        mesh_features_N3: the same of the mesh nodes.
+        to_mesh: edges from grid points to mesh nodes.
+        to_grid: edges from mesh nodes to grid points.
+        mesh: edges between mesh nodes of all levels; None for a transformer.
+        attention: neighbourhoods of mesh nodes; None for message passing.
+    """
+
+    grid_features_G3: Tensor
+    mesh_features_N3: Tensor
+    to_mesh: Edges
+    to_grid: Edges
+    mesh: Edges | None
+    attention: AttentionBlocks | None
+
+
+class GraphConstants:
+    """Tables of a grid and mesh, and their copies on the devices on which they were used.
+
+    Args:
+        tables: the tables on the CPU.
+    """
+
+    def __init__(self, tables: GraphTables) -> None:
+        self.tables = tables
+        self._copies: dict[torch.device, GraphTables] = {}
+
+    def on_device(self, device: torch.device) -> GraphTables:
+        """Return the tables on a device; the first call for a device copies them."""
+        if device.type == "cpu":
+            return self.tables
+        if device in self._copies:
+            return self._copies[device]
+        # A tensor that is created in inference mode could not be used in a later backward pass.
+        with torch.inference_mode(False), torch.no_grad():
+            tables = tree_map_only(Tensor, lambda tensor: tensor.to(device), self.tables)
+        # A plan traces the network with tensors without memory, which must not be kept.
+        if type(tables.grid_features_G3) is Tensor:
+            self._copies[device] = tables
+        return tables
+
+
+def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> GraphConstants:
+    """Return the constants of a graph network; a second call with the same arguments returns the same object.
+
+    Args:
+        grid: the latitude-longitude grid.
+        refinements: number of refinements of the icosahedron.
+        hops: radius of attention in mesh edges; None for message passing.
+
+    Raises:
+        ConfigError: if a mesh node gets no edge from a grid point.
+    """
+    return _build_cached(grid.lat.tobytes(), grid.lon.tobytes(), refinements, hops)
+
+
+@functools.lru_cache(maxsize=4)
+def _build_cached(lat_bytes: bytes, lon_bytes: bytes, refinements: int, hops: int | None) -> GraphConstants:
+    """Return the constants; see `build_constants`. The arguments are hashable, as the cache needs."""
+    # The edges of the cells are not used, so any will do.
+    lat_H = np.frombuffer(lat_bytes)
+    grid = LatLonGrid(lat_H, np.frombuffer(lon_bytes), lat_bounds=lat_H)
+    mesh = IcosahedralMesh.build(refinements)
+    grid_lat, grid_lon = list_grid_coordinates(grid)
+    mesh_lat, mesh_lon = find_mesh_coordinates(mesh.nodes_N3)
+    grid_G3 = to_unit_vectors(grid_lat, grid_lon)
+
+    to_mesh_E2 = connect_grid_to_mesh(grid_G3, mesh)
+    _require_connected(to_mesh_E2, grid, grid_G3, refinements)
+    to_mesh = build_edges(to_mesh_E2, grid_G3, (mesh_lat, mesh_lon))
+    to_grid = build_edges(connect_mesh_to_grid(grid_G3, mesh), mesh.nodes_N3, (grid_lat, grid_lon))
+    mesh_edges = attention = None
+    if hops is None:
+        mesh_edges = build_edges(mesh.multimesh_edges(), mesh.nodes_N3, (mesh_lat, mesh_lon))
+    else:
+        attention = find_neighbourhoods(mesh, hops)
+    tables = GraphTables(
+        _as_float32(compute_node_features(grid_lat, grid_lon)),
+        _as_float32(compute_node_features(mesh_lat, mesh_lon)),
+        to_mesh,
+        to_grid,
+        mesh_edges,
+        attention,
+    )
+    return GraphConstants(tables)
+
+
+def build_edges(
+    edges_E2: np.ndarray, sender_points_P3: np.ndarray, receiver_coordinates: tuple[np.ndarray, np.ndarray]
+) -> Edges:
+    """Return edges with their index and features; the order of `edges_E2` has no effect.
+
+    Args:
+        edges_E2: edges as (sender, receiver).
+        sender_points_P3: unit vectors of the nodes that may send.
+        receiver_coordinates: latitudes and longitudes in radians of the nodes that may receive.
+    """
+    lat, lon = receiver_coordinates
+    sorted_edges_E2 = sort_edges(edges_E2)
+    index = EdgeIndex.build(sorted_edges_E2, len(sender_points_P3), len(lat))
+    return Edges(index, _as_float32(compute_edge_features(sorted_edges_E2, sender_points_P3, lat, lon)))
+
+
+def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarray, refinements: int) -> None:
+    """Refuse a mesh of which a node has no edge from a grid point.
+
+    Args:
+        edges_E2: edges as (grid point, mesh node).
+        grid: the grid.
+        grid_G3: unit vectors of the grid points.
+        refinements: number of refinements of the mesh.
+
+    Raises:
+        ConfigError: naming the largest number of refinements for which every node has an edge.
+    """
+    if _count_connected(edges_E2) == 10 * 4**refinements + 2:
+        return
+    largest = refinements - 1
+    while largest > 0:
+        coarser_mesh = IcosahedralMesh.build(largest)
+        if _count_connected(connect_grid_to_mesh(grid_G3, coarser_mesh)) == len(coarser_mesh.nodes_N3):
+            break
+        largest -= 1
+    raise ConfigError(
+        f"model.refinements: {refinements}: the mesh is finer than the grid of {grid.shape[0]} x {grid.shape[1]} "
+        f"points, so some of its {10 * 4**refinements + 2} nodes have no grid point nearby; every node needs one: "
+        f"choose {largest} or less, or auto"
+    )
+
+
+def _count_connected(edges_E2: np.ndarray) -> int:
+    """Return the number of mesh nodes that receive from a grid point."""
+    return len(np.unique(edges_E2[:, 1]))
+
+
+def _as_float32(features: np.ndarray) -> Tensor:
+    """Return features as a float32 tensor on the CPU."""
+    return torch.from_numpy(features.astype(np.float32))
