@@ -38,25 +38,23 @@ ROWS: tuple[KeyRow, ...] = (
 # Type of a postblock -> the reason why it is refused. Other types than these and those of `IGNORED_POSTBLOCKS` are
 # unknown.
 REFUSED_POSTBLOCKS = {
-    "mass_fixer": _BUDGET_BLOCK,
     "global_mass_fixer": _BUDGET_BLOCK,
     "global_water_fixer": _BUDGET_BLOCK,
     "global_energy_fixer": _BUDGET_BLOCK,
     "global_energy_fixer_updown": _BUDGET_BLOCK,
-    "water_fixer": _BUDGET_BLOCK,
-    "energy_fixer": _BUDGET_BLOCK,
-    "energy_fixer_updown": _BUDGET_BLOCK,
-    "wind_filter": "a filter of the wind over steep terrain has no counterpart",
-    "wet_mask": "mark masked variables with `data.variable_options.NAME.missing: fill_mean`",
+    "wind_artifact_filter": "a filter of the wind over steep terrain has no counterpart",
+    "wet_mask_samudra": "mark masked variables with `data.variable_options.NAME.missing: fill_mean`",
+    "hybrid_level_interp": "interpolation between levels inside a step; see `data.sources.N.vertical`",
+    "semilagrangian_advection": "advection inside a step has no counterpart",
 }
 # Type of a postblock -> the reason why it needs no counterpart.
 IGNORED_POSTBLOCKS = {
     "reconstruct": "outputs have names and levels",
+    "flatten_to_tensor": "outputs have names and levels",
     "bridgescaler_transform": "outputs are in physical units",
     "exp_transform": "the transform of the input is inverted in every output",
     "square_transform": "the transform of the input is inverted in every output",
-    "era5_normalizer": "outputs are in physical units",
     "geopotential_diagnostic": "`inference.derive` computes geopotential; it is not part of the loss",
     "mslp_diagnostic": "`inference.derive` computes mean sea level pressure; it is not part of the loss",
-    "pressure_interp": "`inference.pressure_levels` interpolates forecasts",
+    "pressure_interp_diagnostic": "`inference.pressure_levels` interpolates forecasts",
 }
