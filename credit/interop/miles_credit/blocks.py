@@ -92,13 +92,20 @@ def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any])
     """Record the normalisation of a preblock; only means and standard deviations have a counterpart."""
     report = config.report
     scaler_type = arguments.get("scaler_type", "standard")
-    if scaler_type != "standard":
+    if scaler_type not in ("standard", "quantile"):
         report.refuse(
             f"{key}.args.scaler_type",
             f"`{scaler_type}`: this package normalises with mean and standard deviation; use `data.transforms` for "
             "skewed variables",
         )
         return
+    if scaler_type == "quantile":
+        report.derive(
+            f"{key}.args.scaler_type",
+            "approximate: normalised with mean and standard deviation instead of quantiles; consider "
+            "`data.transforms` for skewed variables",
+        )
+        report.import_obstacles.append(f"`{key}.args.scaler_type`: inputs and outputs are quantiles")
     report.derive(f"{key}.type", "mean and standard deviation of each channel, fitted by `credit preprocess`")
     if arguments.get("spatial_variables"):
         names = ", ".join(arguments["spatial_variables"])
@@ -108,9 +115,7 @@ def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any])
         report.import_obstacles.append(f"`{key}.args.spatial_variables`: {names} is normalised in each cell")
 
 
-def _convert_filling(
-    config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, names: Sequence[str]
-) -> None:
+def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, names: Sequence[str]) -> None:
     """Mark variables that are missing in some cells.
 
     Args:
@@ -175,9 +180,7 @@ def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
     _set_bounds(config, draft, key, (names, config.get(f"{key}.tracer_thres_max"), "maximum"))
 
 
-def _set_bounds(
-    config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple[Sequence[str], Any, str]
-) -> None:
+def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple[Sequence[str], Any, str]) -> None:
     """Set one bound of each of several variables.
 
     Args:

@@ -16,6 +16,8 @@ _TITLES = {
 }
 # Number of characters of a value that the report shows.
 _MAX_VALUE_LENGTH = 60
+# Argument for a key that the file does not have; None is the value null.
+_NO_VALUE = object()
 
 
 @dataclass(frozen=True)
@@ -41,23 +43,28 @@ class ConversionReport:
         entries: dotted key -> its result; the first result of a key that is refused stays.
         import_obstacles: reasons why weights that were trained with this config cannot be imported, although a new
             training is possible.
+        explicit_keys: derived keys whose text describes the value of this config, not the rule of the table.
     """
 
     entries: dict[str, ReportEntry] = field(default_factory=dict)
     import_obstacles: list[str] = field(default_factory=list)
+    explicit_keys: set[str] = field(default_factory=set)
 
-    def add(self, disposition: Disposition, key: str, text: str, value: Any = None) -> None:
+    def add(self, disposition: Disposition, key: str, text: str, value: Any = _NO_VALUE) -> None:
         """Record the result of a key; a result other than "refused" replaces none that is "refused"."""
         previous = self.entries.get(key)
         if previous is not None and previous.disposition is Disposition.REFUSED:
             return
-        shown_value = "" if value is None else _shorten(value)
+        shown_value = ""
+        if value is not _NO_VALUE:
+            shown_value = _shorten("null" if value is None else value)
         if previous is not None and not shown_value:
             shown_value = previous.value
         self.entries[key] = ReportEntry(disposition, text, shown_value)
 
     def derive(self, key: str, text: str) -> None:
         """Record a value that follows from a key, or from its hidden default if the file does not have the key."""
+        self.explicit_keys.add(key)
         self.add(Disposition.DERIVED, key, text)
 
     def refuse(self, key: str, reason: str) -> None:
@@ -76,11 +83,16 @@ class ConversionReport:
         return "\n".join(lines)
 
     def describe_derived(self) -> str:
-        """Return one line for each derived key."""
+        """Return one line for each value to check: derived keys with a text of their own, approximations last."""
         lines = []
+        approximations = []
         for key in self.keys_with(Disposition.DERIVED):
-            lines.append(f"  {key}: {self.entries[key].text}")
-        return "\n".join(lines)
+            line = f"  {key}: {self.entries[key].text}"
+            if self.entries[key].text.startswith("approximate"):
+                approximations.append(line)
+            elif key in self.explicit_keys:
+                lines.append(line)
+        return "\n".join([*lines, *approximations])
 
     def to_markdown(self, origin: str, generation: int) -> str:
         """Return the whole report as Markdown.

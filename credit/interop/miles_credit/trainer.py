@@ -55,7 +55,9 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
         forecast_len = draft.values["data"]["forecast_len"]
         draft.set("trainer.backprop_on_timestep", [step for step in steps if 1 <= int(step) <= forecast_len])
     if config.get_flag("trainer.load_weights", False):
-        report.derive("trainer.load_weights", "the run begins with weights: import them with `credit convert --weights`")
+        report.derive(
+            "trainer.load_weights", "the run begins with weights: import them with `credit convert --weights`"
+        )
     workers = config.get_integer("trainer.thread_workers", 4)
     draft.set("data.num_workers", workers)
     _convert_parallelism(config, draft)
@@ -72,9 +74,7 @@ def _convert_length(config: MilesConfig, draft: ConfigDraft) -> int | None:
     accumulation = max(config.get_integer("trainer.grad_accum_every", 1), 1)
     valid_batches = config.get_integer("trainer.valid_batches_per_epoch", 0)
     if valid_batches > 0:
-        draft.set(
-            "trainer.valid_samples", valid_batches * max(config.get_integer("trainer.valid_batch_size", 1), 1)
-        )
+        draft.set("trainer.valid_samples", valid_batches * max(config.get_integer("trainer.valid_batch_size", 1), 1))
     if batches <= 0:
         draft.set("trainer.num_epoch", epochs)
         return None

@@ -80,14 +80,6 @@ def _convert(config: MilesConfig, draft: ConfigDraft, decoder: str) -> None:
     history_len = config.get_integer("data.history_len", 1)
     if frames != history_len:
         config.report.refuse("model.frames", f"`{frames}` differs from `data.history_len` ({history_len})")
-    height = config.get_integer("model.image_height", 1)
-    width = config.get_integer("model.image_width", 1)
-    if height > width > 1:
-        config.report.refuse(
-            "model.image_height",
-            f"`{height}` x `{width}`: more rows than columns, so rows are longitudes; fields of this package are "
-            "(latitude, longitude), and padding across the poles would be another function",
-        )
     _compare_counts(config, draft)
 
 
@@ -133,6 +125,17 @@ def _convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
     if mode not in ("earth", "mirror"):
         report.refuse("model.padding_conf.mode", f"`{mode}` is not one of earth, mirror")
         return
+    height = config.get_integer("model.image_height", 1)
+    width = config.get_integer("model.image_width", 1)
+    if height > width:
+        # In stores with fields (longitude, latitude), miles-credit pads longitudes as if they were latitudes.
+        lat, lon = lon, lat
+        report.derive(
+            "model.image_height",
+            f"approximate: rows of the file are longitudes; here fields are (latitude, longitude), with padding {lat} "
+            f"and {lon}",
+        )
+        report.import_obstacles.append("`model.image_height`: the network was trained with transposed fields")
     if max(*lat, *lon) == 0:
         draft.set("model.padding", None)
         return

@@ -46,6 +46,7 @@ _GENERATION_1: list[KeyRow] = [
         "1", "data.sst_forcing.varname_skt data.sst_forcing.varname_ocean_mask", "used only with `data.sst_forcing`"
     ),
     *ignored("1", "data.total_time_steps data.max_forecast_len", "limits of a trainer that the others do not read"),
+    *ignored("1", "data.timestep", "generation 1 reads `data.lead_time_periods`"),
     *ignored("1", "data.quant_path", "used only with a quantile scaler"),
     *refused(
         "1",
@@ -56,7 +57,7 @@ _GENERATION_1: list[KeyRow] = [
     *refused(
         "1",
         "data.data_path data.dynamic_forcing_vars_key data.prognostic_vars_key data.boundary_vars_key "
-        "data.wet_mask_save_path data.input_length data.output_length data.timestep",
+        "data.wet_mask_save_path data.input_length data.output_length",
         _OCEAN,
     ),
     *refused("1", "data.TOA_forcing_path", "the graph network reads its radiation there; see `model.type`"),
