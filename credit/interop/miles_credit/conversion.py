@@ -13,18 +13,18 @@ import yaml
 from credit.calendar import parse_duration
 from credit.config.load import build_config
 from credit.errors import ConfigError
-from credit.interop.miles_credit.blocks import convert_blocks
-from credit.interop.miles_credit.data_parts import DataParts
 from credit.interop.miles_credit.draft import ConfigDraft
-from credit.interop.miles_credit.generation_1 import convert_data_1
-from credit.interop.miles_credit.generation_2 import convert_data_2
 from credit.interop.miles_credit.keys.row import Disposition
 from credit.interop.miles_credit.keys.table import find_nearest_key, find_row, is_section
-from credit.interop.miles_credit.loss import convert_loss
-from credit.interop.miles_credit.networks import convert_network
 from credit.interop.miles_credit.reading import MilesConfig, find_generation, iterate_leaves, read_yaml_tree
 from credit.interop.miles_credit.report import ConversionReport
-from credit.interop.miles_credit.trainer import convert_trainer
+from credit.interop.miles_credit.sections.blocks import convert_blocks
+from credit.interop.miles_credit.sections.data_parts import DataParts
+from credit.interop.miles_credit.sections.generation_1 import convert_data_1
+from credit.interop.miles_credit.sections.generation_2 import convert_data_2
+from credit.interop.miles_credit.sections.loss import convert_loss
+from credit.interop.miles_credit.sections.networks import convert_network
+from credit.interop.miles_credit.sections.trainer import convert_trainer
 
 # Default seed of generation 2.
 _SEED = 42

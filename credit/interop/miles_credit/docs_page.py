@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from credit.interop.miles_credit.keys.other_keys import IGNORED_POSTBLOCKS, REFUSED_POSTBLOCKS
 from credit.interop.miles_credit.keys.row import KeyRow
 from credit.interop.miles_credit.keys.table import TABLES
-from credit.interop.miles_credit.networks import NETWORKS
+from credit.interop.miles_credit.sections.networks import NETWORKS
 
 _INTRODUCTION = """# Keys of miles-credit
 

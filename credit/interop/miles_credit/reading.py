@@ -78,13 +78,29 @@ class MilesConfig:
         return bool(self.get(key, default))
 
     def get_names(self, key: str) -> list[str]:
-        """Return a list of names; empty for a missing key or null, one name for a text."""
+        """Return a list of names; empty for a missing key or null, one name for a text.
+
+        Anything else is recorded as refused, and an empty list is returned.
+        """
         value = self.get(key)
         if value is None:
             return []
         if isinstance(value, str):
             return [value]
+        if not isinstance(value, list):
+            self.report.refuse(key, f"`{value}` is not a list of names")
+            return []
         return [str(name) for name in value]
+
+    def get_section(self, key: str) -> Mapping[str, Any]:
+        """Return a section and record that it was read; empty for a missing key or null."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.report.refuse(key, f"`{value}` is not a section")
+            return {}
+        return value
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Return the names and values of a section without recording that they were read; empty if it is missing."""

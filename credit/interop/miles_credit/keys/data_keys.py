@@ -27,7 +27,11 @@ _GENERATION_1: list[KeyRow] = [
     *mapped("1", "data.valid_forecast_len", "`data.valid_forecast_len`, plus 1"),
     *derived("1", "data.valid_history_len", "`data.history_len`, which training and validation share"),
     *mapped("1", "data.static_first", "`data.input_order`"),
-    *derived("1", "data.save_loc_physics data.level_info_file", "`data.coefficients`, if a budget needs it"),
+    *ignored(
+        "1",
+        "data.save_loc_physics data.level_info_file",
+        "half levels and areas for the budget fixers; `data.coefficients` has the half levels",
+    ),
     *ignored("1", "data.save_loc_forcing", "used only with `data.forcing_variables`"),
     *refused(
         "1",
@@ -132,7 +136,8 @@ _BOTH: list[KeyRow] = [
     *refused("12", "data.data_clamp", "clamping of the normalised input; this package has no such key", (None,)),
     *ignored("12", "data.one_shot", "`trainer.backprop_on_timestep` selects the steps of the loss"),
     *ignored("12", "data.retain_graph", "how gradients are computed; it does not change their values"),
-    *derived("12", "data.dataset_type", "the format of the files is recognised"),
+    *derived("1", "data.dataset_type", "the format of the files is recognised"),
+    *ignored("2", "data.dataset_type", "the format of the files is recognised"),
 ]
 
 ROWS: tuple[KeyRow, ...] = (*_BOTH, *_GENERATION_1, *_GENERATION_2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 # Segment of a path that matches any name, such as that of a source or of a preblock.
@@ -33,7 +34,6 @@ class KeyRow:
         disposition: result of the conversion of the key.
         text: for a mapped or derived key, the keys of this package, as Markdown; otherwise the reason.
         harmless: for a refused key, the values at which it has no effect, so that it is ignored.
-        example: a value for tests, if the key is not a text.
     """
 
     generations: str
@@ -41,9 +41,8 @@ class KeyRow:
     disposition: Disposition
     text: str
     harmless: tuple[Any, ...] = ()
-    example: Any = None
 
-    @property
+    @cached_property
     def segments(self) -> tuple[str, ...]:
         """Parts of the path between the dots."""
         return tuple(self.path.split("."))

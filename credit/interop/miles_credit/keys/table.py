@@ -20,6 +20,18 @@ ROWS: tuple[KeyRow, ...] = tuple(row for rows in TABLES.values() for row in rows
 SECTION_ALIASES = {"data_valid": "validation_data"}
 
 
+def _group_rows() -> dict[tuple[str, str], list[KeyRow]]:
+    """Return the rows by generation and first segment, because a config has many keys."""
+    groups: dict[tuple[str, str], list[KeyRow]] = {}
+    for row in ROWS:
+        for generation in row.generations:
+            groups.setdefault((generation, row.segments[0]), []).append(row)
+    return groups
+
+
+_ROWS_BY_SECTION = _group_rows()
+
+
 def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow | None:
     """Return the row of a key, None if the table does not have it.
 
@@ -34,9 +46,7 @@ def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow |
     segments[0] = SECTION_ALIASES.get(segments[0], segments[0])
     best_row = None
     best_rank: tuple[int, ...] = ()
-    for row in ROWS:
-        if str(generation) not in row.generations:
-            continue
+    for row in _ROWS_BY_SECTION.get((str(generation), segments[0]), ()):
         rank = _match(row.segments, segments, variables)
         if rank is not None and (best_row is None or rank > best_rank):
             best_row = row
@@ -71,9 +81,9 @@ def is_section(path: str, generation: int) -> bool:
     """Return True if a key is a section above keys of the table, so that an empty value has no effect."""
     segments = path.split(".")
     segments[0] = SECTION_ALIASES.get(segments[0], segments[0])
-    for row in ROWS:
-        length = len(segments)
-        if str(generation) in row.generations and len(row.segments) > length:
+    length = len(segments)
+    for row in _ROWS_BY_SECTION.get((str(generation), segments[0]), ()):
+        if len(row.segments) > length:
             pairs = zip(row.segments, segments, strict=False)
             if all(name in (segment, ANY_NAME) for name, segment in pairs):
                 return True

@@ -86,8 +86,15 @@ _TRAINER: list[KeyRow] = [
 
 _LOSS: list[KeyRow] = [
     *mapped("12", "loss.training_loss", "`loss.kind`"),
-    *derived("12", "loss.validation_loss", "the training loss; `trainer.monitor` selects the best weights"),
-    *mapped("1", "loss.training_loss_parameters", "`loss.huber_delta` or `loss.alpha`"),
+    *ignored("12", "loss.validation_loss loss.validation_loss_parameters.*",
+             "a validation has scores; `trainer.monitor` selects the best weights"),
+    *mapped("12", "loss.training_loss_parameters.delta", "`loss.huber_delta`"),
+    *mapped("12", "loss.training_loss_parameters.alpha loss.training_loss_parameters.biased", "`loss.alpha`"),
+    *ignored(
+        "12",
+        "loss.training_loss_parameters.reduction loss.training_loss_parameters.no_autocast",
+        "how the loss is computed; it does not change it",
+    ),
     *mapped("12", "loss.use_latitude_weights", "`loss.latitude_weights`"),
     *ignored("12", "loss.latitude_weights", "a file; areas follow from the coordinates of the data"),
     *mapped("12", "loss.use_variable_weights", "`loss.weights`"),
@@ -105,12 +112,13 @@ _LOSS: list[KeyRow] = [
     *mapped("2", "loss.args.var_weighting", "`loss.scaling: state`, which is `inverse_variance`"),
     *ignored("2", "loss.args.scaler_path", "the statistics of the training store weight the variables"),
     *refused("2", "loss.args.variable_weights.*", "set `loss.weights` by hand; names are those of channels"),
+    *ignored("2", "loss.args.reduction", "the weights of this package are part of the mean"),
     *ignored("2", "loss.args.normalize_weights", "a factor of the whole loss"),
     *ignored(
         "2",
         "loss.args.include_computed_diagnostics",
         "the loss has the outputs of the network; `inference.derive` writes computed fields",
     ),
-]
+]  # fmt: skip
 
 ROWS: tuple[KeyRow, ...] = (*_TRAINER, *_LOSS)

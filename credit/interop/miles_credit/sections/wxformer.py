@@ -168,16 +168,20 @@ def _compare_counts(config: MilesConfig, draft: ConfigDraft) -> None:
     """Compare the numbers of channels that the file states with those of the variables of the draft."""
     variables = draft.values.get("data", {}).get("variables", {})
 
-    def count(group: str, kind: str) -> int:
-        """Return the number of variables of a group and a kind, such as ``vars_2D``."""
-        return len(variables.get(group, {}).get(kind, []))
+    num_levels = len(draft.values.get("data", {}).get("levels", []))
 
+    def count(group: str) -> int:
+        """Return the number of channels of a group."""
+        members = variables.get(group, {})
+        return len(members.get("vars_3D", [])) * num_levels + len(members.get("vars_2D", []))
+
+    prognostic = variables.get("prognostic", {})
     expected_counts = {
-        "model.channels": count("prognostic", "vars_3D"),
-        "model.surface_channels": count("prognostic", "vars_2D"),
-        "model.input_only_channels": count("dynamic_forcing", "vars_2D") + count("static", "vars_2D"),
-        "model.output_only_channels": count("diagnostic", "vars_2D"),
-        "model.levels": len(draft.values.get("data", {}).get("levels", [])),
+        "model.channels": len(prognostic.get("vars_3D", [])),
+        "model.surface_channels": len(prognostic.get("vars_2D", [])),
+        "model.input_only_channels": count("dynamic_forcing") + count("static"),
+        "model.output_only_channels": count("diagnostic"),
+        "model.levels": num_levels,
     }
     for key, expected in expected_counts.items():
         stated = config.get_integer(key, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from credit.interop.miles_credit.draft import ConfigDraft
-from credit.interop.miles_credit.reading import MilesConfig
+from credit.interop.miles_credit.reading import MilesConfig, to_number
 
 # Hidden defaults by generation, where they differ from each other.
 _AMP = {1: False, 2: True}
@@ -53,7 +53,12 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
     steps = config.get("trainer.backprop_on_timestep", config.get("data.backprop_on_timestep"))
     if steps:
         forecast_len = draft.values["data"]["forecast_len"]
-        draft.set("trainer.backprop_on_timestep", [step for step in steps if 1 <= int(step) <= forecast_len])
+        numbers = [to_number(step) for step in steps] if isinstance(steps, list) else [None]
+        if None in numbers:
+            report.refuse("trainer.backprop_on_timestep", f"`{steps}` is not a list of steps")
+        else:
+            # Steps beyond the rollout have no loss in miles-credit.
+            draft.set("trainer.backprop_on_timestep", [int(step) for step in numbers if 1 <= step <= forecast_len])
     if config.get_flag("trainer.load_weights", False):
         report.derive(
             "trainer.load_weights", "the run begins with weights: import them with `credit convert --weights`"

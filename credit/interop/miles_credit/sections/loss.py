@@ -55,7 +55,7 @@ def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> N
         draft: receives the keys.
         kind: name of the loss in the file.
     """
-    parameters = config.get("loss.training_loss_parameters", {}) or {}
+    parameters = config.get_section("loss.training_loss_parameters")
     delta = config.get("loss.args.base_loss_parameters.delta", parameters.get("delta"))
     if kind == "huber" and delta is not None:
         draft.set("loss.huber_delta", to_number(delta))
@@ -66,9 +66,6 @@ def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> N
     elif kind == "KCRPS":
         # That of miles-credit is unbiased unless `biased` is set.
         draft.set("loss.alpha", 0.0 if parameters.get("biased") else 1.0)
-    unknown_parameters = set(parameters) - {"delta", "alpha", "biased", "reduction", "no_autocast"}
-    if unknown_parameters:
-        config.report.refuse("loss.training_loss_parameters", f"`{', '.join(sorted(unknown_parameters))}` unknown")
 
 
 def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.reading import MilesConfig
-from credit.interop.miles_credit.wxformer import convert_crossformer, convert_wxformer
+from credit.interop.miles_credit.sections.wxformer import convert_crossformer, convert_wxformer
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from credit.interop.miles_credit.data_parts import GROUPS, DataParts
 from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.keys.other_keys import IGNORED_POSTBLOCKS, REFUSED_POSTBLOCKS
 from credit.interop.miles_credit.reading import MilesConfig, to_number
+from credit.interop.miles_credit.sections.data_parts import GROUPS, DataParts
 
 # Variables of ERA5 that are missing over land.
 _MASKED_VARIABLES = ("sst", "sea_surface_temperature", "SST", "SSTK", "sea_ice_cover", "ci", "CI")
@@ -65,7 +65,7 @@ def _convert_preblock(
     """
     report = config.report
     kind = config.get(f"{key}.type")
-    arguments = config.get(f"{key}.args", {}) or {}
+    arguments = config.get_section(f"{key}.args")
     names = _find_variables(arguments.get("variables"), parts)
     if kind in ("concat", "to_device"):
         report.derive(f"{key}.type", "`data.input_order` has the order of the channels")
@@ -151,7 +151,7 @@ def _convert_postblock(
         block: contents of the block.
     """
     kind = config.get(f"{key}.type")
-    arguments = config.get(f"{key}.args", {}) or {}
+    arguments = config.get_section(f"{key}.args")
     if kind == "tracer_fixer":
         names = _find_variables(arguments.get("tracer_vars"), parts)
         _set_bounds(config, draft, key, (names, arguments.get("tracer_thres"), "minimum"))
@@ -203,9 +203,12 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
     if len(numbers) != len(names) or None in numbers:
         config.report.refuse(key, f"`{values}`: one number for each of {', '.join(names)} is needed")
         return
+    options = draft.values["data"].get("variable_options", {})
     for name, number in zip(names, numbers, strict=True):
         if name in outputs:
-            draft.set_option(name, option, number)
+            # Of the bounds of two fixers, the tighter one has an effect.
+            tighter = max if option == "minimum" else min
+            draft.set_option(name, option, tighter(number, options.get(name, {}).get(option, number)))
 
 
 def _find_variables(value: Any, parts: DataParts) -> list[str]:

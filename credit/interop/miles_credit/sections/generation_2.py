@@ -8,17 +8,17 @@ from typing import Any
 
 from credit.calendar import parse_duration
 from credit.errors import ConfigError
-from credit.interop.miles_credit.data_parts import (
+from credit.interop.miles_credit.draft import ConfigDraft
+from credit.interop.miles_credit.reading import MilesConfig, to_number
+from credit.interop.miles_credit.sections.data_parts import (
     GROUPS,
     ORDER_STATIC_LAST,
     DataParts,
     compute_radiation,
     write_data,
 )
-from credit.interop.miles_credit.draft import ConfigDraft
-from credit.interop.miles_credit.generation_1 import write_periods
-from credit.interop.miles_credit.periods import derive_periods
-from credit.interop.miles_credit.reading import MilesConfig, to_number
+from credit.interop.miles_credit.sections.generation_1 import write_periods
+from credit.interop.miles_credit.sections.periods import derive_periods
 
 _ARCO = "gs://gcp-public-data-arco-era5/ar"
 _ARCO_PRESSURE = f"{_ARCO}/full_37-1h-0p25deg-chunk-1.zarr-v3"
@@ -72,7 +72,7 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
     levels = config.get(f"{key}.levels")
     level_coord = str(config.get(f"{key}.level_coord", "") or "")
     if levels:
-        numbers = [to_number(level) for level in levels]
+        numbers = [to_number(level) for level in levels] if isinstance(levels, list) else [None]
         if None in numbers or (parts.levels and parts.levels != numbers):
             config.report.refuse(f"{key}.levels", f"`{levels}`: all sources need the same levels, as numbers")
         else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import date, timedelta
 from pathlib import Path
 
-from credit.interop.miles_credit.data_parts import (
+from credit.interop.miles_credit.draft import ConfigDraft
+from credit.interop.miles_credit.reading import MilesConfig, to_number
+from credit.interop.miles_credit.sections.data_parts import (
     LEVELS_OF_16,
     ORDER_STATIC_FIRST,
     ORDER_STATIC_LAST,
@@ -13,9 +15,7 @@ from credit.interop.miles_credit.data_parts import (
     compute_radiation,
     write_data,
 )
-from credit.interop.miles_credit.draft import ConfigDraft
-from credit.interop.miles_credit.periods import Periods, derive_periods
-from credit.interop.miles_credit.reading import MilesConfig, to_number
+from credit.interop.miles_credit.sections.periods import Periods, derive_periods
 
 # Group -> key of its variables and key of its files.
 _KEYS_OF_GROUP = {
@@ -67,14 +67,16 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
 def _find_levels(config: MilesConfig) -> list[float]:
     """Return the levels of the file; for a file that only counts them, those of the file of means or of ERA5's 16."""
     report = config.report
+    num_levels = config.get_integer("data.levels", config.get_integer("model.levels", 0))
     stated_levels = config.get("data.level_ids")
     if stated_levels:
-        levels = [to_number(level) for level in stated_levels]
+        levels = [to_number(level) for level in stated_levels] if isinstance(stated_levels, list) else [None]
         if None in levels:
-            report.refuse("data.level_ids", f"`{stated_levels}` are not numbers")
+            report.refuse("data.level_ids", f"`{stated_levels}` is not a list of numbers")
             return []
+        if config.has("data.levels") and num_levels != len(levels):
+            report.refuse("data.levels", f"`{num_levels}`, but `data.level_ids` has {len(levels)} levels")
         return levels
-    num_levels = config.get_integer("data.levels", config.get_integer("model.levels", 0))
     mean_path = config.get("data.mean_path")
     if mean_path and Path(str(mean_path)).is_file():
         levels = _read_levels(Path(str(mean_path)))
