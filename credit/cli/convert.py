@@ -188,7 +188,8 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     print(report_path)
     if paths:
         config = load_config(output, _channel_overrides(arguments))
-        _import_weights(config, paths, _read_renames(arguments, conversion.rename))
+        rename = _read_renames(arguments, conversion.rename)
+        _import_weights(config, paths, rename, conversion.static_is_normalised)
     return 0
 
 
@@ -247,17 +248,20 @@ def _read_renames(arguments: argparse.Namespace, names_in_config: Mapping[str, s
     return rename
 
 
-def _import_weights(config: Config, paths: Mapping[str, str], rename: Mapping[str, str]) -> None:
+def _import_weights(
+    config: Config, paths: Mapping[str, str], rename: Mapping[str, str], static_is_normalised: bool = False
+) -> None:
     """Import published weights and print the path of the checkpoint.
 
     Args:
         config: config of the run.
         paths: files of the import, by the names of the options.
         rename: variable -> its name in these files.
+        static_is_normalised: True if static fields count as normalised, whatever the files have.
     """
     from pathlib import Path
 
     from credit.train.checkpoint.convert import PublishedFiles, import_checkpoint
 
     files = {name: Path(path) for name, path in paths.items()}
-    print(import_checkpoint(config, PublishedFiles(**files, rename=rename)))
+    print(import_checkpoint(config, PublishedFiles(**files, rename=rename, static_is_normalised=static_is_normalised)))

@@ -41,6 +41,7 @@ class Conversion:
         generation: generation of the config, 1 or 2.
         files: paths of the published files that the config names: "mean", "std" and "static".
         rename: variable of this package -> its name in these files.
+        static_is_normalised: True if static fields are used as they are, even if the files have statistics of them.
     """
 
     yaml_text: str
@@ -48,6 +49,7 @@ class Conversion:
     generation: int
     files: Mapping[str, str]
     rename: Mapping[str, str]
+    static_is_normalised: bool
 
 
 def convert_file(path: Path) -> Conversion:
@@ -100,7 +102,15 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
         f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
         "`credit check` finds what does not fit your data."
     )
-    return Conversion(draft.to_yaml(header), report, generation, files, parts.published_names)
+    return Conversion(
+        yaml_text=draft.to_yaml(header),
+        report=report,
+        generation=generation,
+        files=files,
+        rename=parts.published_names,
+        # Generation 1 leaves static fields as they are; generation 2 normalises whatever has statistics.
+        static_is_normalised=generation == 1,
+    )
 
 
 def _require_sections(config: MilesConfig) -> None:
@@ -205,7 +215,7 @@ def _record_unknown(config: MilesConfig, key: str, value: Any) -> None:
         config.report.add(Disposition.IGNORED, key, "an empty section", value)
         return
     nearest = find_nearest_key(key, config.generation)
-    reason = "is not a key of miles-credit 2026.2"
+    reason = "is not a key of miles-credit that the conversion knows"
     if nearest is not None:
         reason += f"; did you mean `{nearest}`?"
     config.report.refuse(key, reason)

@@ -213,6 +213,8 @@ def test_a_file_without_a_model() -> None:
         (2, "loss.type", "other"),
         (2, "loss.args.var_weighting", "learnable"),
         (2, "preblocks.per_step.more", {"type": "regrid"}),
+        (2, "preblocks.per_step.fill.args.variables", ["FILES/static/2d/ice"]),
+        (2, "preblocks.per_step.scaler.args.scaler_type", "minmax"),
         (2, "postblocks.per_step.more", {"type": "global_water_fixer"}),
     ],
 )

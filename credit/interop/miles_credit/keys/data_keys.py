@@ -93,6 +93,17 @@ _GENERATION_2: list[KeyRow] = [
         "data.source.NAME.lat_spec data.source.NAME.lon_spec data.source.NAME.num_integration_steps",
         "the computed radiation has the grid of the data, and its integral over the step has a fixed error",
     ),
+    *ignored(
+        "2",
+        "data.source.NAME.calendar data.source.NAME.time_coord data.source.NAME.engine data.source.NAME.grid_type",
+        "calendar, coordinates and format are recognised in the files",
+    ),
+    *refused(
+        "2",
+        "data.source.NAME.temporal_mode data.source.NAME.cycle_year",
+        "a representative year; set `times: cyclic` in the source by hand, see docs/data.md",
+        harmless=(None,),
+    ),
     *refused(
         "2",
         "data.source.NAME.mode data.source.NAME.product data.source.NAME.extent",

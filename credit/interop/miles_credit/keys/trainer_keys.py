@@ -51,7 +51,7 @@ _TRAINER: list[KeyRow] = [
     ),
     *ignored("12", "trainer.scheduler.last_epoch", "the position in the schedule is part of a checkpoint"),
     *ignored("12", "trainer.update_learning_rate", "the rate is that of `trainer.schedule`, also after a restart"),
-    *mapped("12", "trainer.grad_max_norm", "`trainer.grad_max_norm`; `dynamic` and 0 clip nothing: null"),
+    *mapped("12", "trainer.grad_max_norm", "`trainer.grad_max_norm`; null for `dynamic` and 0"),
     *mapped("12", "trainer.use_ema trainer.ema_decay", "the same key"),
     *mapped("12", "trainer.use_tensorboard", "`trainer.tensorboard`"),
     *mapped("12", "trainer.stopping_patience", "`trainer.patience`, unless it exceeds the number of epochs"),

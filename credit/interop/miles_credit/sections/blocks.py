@@ -66,7 +66,7 @@ def _convert_preblock(
     report = config.report
     kind = config.get(f"{key}.type")
     arguments = config.get_section(f"{key}.args")
-    names = _find_variables(arguments.get("variables"), parts)
+    names = _find_variables(config, f"{key}.args.variables", arguments.get("variables"), parts)
     if kind in ("concat", "to_device"):
         report.derive(f"{key}.type", "`data.input_order` has the order of the channels")
     elif kind == "era5_normalizer":
@@ -153,7 +153,7 @@ def _convert_postblock(
     kind = config.get(f"{key}.type")
     arguments = config.get_section(f"{key}.args")
     if kind == "tracer_fixer":
-        names = _find_variables(arguments.get("tracer_vars"), parts)
+        names = _find_variables(config, f"{key}.args.tracer_vars", arguments.get("tracer_vars"), parts)
         _set_bounds(config, draft, key, (names, arguments.get("tracer_thres"), "minimum"))
         _set_bounds(config, draft, key, (names, arguments.get("tracer_thres_max"), "maximum"))
     elif kind in REFUSED_POSTBLOCKS:
@@ -211,9 +211,23 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
             draft.set_option(name, option, tighter(number, options.get(name, {}).get(option, number)))
 
 
-def _find_variables(value: Any, parts: DataParts) -> list[str]:
-    """Return the names of variables written as ``SOURCE/GROUP/3d/NAME``; all variables for an empty list."""
+def _find_variables(config: MilesConfig, key: str, value: Any, parts: DataParts) -> list[str]:
+    """Return the names of variables written as ``SOURCE/GROUP/3d/NAME``; all variables for an empty list.
+
+    The computed radiation is left out, because it has neither a transform nor missing values.
+
+    Args:
+        config: the config to convert.
+        key: dotted key of the value.
+        value: a variable, a list of variables, or null.
+        parts: variables of the run.
+    """
+    all_names = [name for name in parts.names(*GROUPS) if name not in parts.published_names]
     if value is None or value == []:
-        return parts.names(*GROUPS)
-    keys = [value] if isinstance(value, str) else value
-    return [str(key).rpartition("/")[2] for key in keys]
+        return all_names
+    keys = value if isinstance(value, list) else [value]
+    names = [str(item).rpartition("/")[2] for item in keys]
+    unknown_names = set(names) - set(all_names) - set(parts.published_names.values())
+    if unknown_names:
+        config.report.refuse(key, f"`{', '.join(sorted(unknown_names))}`: no such variable in `data.source`")
+    return [name for name in names if name in all_names]

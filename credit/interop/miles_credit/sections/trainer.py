@@ -152,11 +152,14 @@ def _convert_schedule(config: MilesConfig, draft: ConfigDraft, num_steps: int | 
 
 
 def _convert_clipping(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the largest norm of the gradient; 0, null and ``dynamic`` do not change a gradient."""
+    """Write the largest norm of the gradient; 0 and null do not change a gradient."""
     value = config.get("trainer.grad_max_norm", 0)
     if value == "dynamic":
         draft.set("trainer.grad_max_norm", None)
-        config.report.derive("trainer.grad_max_norm", "`dynamic` clips at the norm itself, which changes nothing: null")
+        text = "`dynamic` clips at the norm itself, which changes nothing: null"
+        if config.generation == 1:
+            text = "approximate: null; generation 1 reduces a norm n above 1 to its square root"
+        config.report.derive("trainer.grad_max_norm", text)
         return
     norm = 0.0
     if value is not None:
