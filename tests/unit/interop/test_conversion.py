@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,28 @@ def test_the_decoder_follows_from_the_class() -> None:
     assert convert(with_value(tree, "model.upsample_with_ps", False)).model.decoder == "pixel_shuffle"
     assert convert(with_value(tree, "model.upsample_v_conv", True)).model.decoder == "pixel_shuffle"
     assert "model.upsample_v_conv" in refused(with_value(example(1), "model.upsample_v_conv", True))
+
+
+@pytest.mark.parametrize(
+    ("case", "network"), [("wxformer_transposed_earth", "crossformer"), ("wxformer_pixelshuffle_mirror", "wxformer")]
+)
+def test_the_networks_of_the_golden_numbers(repository: Path, case: str, network: str) -> None:
+    """The keys of miles-credit give the section with which the stored numbers of miles-credit are reproduced."""
+    path = repository / "tests" / "data" / "golden" / f"{case}.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))["wxformer"]
+    tree = with_value(example(1), "data.history_len", settings["frames"])
+    tree = with_value(tree, "data.valid_history_len", settings["frames"])
+    padding = settings.pop("padding")
+    decoder = settings.pop("decoder")
+    model = {key: value for key, value in settings.items() if key not in ("in_channels", "out_channels")}
+    model["padding_conf"] = {
+        "activate": True, "mode": padding["mode"], "pad_lat": padding["lat"], "pad_lon": padding["lon"],
+    }  # fmt: skip
+    section = convert(with_value(tree, "model", {"type": network, **model})).model
+    assert section.decoder == decoder
+    assert section.padding.model_dump() == {**padding, "pole": "published"}
+    for key in set(model) - {"padding_conf", "image_height", "image_width", "frames", "output_frames"}:
+        assert getattr(section, key) == settings[key], key
 
 
 def test_schedules() -> None:

@@ -80,7 +80,10 @@ def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> N
             continue
         names[index] = SOLAR_VARIABLE
         parts.published_names[SOLAR_VARIABLE] = name
-        report.derive(key, f"`{name}` is `{SOLAR_VARIABLE}`, computed for the window that ends at t; no file is read")
+        report.derive(
+            key,
+            f"`{name}`: `{SOLAR_VARIABLE}` is computed for the window that ends at t; no file is read",
+        )
         for path in list(parts.sources):
             members = parts.sources[path]
             if name in members:
