@@ -1,12 +1,23 @@
-"""``credit convert``: import published weights, or export the weights of a run."""
+"""``credit convert``: convert a config of miles-credit, import published weights, or export the weights of a run."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments, path_argument
 
-HELP = """Import published weights as step 0 of a run, or export the weights of a run.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from credit.config import Config
+
+HELP = """Convert a config of miles-credit, import published weights as step 0 of a run, or export the weights of a run.
+
+To convert a config of NCAR's miles-credit, give --output. The report beside the output lists every key of CONFIG. If a
+key has no counterpart, the command lists all such keys, writes nothing and ends with exit code 2. With --weights it
+also imports the weights; --mean, --std and --static are then by default the files that CONFIG names.
 
 To import, give --weights, --mean, --std and --static. CONFIG describes the network, the variables, the hybrid levels,
 the order of the input channels (data.input_order) and the window of the solar radiation (data.solar.window). Start
@@ -16,15 +27,26 @@ from `credit init wxformer_published_6h`. Afterwards, `credit rollout` makes for
 To export, give --export. Add --checkpoint for a checkpoint other than the best.
 
 example:
+  credit convert THEIRS.yml --output my_run.yml
   credit convert config.yml --weights model.pt --mean mean.nc --std std.nc --static static.nc
   credit convert config.yml --export weights.safetensors --checkpoint latest"""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 
+# Options with the files of an import.
+_IMPORTED_FILES = ("weights", "mean", "std", "static")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files of an import and of an export."""
     add_config_arguments(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=path_argument,
+        help="convert CONFIG, a config of miles-credit, to this YAML file, with a report beside it (.report.md)",
+    )
     parser.add_argument(
         "--weights",
         metavar="FILE",
@@ -67,46 +89,179 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Import weights as a checkpoint, or export the weights of a checkpoint; print its path, return the exit status 0.
+    """Convert a config, import weights, or export them; print the paths of the results, return the exit status 0.
 
     Raises:
-        ConfigError: if the config is not valid, a file of the import is missing, or ``--rename`` has no equals sign.
+        ConfigError: if the config is not valid or cannot be converted, a file of the import is missing, or ``--rename``
+            has no equals sign.
         CheckpointError: if the weights do not fit the model, or there is no checkpoint to export.
     """
     from pathlib import Path
 
     from credit.config import load_config
     from credit.errors import ConfigError
-    from credit.train.checkpoint.convert import DEFAULT_RENAME, PublishedFiles, export_weights, import_checkpoint
 
+    if arguments.output is not None:
+        return _convert_config(arguments)
     # Published weights may have their channels in another order than CONFIG; --levels and --variables give the order.
+    overrides = _channel_overrides(arguments)
+    try:
+        config = load_config(arguments.config, overrides)
+    except ConfigError as error:
+        if _is_miles_config(Path(arguments.config)):
+            raise ConfigError(
+                f"{arguments.config}: is a config of miles-credit; `credit convert {arguments.config} -o my_run.yml` "
+                "converts it"
+            ) from error
+        raise
+    if arguments.export:
+        from credit.train.checkpoint.convert import export_weights
+
+        print(export_weights(config, arguments.checkpoint, Path(arguments.export)))
+        return 0
+    paths = {name: getattr(arguments, name) for name in _IMPORTED_FILES}
+    missing_options = [f"--{name}" for name, path in paths.items() if path is None]
+    if missing_options:
+        raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
+    _import_weights(config, paths, _read_renames(arguments, {}))
+    return 0
+
+
+def _channel_overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return the overrides of the command line, with those of ``--levels`` and ``--variables``."""
     overrides = list(arguments.overrides)
     if arguments.levels:
         overrides.append(f"data.levels=[{arguments.levels}]")
     if arguments.variables:
         overrides.append(f"data.variables.prognostic.vars_3D=[{arguments.variables}]")
-    config = load_config(arguments.config, overrides)
-    if arguments.export:
-        print(export_weights(config, arguments.checkpoint, Path(arguments.export)))
-        return 0
-    # An import needs all four files.
+    return overrides
+
+
+def _is_miles_config(path: Path) -> bool:
+    """Return True if a file is a training config of miles-credit."""
+    from credit.errors import ConfigError
+    from credit.interop.miles_credit import find_generation, read_yaml_tree
+
+    try:
+        return find_generation(read_yaml_tree(path)) is not None
+    except ConfigError:
+        return False
+
+
+def _convert_config(arguments: argparse.Namespace) -> int:
+    """Write the converted config and its report; import weights if they are given.
+
+    Raises:
+        ConfigError: if an option has no effect, a file exists already, the config cannot be converted, or a file of the
+            import is missing.
+    """
+    from pathlib import Path
+
+    from credit.config import load_config
+    from credit.errors import ConfigError
+    from credit.interop.miles_credit import convert_file
+    from credit.utils.atomic import atomic_write
+
+    if arguments.overrides or arguments.export:
+        raise ConfigError("--output: give no overrides and no --export; edit the converted config instead")
+    output = Path(arguments.output)
+    report_path = output.with_suffix(".report.md")
+    for path in (output, report_path):
+        if path.exists():
+            raise ConfigError(f"{path}: exists already; remove it or name another file")
+    conversion = convert_file(Path(arguments.config))
     paths = {}
-    missing_options = []
-    for name in ("weights", "mean", "std", "static"):
+    if arguments.weights:
+        paths = _find_imported_files(arguments, conversion.files)
+        if conversion.report.import_obstacles:
+            reasons = "\n".join(f"  - {reason}" for reason in conversion.report.import_obstacles)
+            raise ConfigError(f"--weights: weights of {arguments.config} cannot be imported\n{reasons}")
+
+    report_text = conversion.report.to_markdown(arguments.config, conversion.generation)
+    atomic_write(output, lambda path: path.write_text(conversion.yaml_text, encoding="utf-8"))
+    atomic_write(report_path, lambda path: path.write_text(report_text, encoding="utf-8"))
+    counts = conversion.report.count()
+    print(f"{arguments.config}: generation {conversion.generation}; values to check:")
+    print(conversion.report.describe_derived())
+    print(", ".join(f"{number} {name}" for name, number in counts.items() if number))
+    print(output)
+    print(report_path)
+    if paths:
+        config = load_config(output, _channel_overrides(arguments))
+        rename = _read_renames(arguments, conversion.rename)
+        _import_weights(config, paths, rename, conversion.static_is_normalised)
+    return 0
+
+
+def _find_imported_files(arguments: argparse.Namespace, files: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of an import: those of the options, else those that the converted config names.
+
+    Args:
+        arguments: the arguments of the command.
+        files: paths in the converted config, under the names of the options.
+
+    Raises:
+        ConfigError: if a file is neither given nor there.
+    """
+    import os
+    from pathlib import Path
+
+    from credit.errors import ConfigError
+
+    paths = {}
+    problems = []
+    for name in _IMPORTED_FILES:
         path = getattr(arguments, name)
+        if path is None and name in files:
+            path = os.path.expandvars(files[name])
+            if not Path(path).exists():
+                problems.append(f"--{name}: {path}, which the config names, does not exist; give the option")
+                continue
         if path is None:
-            missing_options.append(f"--{name}")
+            problems.append(f"--{name}: the config names no such file; give the option")
         else:
-            paths[name] = Path(path)
-    if missing_options:
-        raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
-    # Names of this package -> names in the published files.
-    rename = dict(DEFAULT_RENAME)
+            paths[name] = path
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return paths
+
+
+def _read_renames(arguments: argparse.Namespace, names_in_config: Mapping[str, str]) -> dict[str, str]:
+    """Return variable -> its name in the published files: defaults, those of a converted config, those of the options.
+
+    Args:
+        arguments: the arguments of the command.
+        names_in_config: the names that follow from a converted config.
+
+    Raises:
+        ConfigError: if ``--rename`` has no equals sign.
+    """
+    from credit.errors import ConfigError
+    from credit.train.checkpoint.convert import DEFAULT_RENAME
+
+    rename = {**DEFAULT_RENAME, **names_in_config}
     for text in arguments.rename:
         name, equals, published_name = text.partition("=")
         if not equals:
             raise ConfigError(f'--rename: "{text}": write OURS=THEIRS')
         rename[name] = published_name
+    return rename
 
-    print(import_checkpoint(config, PublishedFiles(**paths, rename=rename)))
-    return 0
+
+def _import_weights(
+    config: Config, paths: Mapping[str, str], rename: Mapping[str, str], static_is_normalised: bool = False
+) -> None:
+    """Import published weights and print the path of the checkpoint.
+
+    Args:
+        config: config of the run.
+        paths: files of the import, by the names of the options.
+        rename: variable -> its name in these files.
+        static_is_normalised: True if static fields count as normalised, whatever the files have.
+    """
+    from pathlib import Path
+
+    from credit.train.checkpoint.convert import PublishedFiles, import_checkpoint
+
+    files = {name: Path(path) for name, path in paths.items()}
+    print(import_checkpoint(config, PublishedFiles(**files, rename=rename, static_is_normalised=static_is_normalised)))

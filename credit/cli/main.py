@@ -33,7 +33,7 @@ COMMANDS = {
     "submit": "write and submit PBS or Slurm jobs",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "doctor": "collect the facts that a bug report needs in one text file",
-    "convert": "import published weights, or export the weights of a run",
+    "convert": "convert a config of miles-credit, import published weights, or export the weights of a run",
 }
 
 

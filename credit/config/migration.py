@@ -125,7 +125,10 @@ _MODEL = (
     ),
     _row_of_both("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
     _row_of_both("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
-    _row_of_both("model.upsample_with_ps", "`model.decoder: pixel_shuffle` (true) or `transposed` (false)"),
+    _row_of_both(
+        "model.upsample_with_ps",
+        "`model.decoder`: `pixel_shuffle` for `type: wxformer`, `transposed` for `type: crossformer`",
+    ),
     _row_of_both("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
     _row_of_both("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
     _row_of_both("model.padding_conf.mode", "`model.padding.mode`"),
@@ -187,7 +190,7 @@ _LOADING = (
 _TRAINER = (
     _row_of_both("trainer.type", "none: there is one"),
     Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),
-    Row("", "trainer.parallelism.domain", "none: `trainer.parallelism.tensor` splits the layers of a sample"),
+    Row("", "trainer.parallelism.domain", "`trainer.parallelism.domain`"),
     _row_of_both(
         "trainer.epochs trainer.num_epoch trainer.start_epoch",
         "`trainer.num_epoch` or `trainer.max_steps`, the whole length of the run",
@@ -221,7 +224,9 @@ _TRAINER = (
     _row_of_both("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
     Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` has every variable"),
     _row_of_both("trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"),
-    Row("trainer.ensemble_size", "trainer.ensemble_size", "none in this release"),
+    Row(
+        "trainer.ensemble_size", "trainer.ensemble_size", "`trainer.members`, with `loss.kind: crps` and `model.noise`"
+    ),
     Row("trainer.cpu_offload", "", "`trainer.parallelism.cpu_offload`"),
 )
 

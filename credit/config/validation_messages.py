@@ -54,8 +54,8 @@ def build_error(problems: Sequence[str], origin: str) -> ConfigError:
     lines += [f"  {keys}" for keys in key_lists]
     if has_foreign_keys:
         lines.append(
-            "  docs/migration.md lists the replacements of miles-credit's keys; `credit init wxformer_1deg` writes a "
-            "config to start from"
+            "  docs/migration.md lists the replacements of miles-credit's keys; `credit convert FILE -o my_run.yml` "
+            "converts a whole config of miles-credit"
         )
     noun = "problem" if len(problems) == 1 else "problems"
     title = f"{origin}: {len(problems)} {noun}"

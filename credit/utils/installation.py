@@ -19,6 +19,8 @@ PACKAGE = "credit"
 DISTRIBUTION = "credit-weather"
 # The distribution's name up to version 0.14.
 FORMER_DISTRIBUTION = "credit"
+# Distribution of NCAR's package, whose import name and commands are those of this package.
+MILES_CREDIT = "miles-credit"
 # Only this package has a command that starts here, so the entry point identifies its distribution under any name.
 _ENTRY_POINT = "credit.cli.main:main"
 
@@ -86,12 +88,18 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
                 f"{_describe_distribution(distribution)} is another project's package of that name; this one is called "
                 f"{DISTRIBUTION}. Remove it with `{_pip_command()} uninstall {name}`"
             )
-        elif PACKAGE in _read_import_names(distribution):
-            conflicts.append(
+        elif name == MILES_CREDIT or PACKAGE in _read_import_names(distribution):
+            conflict = (
                 f"{_describe_distribution(distribution)} also installs a package `{PACKAGE}`; either may hide the "
                 f"other. Use one environment for each: `{_pip_command()} uninstall {name}`, then "
                 f"`{_reinstall_command()}`"
             )
+            if name == MILES_CREDIT:
+                conflict += (
+                    f". Both also have the commands `{PACKAGE}` and `{PACKAGE}_train`; docs/migration.md describes two "
+                    "environments"
+                )
+            conflicts.append(conflict)
     return conflicts
 
 

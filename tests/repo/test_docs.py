@@ -74,7 +74,11 @@ def config_keys() -> re.Pattern:
     return re.compile("|".join([*key_patterns, SECTIONS]))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "config.md"], ids=page_name)
+# docs/migration_keys.md names keys of another package; tests/unit/interop checks those of this package.
+_PAGES_WITH_OUR_KEYS = [page for page in PAGES if page.name not in ("config.md", "migration_keys.md")]
+
+
+@pytest.mark.parametrize("page", _PAGES_WITH_OUR_KEYS, ids=page_name)
 def test_config_keys_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if page.name == "migration.md":

@@ -14,7 +14,7 @@ LEVELS = (
     {"cli"},
     {"hpc", "verify", "train"},
     {"forecast"},
-    {"models", "losses", "metrics"},
+    {"models", "losses", "metrics", "interop"},
     {"data", "parallel"},
     {"config"},
     {"physics"},

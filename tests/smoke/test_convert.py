@@ -126,25 +126,86 @@ def import_options(folder: Path) -> list[str]:
     return [f"--{option}={folder / file}" for option, file in files.items()]
 
 
-@pytest.mark.slow
-def test_published_weights_forecast(published: Path, command) -> None:
-    config = published / "config.yml"
-    for arguments in (("convert", config, *import_options(published)), ("rollout", config)):
-        process = command(*arguments)
-        assert process.returncode == 0, process.stderr
-    truth = np.load(published / "truth.npz")
-    with xr.open_dataset(published / "run" / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
+def require_reference_forecast(folder: Path) -> None:
+    """Require that the forecast of the run in `folder` is that of the reference."""
+    truth = np.load(folder / "truth.npz")
+    with xr.open_dataset(folder / "run" / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
         for variable, level in VARIABLES:
             field = forecast[variable].isel(time=0)
             if level is not None:
                 field = field.isel({field.dims[0]: LEVELS.index(level)})
             expected = truth[f"{variable}_{level}"]
             assert np.abs(field.values - expected).max() < 2e-5 * expected.std() + 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_published_weights_forecast(published: Path, command) -> None:
+    config = published / "config.yml"
+    for arguments in (("convert", config, *import_options(published)), ("rollout", config)):
+        process = command(*arguments)
+        assert process.returncode == 0, process.stderr
+    require_reference_forecast(published)
     exported = command("convert", config, "--export", published / "out.safetensors")
     assert exported.returncode == 0, exported.stderr
     with safe_open(published / "out.safetensors", "pt") as file:
         assert json.loads(file.metadata()["credit"])["step"] == 0
         assert len(file.keys()) > 100
+
+
+def miles_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
+    """Return the config that a user of miles-credit (generation 1) has for the network and the files in `folder`."""
+    names = ("dim", "depth", "dim_head", "global_window_size", "local_window_size", "cross_embed_kernel_sizes",
+             "cross_embed_strides", "use_spectral_norm", "interp", "frames", "image_height", "image_width")  # fmt: skip
+    network = {name: settings[name] for name in names if name in settings}
+    padding = settings["padding"]
+    return {
+        "save_loc": str(folder / "run"),
+        "data": {
+            "variables": ["U", "V"],
+            "save_loc": str(folder / "analysis.nc"),
+            "surface_variables": ["SP", "t2m"],
+            "save_loc_surface": str(folder / "analysis.nc"),
+            "static_variables": ["Z_GDS4_SFC", "LSM"],
+            "save_loc_static": str(folder / "static.nc"),
+            "level_ids": LEVELS,
+            "mean_path": str(folder / "mean.nc"),
+            "std_path": str(folder / "std.nc"),
+            "scaler_type": "std_new",
+            "train_years": [2000, 2018],
+            "valid_years": [2019, 2021],
+            "history_len": 1,
+            "forecast_len": 0,
+            "lead_time_periods": 6,
+        },
+        "model": {
+            "type": "crossformer",
+            **network,
+            "padding_conf": {
+                "activate": True, "mode": padding["mode"], "pad_lat": padding["lat"], "pad_lon": padding["lon"],
+            },
+        },
+        "trainer": {"type": "standard", "mode": "none", "epochs": 1, "batches_per_epoch": 1, "learning_rate": "1e-4"},
+        "loss": {"training_loss": "mse", "use_latitude_weights": True, "use_variable_weights": False},
+        "predict": {"forecasts": {"days": 0.25}},
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_config_of_miles_credit_and_its_weights_forecast(published: Path, command, repository: Path) -> None:
+    """The YAML file and the weights alone give the reference's numbers."""
+    settings = json.loads((repository / "tests" / "data" / "golden" / f"{CASE}.json").read_text())["wxformer"]
+    (published / "theirs.yml").write_text(yaml.safe_dump(miles_config(published, settings)))
+    # Statistics of static fields, which generation 1 does not use.
+    for name in ("mean.nc", "std.nc"):
+        with xr.open_dataset(published / name) as statistics:
+            statistics = statistics.load().assign(LSM=((), 3.0))
+        statistics.to_netcdf(published / name)
+    config = published / "converted.yml"
+    converted = command("convert", published / "theirs.yml", "-o", config, "--weights", published / "model.pt")
+    assert converted.returncode == 0, converted.stderr
+    rolled_out = command("rollout", config, f"inference.initial_times=[{INITIAL_TIME}]", "trainer.device=cpu")
+    assert rolled_out.returncode == 0, rolled_out.stderr
+    require_reference_forecast(published)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 HELP = """Check CONFIG and its data before you submit a job. The command writes nothing.
 
 It checks:
+  - other installed packages with the same import name, such as miles-credit
   - the config keys
   - files, variables, levels, units, times, and the samples of each split
   - the training store, its chunks and statistics
@@ -67,6 +68,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.config.load import build_config, read_config
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
+    from credit.utils.installation import find_conflicts
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
@@ -77,6 +79,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     show_notes = not (arguments.json or arguments.quiet)
     report = CheckReport(_print_note) if show_notes else CheckReport()
     document: dict[str, Any] = {}
+    # Another package of the same import name, such as miles-credit, may hide this one in the jobs of the run.
+    for conflict in find_conflicts():
+        report.add_warning(conflict)
     with report.collect_log():
         try:
             document = read_config(arguments.config, arguments.overrides)

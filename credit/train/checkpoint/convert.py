@@ -46,6 +46,7 @@ class PublishedFiles:
         static: netCDF file with the static fields on the model's grid. Static fields without an entry in the files
             `mean` and `std` count as already normalised.
         rename: variable of the config -> name of the variable in these files.
+        static_is_normalised: True if all static fields count as already normalised, whatever the files have.
     """
 
     weights: Path
@@ -53,6 +54,7 @@ class PublishedFiles:
     std: Path
     static: Path
     rename: Mapping[str, str]
+    static_is_normalised: bool = False
 
 
 def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
@@ -186,7 +188,10 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
         for channel in required_channels:
             name = files.rename.get(channel.variable, channel.variable)
             may_be_absent = channel.group == "static" or channel.source == "computed"
-            if name in mean_file or not may_be_absent:
+            has_statistics = name in mean_file
+            if channel.group == "static" and files.static_is_normalised:
+                has_statistics = False
+            if has_statistics or not may_be_absent:
                 mean = _read_value(mean_file, name, channel, files.mean)
                 std = _read_value(std_file, name, channel, files.std)
             elif channel.group == "static":

@@ -29,7 +29,7 @@ def test_each_key_is_answered_with_the_table(key: str) -> None:
     above = [key[:end] for end in range(len(key) + 1) if key[end : end + 1] in (".", "")]
     assert any(f"- {old}: a key of miles-credit; here " in text for old in above), text
     assert "did you mean" not in text
-    assert text.endswith("writes a config to start from")
+    assert text.endswith("converts a whole config of miles-credit")
 
 
 @pytest.mark.parametrize(

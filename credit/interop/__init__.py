@@ -1,0 +1,1 @@
+"""Conversion of the configs of other packages."""

@@ -1,0 +1,254 @@
+"""Conversion of a config of miles-credit to one of this package, with a report of every key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit.calendar import parse_duration
+from credit.config.load import build_config
+from credit.errors import ConfigError
+from credit.interop.miles_credit.draft import ConfigDraft
+from credit.interop.miles_credit.keys.row import Disposition
+from credit.interop.miles_credit.keys.table import find_nearest_key, find_row, is_section
+from credit.interop.miles_credit.reading import MilesConfig, find_generation, iterate_leaves, read_yaml_tree
+from credit.interop.miles_credit.report import ConversionReport
+from credit.interop.miles_credit.sections.blocks import convert_blocks
+from credit.interop.miles_credit.sections.data_parts import DataParts
+from credit.interop.miles_credit.sections.generation_1 import convert_data_1
+from credit.interop.miles_credit.sections.generation_2 import convert_data_2
+from credit.interop.miles_credit.sections.loss import convert_loss
+from credit.interop.miles_credit.sections.networks import convert_network
+from credit.interop.miles_credit.sections.trainer import convert_trainer
+
+# Default seed of generation 2.
+_SEED = 42
+_SECTIONS = ("data", "model", "trainer", "loss")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Result of a conversion.
+
+    Attributes:
+        yaml_text: the config of this package.
+        report: the result of every key.
+        generation: generation of the config, 1 or 2.
+        files: paths of the published files that the config names: "mean", "std" and "static".
+        rename: variable of this package -> its name in these files.
+        static_is_normalised: True if static fields are used as they are, even if the files have statistics of them.
+    """
+
+    yaml_text: str
+    report: ConversionReport
+    generation: int
+    files: Mapping[str, str]
+    rename: Mapping[str, str]
+    static_is_normalised: bool
+
+
+def convert_file(path: Path) -> Conversion:
+    """Convert the config in a file.
+
+    Args:
+        path: YAML file of miles-credit; it may be a symbolic link.
+
+    Raises:
+        ConfigError: if it is not a config of miles-credit, or has keys without a counterpart; the message lists all
+            of them.
+    """
+    conversion = convert_tree(read_yaml_tree(path), str(path))
+    refused_keys = conversion.report.keys_with(Disposition.REFUSED)
+    if refused_keys:
+        noun = "key stands" if len(refused_keys) == 1 else "keys stand"
+        raise ConfigError(
+            f"{path}: {len(refused_keys)} {noun} in the way of a conversion (generation {conversion.generation}); "
+            f"nothing was written\n{conversion.report.describe_refused()}\n  docs/migration_keys.md lists all keys"
+        )
+    require_valid(conversion.yaml_text, str(path))
+    return conversion
+
+
+def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
+    """Convert the contents of a config; refused keys are in the report.
+
+    Args:
+        tree: contents of the file.
+        origin: path of the file, for messages.
+
+    Raises:
+        ConfigError: if it is not a config of miles-credit.
+    """
+    generation = find_generation(tree)
+    if generation is None:
+        raise ConfigError(
+            f"{origin}: is not a training config of miles-credit; `data.source` (generation 2) or `data.variables` as "
+            "a list (generation 1) is missing"
+        )
+    report = ConversionReport()
+    config = MilesConfig(tree, generation, report)
+    draft = ConfigDraft()
+    _require_sections(config)
+    _start_draft(config, draft, origin)
+    parts, files = _convert_sections(config, draft)
+    _convert_lead_time(config, draft)
+    _record_keys(config, parts)
+    header = (
+        f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
+        "`credit check` finds what does not fit your data."
+    )
+    return Conversion(
+        yaml_text=draft.to_yaml(header),
+        report=report,
+        generation=generation,
+        files=files,
+        rename=parts.published_names,
+        # Generation 1 leaves static fields as they are; generation 2 normalises whatever has statistics.
+        static_is_normalised=generation == 1,
+    )
+
+
+def _require_sections(config: MilesConfig) -> None:
+    """Refuse a file without one of the four sections that describe a training."""
+    for name in _SECTIONS:
+        if not config.section(name):
+            key = "model.type" if name == "model" else name
+            config.report.refuse(key, f"the file has no section `{name}`")
+
+
+def _start_draft(config: MilesConfig, draft: ConfigDraft, origin: str) -> None:
+    """Write the keys without a section."""
+    draft.set("experiment", Path(origin).stem)
+    save_loc = config.get("save_loc")
+    if save_loc is None:
+        config.report.refuse("save_loc", "missing; add the folder of the run")
+    draft.set("save_loc", str(save_loc))
+    draft.set("seed", config.get_integer("seed", _SEED))
+
+
+def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataParts, dict[str, str]]:
+    """Write the sections; return the parts of the data, and the paths of the published files."""
+    if config.generation == 1:
+        parts = convert_data_1(config, draft)
+    else:
+        parts = convert_data_2(config, draft)
+    files = convert_blocks(config, draft, parts)
+    static_names = parts.names("static")
+    for path, names in parts.sources.items():
+        if static_names and static_names[0] in names:
+            files["static"] = path
+    convert_network(config, draft)
+    convert_loss(config, draft)
+    convert_trainer(config, draft)
+    return parts, files
+
+
+def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Write the length of forecasts, if the file has it in a form that this package reads."""
+    key = "inference.batch_forecast.forecast_length"
+    lead_time = config.get(key)
+    if config.generation == 1:
+        key = "predict.forecasts.days"
+        days = config.get(key)
+        lead_time = None if days is None else f"{days}d"
+    if lead_time is None:
+        return
+    try:
+        minutes = parse_duration(str(lead_time))
+        timestep = parse_duration(draft.values["data"]["timestep"])
+    except ConfigError:
+        config.report.derive(key, f"`{lead_time}` is no number of days or hours; set `inference.lead_time`")
+        return
+    # A forecast has a whole number of steps.
+    steps = max(round(minutes / timestep), 1)
+    draft.set("inference.lead_time", f"{steps * timestep // 60}h")
+
+
+def _record_keys(config: MilesConfig, parts: DataParts) -> None:
+    """Record the result of every key of the file that no conversion has recorded.
+
+    An unknown key is refused. So is a key that the table promises to convert, if nothing has read it and it could have
+    an effect.
+    """
+    variables = set(parts.names("prognostic", "diagnostic", "dynamic_forcing", "static"))
+    variables.update(parts.published_names.values())
+    # The keys of a network without a counterpart are no further obstacles.
+    network_entry = config.report.entries.get("model.type")
+    has_other_network = network_entry is not None and network_entry.disposition is Disposition.REFUSED
+    for key, value in iterate_leaves(config.tree):
+        row = find_row(key, config.generation, variables)
+        if value in (None, {}) and is_section(key, config.generation):
+            row = None
+        if row is None:
+            _record_unknown(config, key, value)
+            continue
+        disposition = row.disposition
+        text = row.text
+        if disposition is Disposition.REFUSED and value in row.harmless:
+            disposition = Disposition.IGNORED
+            text = f"has no effect with this value; other values: {row.text}"
+        if disposition is Disposition.REFUSED and has_other_network and key.startswith("model."):
+            disposition = Disposition.IGNORED
+            text = "a key of the network that `model.type` names"
+        inactive_section = _find_inactive(config.tree, key)
+        if inactive_section:
+            disposition = Disposition.IGNORED
+            text = f"`{inactive_section}` is not active"
+        elif disposition in (Disposition.MAPPED, Disposition.DERIVED) and not config.is_read(key):
+            disposition = Disposition.IGNORED
+            text = "has no effect beside the other values of this file"
+        previous = config.report.entries.get(key)
+        if previous is not None:
+            config.report.add(previous.disposition, key, previous.text, value)
+        else:
+            config.report.add(disposition, key, text, value)
+
+
+def _record_unknown(config: MilesConfig, key: str, value: Any) -> None:
+    """Record a key that the table does not have: an empty section is ignored, anything else refused."""
+    if value in (None, {}) and is_section(key, config.generation):
+        config.report.add(Disposition.IGNORED, key, "an empty section", value)
+        return
+    nearest = find_nearest_key(key, config.generation)
+    reason = "is not a key of miles-credit that the conversion knows"
+    if nearest is not None:
+        reason += f"; did you mean `{nearest}`?"
+    config.report.refuse(key, reason)
+
+
+def _find_inactive(tree: Mapping[str, Any], key: str) -> str:
+    """Return the dotted key of the outermost section around a key with ``activate: false``, empty if there is none."""
+    names = key.split(".")
+    node: Any = tree
+    for position, name in enumerate(names[:-1]):
+        node = node.get(name) if isinstance(node, Mapping) else None
+        if not isinstance(node, Mapping):
+            return ""
+        is_switch = position == len(names) - 2 and names[-1] == "activate"
+        if "activate" in node and not node["activate"] and not is_switch:
+            return ".".join(names[: position + 1])
+    return ""
+
+
+def require_valid(yaml_text: str, origin: str) -> None:
+    """Require that the package reads a converted config.
+
+    Environment variables count as set, because the config may be for another machine.
+
+    Args:
+        yaml_text: the converted config.
+        origin: path of the original file, for messages.
+
+    Raises:
+        ConfigError: if the converted config has problems.
+    """
+    text = re.sub(r"\$\{?(\w+)\}?", r"\1", yaml_text)
+    try:
+        build_config(yaml.safe_load(text), origin=origin)
+    except ConfigError as error:
+        raise ConfigError(f"the config converted from {origin} is not valid; nothing was written\n{error}") from error

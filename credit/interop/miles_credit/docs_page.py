@@ -1,0 +1,81 @@
+"""Write docs/migration_keys.md: ``python -m credit.interop.miles_credit.docs_page > docs/migration_keys.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from credit.interop.miles_credit.keys.other_keys import IGNORED_POSTBLOCKS, REFUSED_POSTBLOCKS
+from credit.interop.miles_credit.keys.row import KeyRow
+from credit.interop.miles_credit.keys.table import TABLES
+from credit.interop.miles_credit.sections.networks import NETWORKS
+
+_INTRODUCTION = """# Keys of miles-credit
+
+This page lists the config keys of miles-credit 2026.2.0, and what `credit convert CONFIG --output FILE` does with them.
+See [From miles-credit](migration.md) for the procedure.
+
+- **mapped**: the value is kept, or written in another form.
+- **derived**: other values follow from the key; the report of a conversion lists them.
+- **ignored**: the key is safe to ignore, for the reason given.
+- **refused**: the key has no counterpart, and a config with it is not converted. The third column gives the values at
+  which the key has no effect, so that it is ignored.
+
+`NAME` stands for any name, `VARIABLE` for a variable of the config, and `*` for everything below a key.
+`data_valid` is an older name of `validation_data`.
+A section with `activate: false` is ignored.
+A key that is not in these tables is refused.
+
+This page is generated from the table of the package (`python -m credit.interop.miles_credit.docs_page`), and a test
+compares the two.
+"""
+
+
+def render_key_reference() -> str:
+    """Return the page docs/migration_keys.md in Markdown."""
+    paragraphs = [_INTRODUCTION]
+    paragraphs += [f"## {title}\n\n{_render_rows(rows)}" for title, rows in TABLES.items()]
+    paragraphs.append("## Networks\n\nValues of `model.type`.\n\n" + _render_networks())
+    paragraphs.append("## Postblocks\n\nValues of `postblocks.per_step.NAME.type`.\n\n" + _render_postblocks())
+    return "\n".join(paragraphs)
+
+
+def _render_rows(rows: Sequence[KeyRow]) -> str:
+    """Return the table of some keys in Markdown."""
+    lines = ["| generation | key | result | key of this package, or reason |", "|---|---|---|---|"]
+    for row in rows:
+        generations = " and ".join(row.generations)
+        result = row.disposition.value
+        values = [_describe_value(value) for value in row.harmless]
+        if values:
+            result += f", unless {' or '.join(values)}"
+        lines.append(f"| {generations} | `{row.path}` | {result} | {row.text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_value(value: object) -> str:
+    """Return a value as it stands in YAML."""
+    names = {"None": "null", "True": "true", "False": "false"}
+    return f"`{names.get(str(value), value)}`"
+
+
+def _render_networks() -> str:
+    """Return the table of the networks in Markdown."""
+    lines = ["| network | result |", "|---|---|"]
+    for name, network in NETWORKS.items():
+        result = "converted to `model.type: wxformer`"
+        if network.convert is None:
+            result = f"refused: {network.reason}"
+        lines.append(f"| `{name}` | {result} |")
+    return "\n".join(lines) + "\n"
+
+
+def _render_postblocks() -> str:
+    """Return the table of the postblocks in Markdown."""
+    lines = ["| postblock | result |", "|---|---|", "| `tracer_fixer` | `data.variable_options.NAME.minimum` |"]
+    lines += [f"| `{name}` | not needed: {reason} |" for name, reason in IGNORED_POSTBLOCKS.items()]
+    lines += [f"| `{name}` | refused: {reason} |" for name, reason in REFUSED_POSTBLOCKS.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_key_reference(), end="")

@@ -1,0 +1,188 @@
+"""Reading of a config of miles-credit: its YAML, its generation, and access to its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit.errors import ConfigError
+from credit.interop.miles_credit.report import ConversionReport
+
+# Keys under ``data`` that only generation 1 has.
+_KEYS_OF_GENERATION_1 = ("variables", "save_loc", "train_years", "surface_variables", "datasets", "data_path")
+_NO_VALUE = object()
+
+
+class MilesConfig:
+    """Values of a config of miles-credit, and a record of the keys that the conversion has read.
+
+    Attributes:
+        tree: contents of the file.
+        generation: 1, or 2 for the nested schema with ``data.source``.
+        report: receives results and errors.
+        read_keys: dotted keys that were read; a key covers everything below it.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], generation: int, report: ConversionReport) -> None:
+        self.tree = tree
+        self.generation = generation
+        self.report = report
+        self.read_keys: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a dotted key and record that it was read; `default` if the file does not have it."""
+        node: Any = self.tree
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return default
+            node = node[name]
+        self.read_keys.add(key)
+        return node
+
+    def has(self, key: str) -> bool:
+        """Return True if the file has a dotted key, whatever its value."""
+        node: Any = self.tree
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return False
+            node = node[name]
+        return True
+
+    def get_number(self, key: str, default: float) -> float:
+        """Return a number; YAML reads ``1e-3`` (without a dot) as a text, which counts as the number.
+
+        A value that is no number is recorded as refused, and `default` is returned.
+        """
+        value = self.get(key, _NO_VALUE)
+        if value is _NO_VALUE or value is None:
+            return default
+        number = to_number(value)
+        if number is None:
+            self.report.refuse(key, f"`{value}` is not a number")
+            return default
+        return number
+
+    def get_integer(self, key: str, default: int) -> int:
+        """Return a whole number, with the rules of `get_number`."""
+        number = self.get_number(key, default)
+        if number != int(number):
+            self.report.refuse(key, f"`{number}` is not a whole number")
+            return default
+        return int(number)
+
+    def get_flag(self, key: str, default: bool) -> bool:
+        """Return True or False, as Python counts the value; `default` if the file does not have the key."""
+        return bool(self.get(key, default))
+
+    def get_names(self, key: str) -> list[str]:
+        """Return a list of names; empty for a missing key or null, one name for a text.
+
+        Anything else is recorded as refused, and an empty list is returned.
+        """
+        value = self.get(key)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list):
+            self.report.refuse(key, f"`{value}` is not a list of names")
+            return []
+        return [str(name) for name in value]
+
+    def get_section(self, key: str) -> Mapping[str, Any]:
+        """Return a section and record that it was read; empty for a missing key or null."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.report.refuse(key, f"`{value}` is not a section")
+            return {}
+        return value
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        """Return the names and values of a section without recording that they were read; empty if it is missing."""
+        node: Any = self.tree
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        return node if isinstance(node, Mapping) else {}
+
+    def is_read(self, key: str) -> bool:
+        """Return True if a key, or a section that contains it, was read."""
+        parts = key.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        return any(prefix in self.read_keys for prefix in prefixes)
+
+
+def to_number(value: Any) -> float | None:
+    """Return a value as a number, also if it is a text with one; None if it is not a number."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def read_yaml_tree(path: Path) -> dict[str, Any]:
+    """Return the contents of a YAML file with text keys.
+
+    Other than a config of this package, the file may have a key twice, of which the last one counts, as in
+    miles-credit.
+
+    Raises:
+        ConfigError: if the file cannot be read, is not YAML, or is not a mapping of sections.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+        tree = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: cannot be read ({error}); name a YAML file of miles-credit") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config {path}: must be a mapping of sections; name a YAML file of miles-credit")
+    return _with_text_keys(tree)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a copy of nested data whose keys are texts; an anchored section is copied at each use."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_text_keys(item) for item in value]
+    return value
+
+
+def find_generation(tree: Mapping[str, Any]) -> int | None:
+    """Return the generation of a config of miles-credit, None if it is none.
+
+    Args:
+        tree: contents of the file.
+    """
+    data = tree.get("data")
+    if not isinstance(data, Mapping):
+        return None
+    if "source" in data:
+        return 2
+    if any(key in data for key in _KEYS_OF_GENERATION_1) and not isinstance(data.get("variables"), Mapping):
+        return 1
+    return None
+
+
+def iterate_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of everything in nested data that is not a section with keys.
+
+    Args:
+        tree: the nested data.
+        prefix: dotted key of `tree` with a dot at its end, empty for the whole config.
+    """
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from iterate_leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

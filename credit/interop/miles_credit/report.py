@@ -1,0 +1,136 @@
+"""Report of a conversion: the result of each key, and values that follow from hidden defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from credit.interop.miles_credit.keys.row import Disposition
+
+_TITLES = {
+    Disposition.MAPPED: "Mapped: the value is kept, or written in another form",
+    Disposition.DERIVED: "Derived: check these values",
+    Disposition.IGNORED: "Ignored: safe, for the reason given",
+    Disposition.REFUSED: "Refused",
+}
+# Number of characters of a value that the report shows.
+_MAX_VALUE_LENGTH = 60
+# Argument for a key that the file does not have; None is the value null.
+_NO_VALUE = object()
+
+
+@dataclass(frozen=True)
+class ReportEntry:
+    """Result of the conversion of one key.
+
+    Attributes:
+        disposition: what became of the key.
+        text: our key, or the reason.
+        value: value in the file, as text; empty for a hidden default.
+    """
+
+    disposition: Disposition
+    text: str
+    value: str
+
+
+@dataclass
+class ConversionReport:
+    """Results of all keys of one config.
+
+    Attributes:
+        entries: dotted key -> its result; the first result of a key that is refused stays.
+        import_obstacles: reasons why weights that were trained with this config cannot be imported, although a new
+            training is possible.
+        explicit_keys: derived keys whose text describes the value of this config, not the rule of the table.
+    """
+
+    entries: dict[str, ReportEntry] = field(default_factory=dict)
+    import_obstacles: list[str] = field(default_factory=list)
+    explicit_keys: set[str] = field(default_factory=set)
+
+    def add(self, disposition: Disposition, key: str, text: str, value: Any = _NO_VALUE) -> None:
+        """Record the result of a key; a result other than "refused" replaces none that is "refused"."""
+        previous = self.entries.get(key)
+        if previous is not None and previous.disposition is Disposition.REFUSED:
+            return
+        shown_value = ""
+        if value is not _NO_VALUE:
+            shown_value = _shorten("null" if value is None else value)
+        if previous is not None and not shown_value:
+            shown_value = previous.value
+        self.entries[key] = ReportEntry(disposition, text, shown_value)
+
+    def derive(self, key: str, text: str) -> None:
+        """Record a value that follows from a key, or from its hidden default if the file does not have the key."""
+        self.explicit_keys.add(key)
+        self.add(Disposition.DERIVED, key, text)
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Record a key that stands in the way of the conversion."""
+        self.add(Disposition.REFUSED, key, reason)
+
+    def keys_with(self, disposition: Disposition) -> list[str]:
+        """Return the keys with a disposition, in the order of the conversion."""
+        return [key for key, entry in self.entries.items() if entry.disposition is disposition]
+
+    def describe_refused(self) -> str:
+        """Return one line for each refused key."""
+        lines = []
+        for key in self.keys_with(Disposition.REFUSED):
+            lines.append(f"  - {key}: {self.entries[key].text}")
+        return "\n".join(lines)
+
+    def describe_derived(self) -> str:
+        """Return one line for each value to check: derived keys with a text of their own, approximations last."""
+        lines = []
+        approximations = []
+        for key in self.keys_with(Disposition.DERIVED):
+            line = f"  {key}: {self.entries[key].text}"
+            if self.entries[key].text.startswith("approximate"):
+                approximations.append(line)
+            elif key in self.explicit_keys:
+                lines.append(line)
+        return "\n".join([*lines, *approximations])
+
+    def to_markdown(self, origin: str, generation: int) -> str:
+        """Return the whole report as Markdown.
+
+        Args:
+            origin: path of the converted file.
+            generation: generation of the config, 1 or 2.
+        """
+        lines = [
+            f"# Conversion of {origin}",
+            "",
+            f"A config of miles-credit, generation {generation}.",
+            "Each key of the file is listed once; `(default)` marks a hidden default that the file does not contain.",
+        ]
+        for disposition, title in _TITLES.items():
+            keys = self.keys_with(disposition)
+            if not keys:
+                continue
+            lines += ["", f"## {title}", "", "| key | value | result |", "|---|---|---|"]
+            for key in keys:
+                entry = self.entries[key]
+                value = "(default)"
+                if entry.value:
+                    value = f"`{entry.value}`"
+                lines.append(f"| `{key}` | {value} | {entry.text.replace('|', '/')} |")
+        if self.import_obstacles:
+            lines += ["", "## Weights of this config cannot be imported", ""]
+            lines += [f"- {reason}" for reason in self.import_obstacles]
+        return "\n".join(lines) + "\n"
+
+    def count(self) -> Mapping[str, int]:
+        """Return the number of keys by the name of their disposition."""
+        return {disposition.value: len(self.keys_with(disposition)) for disposition in Disposition}
+
+
+def _shorten(value: Any) -> str:
+    """Return a value as text of limited length, without characters that end a cell of a table."""
+    text = str(value).replace("|", "/").replace("`", "'").replace("\n", " ")
+    if len(text) > _MAX_VALUE_LENGTH:
+        return text[: _MAX_VALUE_LENGTH - 3] + "..."
+    return text

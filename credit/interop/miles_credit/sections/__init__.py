@@ -1,0 +1,1 @@
+"""Conversion of the sections of a config of miles-credit."""

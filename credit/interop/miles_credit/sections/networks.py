@@ -1,0 +1,75 @@
+"""Networks of miles-credit (``model.type``), and their counterparts.
+
+A network is added by one entry in `NETWORKS`, with a function that converts its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from credit.interop.miles_credit.draft import ConfigDraft
+from credit.interop.miles_credit.reading import MilesConfig
+from credit.interop.miles_credit.sections.wxformer import convert_crossformer, convert_wxformer
+
+
+@dataclass(frozen=True)
+class NetworkConversion:
+    """Conversion of the keys of one network.
+
+    Attributes:
+        convert: function that writes the ``model`` section; None if there is no counterpart.
+        reason: the reason for a network without a counterpart, and a remedy if there is one.
+    """
+
+    convert: Callable[[MilesConfig, ConfigDraft], None] | None = None
+    reason: str = ""
+
+
+_NO_CONVERSION = "its keys and weights cannot be converted yet; describe a network of this package in `model`"
+_DIFFUSION = "a denoising network; this package has no denoising training"
+_REGIONAL = "a regional network; this package trains global models only"
+_OTHER = "this package has no network of this kind"
+
+# `model.type` -> its conversion. Generation 1 and 2 share these names.
+NETWORKS: dict[str, NetworkConversion] = {
+    "crossformer": NetworkConversion(convert_crossformer),
+    "wxformer": NetworkConversion(convert_wxformer),
+    "wxformer_base": NetworkConversion(convert_wxformer),
+    "fuxi": NetworkConversion(reason=f"FuXi: {_NO_CONVERSION}"),
+    "swin": NetworkConversion(reason=f"Swin Transformer: {_NO_CONVERSION}"),
+    "unet": NetworkConversion(reason=f"U-Net: {_NO_CONVERSION}"),
+    "camulator": NetworkConversion(reason=f"CAMulator: {_OTHER}"),
+    "graph": NetworkConversion(reason=f"graph network: {_OTHER}"),
+    "debugger": NetworkConversion(reason=_OTHER),
+    "nextgen_wxformer": NetworkConversion(reason=f"WXFormer with a spectral bottleneck: {_OTHER}"),
+    "crossformer-ensemble": NetworkConversion(
+        reason="noise in the decoder has no counterpart; use `wxformer` with `model.noise`"
+    ),
+    "crossformer-style": NetworkConversion(
+        reason="noise in the decoder has no counterpart; use `wxformer` with `model.noise`"
+    ),
+    "crossformer-diffusion": NetworkConversion(reason=_DIFFUSION),
+    "unet-diffusion": NetworkConversion(reason=_DIFFUSION),
+    "crossformer_downscaling": NetworkConversion(reason=_REGIONAL),
+    "unet_downscaling": NetworkConversion(reason=_REGIONAL),
+    "unet404": NetworkConversion(reason=_REGIONAL),
+    "wrf": NetworkConversion(reason=_REGIONAL),
+    "dscale": NetworkConversion(reason=_REGIONAL),
+}
+
+
+def convert_network(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Write the ``model`` section, or refuse `model.type`."""
+    name = config.get("model.type")
+    if name is None:
+        config.report.refuse("model.type", "missing; the file does not describe a network")
+        return
+    network = NETWORKS.get(str(name))
+    if network is None:
+        choices = ", ".join(key for key, value in NETWORKS.items() if value.convert is not None)
+        config.report.refuse("model.type", f"`{name}` is unknown; networks with a conversion are {choices}")
+    elif network.convert is None:
+        config.report.refuse("model.type", f"`{name}`: {network.reason}")
+    else:
+        network.convert(config, draft)

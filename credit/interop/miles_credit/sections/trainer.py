@@ -1,0 +1,193 @@
+"""Conversion of the ``trainer`` section."""
+
+from __future__ import annotations
+
+import math
+
+from credit.interop.miles_credit.draft import ConfigDraft
+from credit.interop.miles_credit.reading import MilesConfig, to_number
+
+# Hidden defaults by generation, where they differ from each other.
+_AMP = {1: False, 2: True}
+_ACTIVATION_CHECKPOINT = {1: True, 2: False}
+_PATIENCE = {1: 999, 2: 100}
+# `trainer.mode` -> `trainer.parallelism.data`; None on a single process, where the key has no effect.
+_MODES = {"none": None, "ddp": "ddp", "fsdp": "fsdp2", "domain_parallel": None, "fsdp+domain_parallel": "fsdp2"}
+# Trainers whose training is that of this package.
+_SUPPORTED_TRAINERS = {
+    "standard", "multi-step", "era5", "era5-gen1", "gen2", "era5-v2", "era5-gen2", "universal", "cam",
+}  # fmt: skip
+# Learning rate of a file without one; miles-credit refuses such a file.
+_FIRST_LEARNING_RATE = 1e-3
+
+
+def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Write the ``trainer`` section; every hidden default that differs from that of this package is written out."""
+    report = config.report
+    trainer_type = str(config.get("trainer.type", "gen2"))
+    if trainer_type not in _SUPPORTED_TRAINERS:
+        report.refuse("trainer.type", f"`{trainer_type}` trains in a way that this package does not have")
+    num_steps = _convert_length(config, draft)
+    for name, default in (("train_batch_size", 1), ("valid_batch_size", 1), ("grad_accum_every", 1)):
+        draft.set(f"trainer.{name}", config.get_integer(f"trainer.{name}", default))
+    _convert_schedule(config, draft, num_steps)
+    draft.set("trainer.weight_decay", config.get_number("trainer.weight_decay", 0.0))
+    _convert_clipping(config, draft)
+
+    draft.set("trainer.use_ema", config.get_flag("trainer.use_ema", False))
+    if draft.values["trainer"]["use_ema"]:
+        draft.set("trainer.ema_decay", config.get_number("trainer.ema_decay", 0.9999))
+    for name, default in (
+        ("amp", _AMP[config.generation]),
+        ("activation_checkpoint", _ACTIVATION_CHECKPOINT[config.generation]),
+        ("compile", False),
+    ):
+        draft.set(f"trainer.{name}", config.get_flag(f"trainer.{name}", default))
+        if not config.has(f"trainer.{name}") and name != "compile":
+            report.derive(f"trainer.{name}", f"hidden default `{default}`".lower())
+    if config.get_flag("trainer.use_tensorboard", False):
+        draft.set("trainer.tensorboard", True)
+    patience = config.get_integer("trainer.stopping_patience", _PATIENCE[config.generation])
+    if patience < config.get_integer("trainer.epochs", 1):
+        draft.set("trainer.patience", patience)
+    steps = config.get("trainer.backprop_on_timestep", config.get("data.backprop_on_timestep"))
+    if steps:
+        forecast_len = draft.values["data"]["forecast_len"]
+        numbers = [to_number(step) for step in steps] if isinstance(steps, list) else [None]
+        if None in numbers:
+            report.refuse("trainer.backprop_on_timestep", f"`{steps}` is not a list of steps")
+        else:
+            # Steps beyond the rollout have no loss in miles-credit.
+            draft.set("trainer.backprop_on_timestep", [int(step) for step in numbers if 1 <= step <= forecast_len])
+    if config.get_flag("trainer.load_weights", False):
+        report.derive(
+            "trainer.load_weights", "the run begins with weights: import them with `credit convert --weights`"
+        )
+    workers = config.get_integer("trainer.thread_workers", 4)
+    draft.set("data.num_workers", workers)
+    _convert_parallelism(config, draft)
+
+
+def _convert_length(config: MilesConfig, draft: ConfigDraft) -> int | None:
+    """Write the length of the run and the interval of validations.
+
+    Returns:
+        The length in optimizer steps; None if it is given in epochs, whose length depends on the data.
+    """
+    epochs = config.get_integer("trainer.epochs", 1)
+    batches = config.get_integer("trainer.batches_per_epoch", 0)
+    accumulation = max(config.get_integer("trainer.grad_accum_every", 1), 1)
+    valid_batches = config.get_integer("trainer.valid_batches_per_epoch", 0)
+    if valid_batches > 0:
+        draft.set("trainer.valid_samples", valid_batches * max(config.get_integer("trainer.valid_batch_size", 1), 1))
+    if batches <= 0:
+        draft.set("trainer.num_epoch", epochs)
+        return None
+    # The last batches of an epoch also make a step, if they are fewer than `grad_accum_every`.
+    steps_per_epoch = math.ceil(batches / accumulation)
+    num_steps = epochs * steps_per_epoch
+    draft.set("trainer.max_steps", num_steps, f"{epochs} epochs of {batches} batches")
+    draft.set("trainer.validate_every", min(steps_per_epoch, num_steps))
+    draft.set("trainer.checkpoint_every", min(steps_per_epoch, num_steps))
+    config.report.derive("trainer.batches_per_epoch", f"`trainer.max_steps: {num_steps}`, validation once per epoch")
+    return num_steps
+
+
+def _convert_schedule(config: MilesConfig, draft: ConfigDraft, num_steps: int | None) -> None:
+    """Write the learning rate and its schedule.
+
+    Args:
+        config: the config to convert.
+        draft: receives the keys.
+        num_steps: length of the run in optimizer steps; None if it is given in epochs.
+    """
+    report = config.report
+    key = "trainer.scheduler.scheduler_type"
+    rate = config.get_number("trainer.learning_rate", _FIRST_LEARNING_RATE)
+    uses_scheduler = config.get_flag("trainer.use_scheduler", config.generation == 2)
+    kind = config.get(key)
+    warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 0)
+    lowest_rate = config.get_number("trainer.scheduler.min_lr", 0.0)
+    warmup = 0.0
+    final = 0.0
+    if not uses_scheduler or kind is None:
+        draft.set("trainer.learning_rate", rate)
+        draft.set("trainer.schedule", {"kind": "constant", "warmup": 0.0})
+        return
+    if kind == "linear-warmup-cosine":
+        warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 1000)
+        lowest_rate = config.get_number("trainer.scheduler.min_lr", 1e-5)
+        total_steps = config.get_number("trainer.scheduler.total_steps", 500_000)
+        warmup = warmup_steps / (num_steps or total_steps)
+        final = lowest_rate / rate
+        report.derive(key, "a cosine over the run; in miles-credit it ends after `total_steps`")
+    elif kind == "cosine-annealing":
+        lowest_rate = config.get_number("trainer.scheduler.eta_min", 0.0)
+        final = lowest_rate / rate
+        if config.get_integer("trainer.scheduler.T_max", 1) != config.get_integer("trainer.epochs", 1):
+            report.derive("trainer.scheduler.T_max", "approximate: the cosine ends with the run, not after `T_max`")
+    elif kind == "cosine-annealing-restarts":
+        first_cycle = config.get_number("trainer.scheduler.first_cycle_steps", 1)
+        # The peak of this schedule replaces the learning rate, and it starts at the lowest rate.
+        rate = config.get_number("trainer.scheduler.max_lr", 0.1)
+        lowest_rate = config.get_number("trainer.scheduler.min_lr", 0.001)
+        warmup = warmup_steps / (num_steps or first_cycle)
+        final = min(lowest_rate / rate, 1.0)
+        report.derive(key, "approximate: one warm-up and one cosine over the run, without restarts")
+    elif kind == "lambda":
+        # Ten of a hundred epochs are the warm-up.
+        warmup = 0.1
+    else:
+        report.refuse(key, f"`{kind}` has no counterpart; `trainer.schedule.kind` is cosine or constant")
+        return
+    if kind == "lambda":
+        report.derive(key, "approximate: a warm-up over a tenth of the run, then a cosine to 0")
+    draft.set("trainer.learning_rate", rate)
+    # A warm-up of the whole run would be refused.
+    schedule = {"kind": "cosine", "warmup": round(min(warmup, 0.5), 6), "final": round(min(final, 1.0), 6)}
+    draft.set("trainer.schedule", schedule)
+    draft.comments["trainer.schedule"] = f"from `{kind}`, in shares of the run"
+    if warmup > 0.5:
+        report.derive("trainer.scheduler.warmup_steps", "approximate: longer than half of the run, which is taken")
+
+
+def _convert_clipping(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Write the largest norm of the gradient; 0 and null do not change a gradient."""
+    value = config.get("trainer.grad_max_norm", 0)
+    if value == "dynamic":
+        draft.set("trainer.grad_max_norm", None)
+        text = "`dynamic` clips at the norm itself, which changes nothing: null"
+        if config.generation == 1:
+            text = "approximate: null; generation 1 reduces a norm n above 1 to its square root"
+        config.report.derive("trainer.grad_max_norm", text)
+        return
+    norm = 0.0
+    if value is not None:
+        norm = config.get_number("trainer.grad_max_norm", 0.0)
+    draft.set("trainer.grad_max_norm", norm if norm > 0 else None)
+
+
+def _convert_parallelism(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Write the degrees of parallelism; one process needs no key."""
+    report = config.report
+    mode = str(config.get("trainer.mode", "none"))
+    data_parallelism = _MODES.get(mode)
+    if mode not in _MODES:
+        report.refuse("trainer.mode", f"`{mode}` is not one of {', '.join(_MODES)}")
+    degrees = {"domain": config.get_integer("trainer.domain_parallel_size", 1), "tensor": 1}
+    if "domain" not in mode:
+        degrees["domain"] = 1
+    if config.section("trainer.parallelism"):
+        value = str(config.get("trainer.parallelism.data", "none"))
+        data_parallelism = None if value == "none" else value
+        if value not in ("none", "ddp", "fsdp2"):
+            report.refuse("trainer.parallelism.data", f"`{value}` is not one of none, ddp, fsdp2")
+        for name in degrees:
+            degrees[name] = config.get_integer(f"trainer.parallelism.{name}", 1)
+    if data_parallelism is not None:
+        draft.set("trainer.parallelism.data", data_parallelism)
+    for name, degree in degrees.items():
+        if degree > 1:
+            draft.set(f"trainer.parallelism.{name}", degree)
+    if config.get_flag("trainer.cpu_offload", False):
+        draft.set("trainer.parallelism.cpu_offload", True)
