@@ -90,7 +90,7 @@ class NoiseInput(nn.Module):
         self._padding = replace(padding, vector_channels=())
         cell_channels = count_noise_channels(section, "cell")
         self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
-        # Cells of each stage that this rank holds of a divided field; None for all cells.
+        # Cells of each stage that the layers take, such as those that this rank holds of a divided field; None for all.
         self.stage_parts: list[FieldPart] | None = None
 
     def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:

@@ -6,6 +6,8 @@ attention is a softmax of products.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,16 +38,18 @@ def find_neighbour(lat: np.ndarray, width: int, row: int, column: int) -> tuple[
     return int(row_here), (column - width // 2) % width, float(distances[row_here])
 
 
-def find_all_neighbours(lat: np.ndarray, width: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return cell numbers (9, rows, columns) of the neighbours of each output cell, and True where one lies beyond."""
+@functools.cache
+def find_all_neighbours(latitudes: tuple[float, ...], width: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return for the nine neighbours of each output cell (9, rows, columns) their numbers, and True beyond a pole."""
+    lat = np.array(latitudes)
     rows = range(0, len(lat), stride)
     columns = range(0, width, stride)
     numbers = torch.empty(9, len(rows), len(columns), dtype=torch.long)
     for tap in range(9):
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
-                found_row, found_column, _ = find_neighbour(lat, width, row + tap // 3 - 1, column + tap % 3 - 1)
-                numbers[tap, i, j] = found_row * width + found_column
+                row_here, column_here, _ = find_neighbour(lat, width, row + tap // 3 - 1, column + tap % 3 - 1)
+                numbers[tap, i, j] = row_here * width + column_here
     beyond = torch.zeros(9, len(rows), len(columns), dtype=torch.bool)
     beyond[:3, 0] = True
     if rows[-1] == len(lat) - 1:
@@ -57,7 +61,7 @@ def convolve(
     state: State, name: str, x: Tensor, lat: np.ndarray, stride: int = 1, vector_channels: tuple[int, ...] = ()
 ) -> Tensor:
     """Return a 3x3 convolution on the sphere."""
-    numbers, beyond = find_all_neighbours(lat, x.shape[-1], stride)
+    numbers, beyond = find_all_neighbours(tuple(lat), x.shape[-1], stride)
     neighbours = x.flatten(2)[..., numbers]
     for channel in vector_channels:
         neighbours[:, channel] = torch.where(beyond, -neighbours[:, channel], neighbours[:, channel])
