@@ -1,7 +1,8 @@
 """Spherical Fourier neural operator (SFNO) on a global latitude-longitude grid.
 
-Source: Bonev et al. 2023, arXiv 2306.03838. The spherical filters of successor FourCastNet 3 (Bonev et al. 2025, arXiv
-2507.12144) are of another kind. The blocks are pre-norm, as those of the transformers of this package.
+Source: Bonev et al. 2023, arXiv 2306.03838, whose blocks FourCastNet 3 (Bonev et al. 2025, arXiv 2507.12144) combines
+with local filters. The blocks here are pre-norm, as the transformer layers of this package. docs/model_sfno.md lists
+the differences from the source.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, K channels of noise.
 """

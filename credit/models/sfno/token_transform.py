@@ -1,7 +1,8 @@
 """Spherical-harmonic transform of the tokens of a network.
 
 Shape suffixes: B batch, H and W rows and columns, C channels, 2 real and imaginary part, m orders, l degrees, R rows
-of a matrix product (order and sample), D real and imaginary parts of all channels (2 C).
+of the filter's product (order and sample), D real and imaginary parts of all channels (2 C), K columns of the Legendre
+transform's product (sample, part and channel).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class TokenTransform:
         # Orders above `max_degree` are left out.
         waves_mHB2C = _AnalyseRows.apply(x_BHWC, self.max_degree + 1).permute(2, 1, 0, 4, 3)
         # One product for each order, whose columns are all samples, parts and channels.
-        coefficient_ml_ = self._tables.analysis_mlH @ waves_mHB2C.flatten(2)
-        coefficient_mlBD = coefficient_ml_.unflatten(2, (num_samples, -1))
+        coefficient_mlK = self._tables.analysis_mlH @ waves_mHB2C.flatten(2)
+        coefficient_mlBD = coefficient_mlK.unflatten(2, (num_samples, -1))
         return coefficient_mlBD.transpose(0, 1).flatten(1, 2)
 
     def synthesise(self, coefficient_lRD: Tensor) -> Tensor:
@@ -63,8 +64,8 @@ class TokenTransform:
         """
         coefficient_lmBD = coefficient_lRD.unflatten(1, (self.max_degree + 1, -1))
         num_samples = coefficient_lmBD.shape[2]
-        waves_mH_ = self._tables.synthesis_mHl @ coefficient_lmBD.flatten(2).transpose(0, 1)
-        waves_mHB2C = waves_mH_.unflatten(2, (num_samples, 2, -1))
+        waves_mHK = self._tables.synthesis_mHl @ coefficient_lmBD.flatten(2).transpose(0, 1)
+        waves_mHB2C = waves_mHK.unflatten(2, (num_samples, 2, -1))
         return _SynthesiseRows.apply(waves_mHB2C.permute(2, 1, 0, 4, 3), self._num_columns)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenTransform:
