@@ -73,6 +73,7 @@ ROWS: tuple[KeyRow, ...] = (
         "bounds of normalised values; bounds of this package are in units of the variable",
         harmless=(None, True),
     ),
+    *ignored("12", "model.post_conf.tracer_fixer.activate_outside_model", "bounds act on the output of every step"),
     *_fixer_rows(),
     *refused("12", "model.post_conf.skebs.activate", "learned backscatter has no counterpart", (False, None)),
     *ignored("12", "model.post_conf.skebs.*", "used only if `skebs` is active"),

@@ -16,6 +16,7 @@ TABLES: dict[str, Sequence[KeyRow]] = {
     "Other sections": other_keys.ROWS,
 }
 ROWS: tuple[KeyRow, ...] = tuple(row for rows in TABLES.values() for row in rows)
+_WILDCARDS = (ANY_NAME, ANY_VARIABLE, SUBTREE)
 # Generation 2 has an older name of the section `validation_data`.
 SECTION_ALIASES = {"data_valid": "validation_data"}
 
@@ -63,6 +64,9 @@ def _match(pattern: Sequence[str], segments: Sequence[str], variables: Collectio
         variables: names of the variables of the config.
     """
     is_subtree = pattern[-1] == SUBTREE
+    # Most rows differ in the second segment, so this comparison comes first.
+    if len(pattern) > 1 < len(segments) and pattern[1] != segments[1] and pattern[1] not in _WILDCARDS:
+        return None
     names = pattern[:-1] if is_subtree else pattern
     if len(segments) < len(names) or (len(segments) > len(names) and not is_subtree):
         return None
