@@ -58,15 +58,20 @@ def render_config_reference() -> str:
     for name, field in Config.model_fields.items():
         kinds = _describe_registered_sections(field)
         if kinds:
+            # The keys of the base class come first, so that each kind has a table of its own keys only.
+            base = find_registered_sections(field)[0].base
+            paragraphs += _describe_section(name, base, f"`{name}`")
             for section, title in kinds:
-                paragraphs += _describe_section(name, section, f"`{name}` with {title}")
+                paragraphs += _describe_section(name, section, f"`{name}` with {title}", base=base)
         elif name not in top_level_keys:
             section = sections_in(field.annotation)[0]
             paragraphs += _describe_section(name, section, f"`{name}`")
     return "\n".join(paragraphs)
 
 
-def _describe_section(path: str, section: type[BaseModel], title: str, heading: str = "##") -> list[str]:
+def _describe_section(
+    path: str, section: type[BaseModel], title: str, heading: str = "##", base: type[BaseModel] = BaseModel
+) -> list[str]:
     """Return the Markdown of a section and of all sections below it: heading, docstring and table of each.
 
     Args:
@@ -74,12 +79,18 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
         section: class of the section.
         title: text of the heading.
         heading: number signs that begin the heading and set its level; sections below get ``###``.
+        base: base class of the section whose keys are described elsewhere.
     """
+    fields = {}
+    for name, field in section.model_fields.items():
+        # A subclass may repeat a key with another type or default.
+        if repr(field) != repr(base.model_fields.get(name)):
+            fields[name] = field
     paragraphs = [
         f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n",
-        _render_table(f"{path}.", section.model_fields),
+        _render_table(f"{path}.", fields),
     ]
-    for name, field in section.model_fields.items():
+    for name, field in fields.items():
         if f"{path}.{name}" in _DESCRIBED_ELSEWHERE:
             continue
         # Sections that the key may hold, each with the kind for its heading.

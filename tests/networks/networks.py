@@ -8,10 +8,18 @@ from tests.smoke.conftest import CONFIG
 
 # Sections `model` for a grid of 16 x 32 cells.
 SECTIONS: dict[str, dict[str, Any]] = {
+    "graph": {"type": "graph", "dim": 16, "depth": 2},
+    "sfno": {"type": "sfno", "dim": 16, "depth": 2},
+    "swin": {"type": "swin", "dim": 16, "depth": 2, "heads": 2, "window_size": 2, "num_groups": 4},
+    "unet": {"type": "unet", "dim": [8, 16, 16], "depth": [1, 1, 1], "dim_head": 8},
     "wxformer": {**CONFIG["model"], "attn_dropout": 0.0},
 }
 # Sections for the plan on 48 x 96 cells, with few weights, so that activations are most of the memory.
 PLANNED_SECTIONS: dict[str, dict[str, Any]] = {
+    "graph": {"type": "graph", "dim": 32, "depth": 2},
+    "sfno": {"type": "sfno", "dim": 32, "depth": 2},
+    "swin": {"type": "swin", "dim": 32, "depth": 2, "heads": 2, "window_size": 4},
+    "unet": {"type": "unet", "dim": [16, 16, 32], "depth": [1, 1, 1], "dim_head": 8},
     "wxformer": {
         "type": "wxformer",
         "dim": [16, 32, 64, 128],
@@ -30,7 +38,13 @@ NOISE: dict[str, dict[str, Any]] = {
     "dropout": {"kind": "dropout", "rate": 0.1},
 }
 # Layers that get low-rank adapters.
-LORA_TARGETS = {"wxformer": ["*.to_qkv"]}
+LORA_TARGETS = {
+    "graph": ["layers.*.contract"],
+    "sfno": ["*.expand"],
+    "swin": ["*.to_qkv"],
+    "unet": ["*.to_qkv"],
+    "wxformer": ["*.to_qkv"],
+}
 # Networks that compute on divided fields, and a part of the message of those that do not.
-DIVIDED = ("wxformer",)
+DIVIDED = ("swin", "unet", "wxformer")
 REFUSAL = "does not declare how its layers are split"
