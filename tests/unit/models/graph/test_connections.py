@@ -45,6 +45,15 @@ def test_grid_to_mesh_edges_are_all_close_pairs() -> None:
     assert len(np.unique(edges[:, 0])) == 19 * 36
 
 
+def test_numbers_of_edges_that_graphcast_states() -> None:
+    """The supplement of arXiv 2212.12794 gives them for 0.25 degrees and 6 refinements."""
+    grid = LatLonGrid.equiangular(721, 1440, True)
+    mesh = IcosahedralMesh.build(6)
+    assert len(mesh.nodes_N3) == 40_962
+    assert len(mesh.multimesh_edges()) == 327_660
+    assert len(connect_grid_to_mesh(to_unit_vectors(*list_grid_coordinates(grid)), mesh)) == 1_618_824
+
+
 def test_three_edges_lead_to_each_grid_point() -> None:
     tables = build_constants(GRID, 2, None).tables
     receivers = tables.to_grid.index.receivers.index
