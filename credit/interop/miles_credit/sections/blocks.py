@@ -65,7 +65,7 @@ def _convert_preblock(
         block: contents of the block.
     """
     report = config.report
-    kind = config.get(f"{key}.type")
+    kind = str(config.get(f"{key}.type"))
     arguments = config.get_section(f"{key}.args")
     names = _find_variables(config, f"{key}.args.variables", arguments.get("variables"), parts)
     if kind in ("concat", "to_device"):
@@ -153,7 +153,7 @@ def _convert_postblock(
         key: dotted key of the block.
         block: contents of the block.
     """
-    kind = config.get(f"{key}.type")
+    kind = str(config.get(f"{key}.type"))
     arguments = config.get_section(f"{key}.args")
     if kind == "tracer_fixer":
         names = _find_variables(config, f"{key}.args.tracer_vars", arguments.get("tracer_vars"), parts)
