@@ -97,6 +97,7 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
     _start_draft(config, draft, origin)
     parts, files = _convert_sections(config, draft)
     _convert_lead_time(config, draft)
+    # Only now it is known which keys have been read.
     _record_keys(config, parts)
     header = (
         f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
@@ -138,10 +139,12 @@ def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataPart
     else:
         parts = convert_data_2(config, draft)
     files = convert_blocks(config, draft, parts)
+    # The static fields of an import are in the first file that has one of them.
     static_names = parts.names("static")
     for path, names in parts.sources.items():
         if static_names and static_names[0] in names:
             files["static"] = path
+    # The network is compared with the variables, and the loss and the trainer depend on both.
     convert_network(config, draft)
     convert_loss(config, draft)
     convert_trainer(config, draft)

@@ -58,6 +58,7 @@ class ConfigDraft:
         margin = "  " * indent
         comment = self.comments.get(key)
         suffix = f"  # {comment}" if comment else ""
+        # The options of a variable are short, so each variable has one line.
         is_option = key.startswith("data.variable_options.") or key.startswith("data.transforms.")
         if isinstance(value, Mapping) and value and not is_option:
             lines = [f"{margin}{format_inline(name)}:{suffix}"]

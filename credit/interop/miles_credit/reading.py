@@ -169,6 +169,7 @@ def find_generation(tree: Mapping[str, Any]) -> int | None:
         return None
     if "source" in data:
         return 2
+    # Configs of this package also have `data.variables`, but as a section.
     if any(key in data for key in _KEYS_OF_GENERATION_1) and not isinstance(data.get("variables"), Mapping):
         return 1
     return None

@@ -220,6 +220,7 @@ def test_a_file_without_a_model() -> None:
         (1, "trainer.mode", "horovod"),
         (1, "trainer.type", "ic-opt"),
         (1, "trainer.learning_rate", "fast"),
+        (1, "trainer.learning_rate", 0),
         (1, "trainer.epochs", 1.5),
         (1, "loss.training_loss", "logcosh"),
         (1, "loss.variable_weights.t", [1, 2, 3]),

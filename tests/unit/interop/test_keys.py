@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import string
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from credit.config.docs_page import render_config_reference
+from credit.errors import ConfigError
 from credit.interop.miles_credit import convert_tree
+from credit.interop.miles_credit.conversion import require_valid
 from credit.interop.miles_credit.docs_page import render_key_reference
 from credit.interop.miles_credit.keys.row import Disposition, KeyRow
 from credit.interop.miles_credit.keys.table import ROWS, find_row
+from credit.interop.miles_credit.reading import iterate_leaves
 from tests.unit.interop.examples import example, with_value
 
 # Key of the table -> a value at which it takes part in the conversion, where the examples do not have the key.
@@ -143,6 +147,18 @@ def test_a_random_unknown_key_is_refused(generation: int, section: str) -> None:
         key = f"{section}.{''.join(source.choices(string.ascii_lowercase, k=12))}"
         report = convert_tree(with_value(example(generation), key, 1), "file.yml").report
         assert report.keys_with(Disposition.REFUSED) == [key]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_values_of_a_wrong_type_raise_no_other_error(generation: int) -> None:
+    source = random.Random(generation)
+    keys = [key for key, _ in iterate_leaves(example(generation))]
+    for key in source.sample(keys, 25):
+        value = source.choice([0, "x", [], [1, "x"], True, {"a": 1}, [None]])
+        conversion = convert_tree(with_value(example(generation), key, value), "file.yml")
+        if not conversion.report.keys_with(Disposition.REFUSED):
+            with contextlib.suppress(ConfigError):
+                require_valid(conversion.yaml_text, "file.yml")
 
 
 def test_the_nearest_key_is_proposed() -> None:

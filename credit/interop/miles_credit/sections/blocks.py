@@ -27,6 +27,7 @@ def convert_blocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
         path = config.get(f"data.{name}_path")
         if path:
             files[name] = str(path)
+    # A normaliser among the preblocks names the files that generation 2 really uses, so it comes after the older keys.
     for key, block in _iterate_blocks(config, "preblocks"):
         _convert_preblock(config, draft, parts, key, block)
         if block.get("type") == "era5_normalizer":
@@ -64,7 +65,7 @@ def _convert_preblock(
         block: contents of the block.
     """
     report = config.report
-    kind = config.get(f"{key}.type")
+    kind = str(config.get(f"{key}.type"))
     arguments = config.get_section(f"{key}.args")
     names = _find_variables(config, f"{key}.args.variables", arguments.get("variables"), parts)
     if kind in ("concat", "to_device"):
@@ -106,6 +107,7 @@ def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any])
             "`data.transforms` for skewed variables",
         )
         report.import_obstacles.append(f"`{key}.args.scaler_type`: inputs and outputs are quantiles")
+    # The scalers are JSON files of another library; a new training does not need them.
     report.derive(f"{key}.type", "mean and standard deviation of each channel, fitted by `credit preprocess`")
     if arguments.get("spatial_variables"):
         names = ", ".join(arguments["spatial_variables"])
@@ -125,6 +127,7 @@ def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, 
         key: dotted key of the block.
         names: variables whose missing values are filled.
     """
+    # An empty list in the file means all variables, most of which are never missing.
     masked_names = [name for name in names if len(names) < len(parts.names(*GROUPS)) or name in _MASKED_VARIABLES]
     for name in masked_names:
         draft.set_option(name, "missing", "fill_mean")
@@ -150,7 +153,7 @@ def _convert_postblock(
         key: dotted key of the block.
         block: contents of the block.
     """
-    kind = config.get(f"{key}.type")
+    kind = str(config.get(f"{key}.type"))
     arguments = config.get_section(f"{key}.args")
     if kind == "tracer_fixer":
         names = _find_variables(config, f"{key}.args.tracer_vars", arguments.get("tracer_vars"), parts)

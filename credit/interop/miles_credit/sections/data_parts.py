@@ -78,6 +78,7 @@ def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> N
     for index, name in enumerate(names):
         if name not in _SOLAR_NAMES:
             continue
+        # The files are not read any more, unless they have other variables of the run.
         names[index] = SOLAR_VARIABLE
         parts.published_names[SOLAR_VARIABLE] = name
         report.derive(
@@ -123,6 +124,7 @@ def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_
             source["variables"] = list(names)
         sources.append({**source, **parts.source_options.get(path, {})})
     draft.set("data.sources", sources)
+    # The groups are written in the order of this package, whatever the order in the file.
     draft.set("data.variables", {})
     for group in GROUPS:
         members = parts.variables.get(group)

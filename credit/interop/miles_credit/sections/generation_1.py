@@ -49,6 +49,7 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
     compute_radiation(parts, config.report, "data.dynamic_forcing_variables")
     parts.levels = _find_levels(config)
 
+    # The default is that of the parser; the class that orders the channels has another one, which is never used.
     static_first = config.get_flag("data.static_first", True)
     order = ORDER_STATIC_FIRST if static_first else ORDER_STATIC_LAST
     if not config.has("data.static_first"):
@@ -77,6 +78,7 @@ def _find_levels(config: MilesConfig) -> list[float]:
         if config.has("data.levels") and num_levels != len(levels):
             report.refuse("data.levels", f"`{num_levels}`, but `data.level_ids` has {len(levels)} levels")
         return levels
+    # The statistics have a value for each level, and their file names the levels.
     mean_path = config.get("data.mean_path")
     if mean_path and Path(str(mean_path)).is_file():
         levels = _read_levels(Path(str(mean_path)))

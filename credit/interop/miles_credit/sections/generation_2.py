@@ -71,6 +71,7 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
     dataset_type = config.get(f"{key}.dataset_type", "local")
     levels = config.get(f"{key}.levels")
     level_coord = str(config.get(f"{key}.level_coord", "") or "")
+    # The 3-D variables of all sources are on the same levels in this package.
     if levels:
         numbers = [to_number(level) for level in levels] if isinstance(levels, list) else [None]
         if None in numbers or (parts.levels and parts.levels != numbers):
@@ -116,6 +117,7 @@ def _add_files(
         # The radiation is computed, so there are no files.
         return
     elif dataset_type == "arco_era5":
+        # The public store of model levels has no 2-D fields, which are in the store of pressure levels.
         is_on_model_levels = parts.level_coord == "hybrid"
         if vars_3d:
             parts.add_source(_ARCO_MODEL if is_on_model_levels else _ARCO_PRESSURE, vars_3d, _PUBLIC)
@@ -153,6 +155,7 @@ def _compare_validation(config: MilesConfig, parts: DataParts) -> None:
         compute_radiation(other_parts, config.report, f"{section}.source")
         if other_parts.variables != parts.variables or other_parts.levels != parts.levels:
             config.report.refuse(f"{section}.source", "variables and levels must be those of `data.source`")
+        # Other files for the validation period are further sources of the same variables.
         for path, names in other_parts.sources.items():
             parts.add_source(path, names, other_parts.source_options.get(path))
         config.get(f"{section}.source")
@@ -184,6 +187,7 @@ def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
     train = _read_period(config, "data")
     if train is None:
         return
+    # Without dates for the validation, miles-credit validates on the training period.
     valid = None
     if config.has(f"{section}.start_datetime") or config.has(f"{section}.end_datetime"):
         valid = _read_period(config, section)

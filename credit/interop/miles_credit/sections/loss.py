@@ -56,6 +56,7 @@ def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> N
         kind: name of the loss in the file.
     """
     parameters = config.get_section("loss.training_loss_parameters")
+    # Nested and flat losses have their parameters in different places.
     delta = config.get("loss.args.base_loss_parameters.delta", parameters.get("delta"))
     if kind == "huber" and delta is not None:
         draft.set("loss.huber_delta", to_number(delta))
@@ -84,6 +85,7 @@ def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:
         numbers = [to_number(item) for item in values]
         if None in numbers or len(numbers) not in (1, len(levels)):
             config.report.refuse(key, f"`{value}`: one number, or one for each of {len(levels)} levels is needed")
+        # A single weight of a 3-D variable is that of all its levels.
         elif name in names_2d or len(numbers) == 1:
             weights[name] = numbers[0]
         else:

@@ -19,6 +19,8 @@ _SUPPORTED_TRAINERS = {
 }  # fmt: skip
 # Learning rate of a file without one; miles-credit refuses such a file.
 _FIRST_LEARNING_RATE = 1e-3
+# Longest warm-up, as a fraction of the run.
+_LONGEST_WARMUP = 0.5
 
 
 def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
@@ -34,6 +36,7 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
     draft.set("trainer.weight_decay", config.get_number("trainer.weight_decay", 0.0))
     _convert_clipping(config, draft)
 
+    # By default, this package averages the weights, and miles-credit does not.
     draft.set("trainer.use_ema", config.get_flag("trainer.use_ema", False))
     if draft.values["trainer"]["use_ema"]:
         draft.set("trainer.ema_decay", config.get_number("trainer.ema_decay", 0.9999))
@@ -47,6 +50,7 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
             report.derive(f"trainer.{name}", f"hidden default `{default}`".lower())
     if config.get_flag("trainer.use_tensorboard", False):
         draft.set("trainer.tensorboard", True)
+    # The patience of miles-credit counts epochs, at whose ends both packages validate.
     patience = config.get_integer("trainer.stopping_patience", _PATIENCE[config.generation])
     if patience < config.get_integer("trainer.epochs", 1):
         draft.set("trainer.patience", patience)
@@ -101,54 +105,87 @@ def _convert_schedule(config: MilesConfig, draft: ConfigDraft, num_steps: int | 
         draft: receives the keys.
         num_steps: length of the run in optimizer steps; None if it is given in epochs.
     """
-    report = config.report
     key = "trainer.scheduler.scheduler_type"
     rate = config.get_number("trainer.learning_rate", _FIRST_LEARNING_RATE)
+    # Generation 1 needs the key, generation 2 uses the scheduler by default.
     uses_scheduler = config.get_flag("trainer.use_scheduler", config.generation == 2)
     kind = config.get(key)
-    warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 0)
-    lowest_rate = config.get_number("trainer.scheduler.min_lr", 0.0)
-    warmup = 0.0
-    final = 0.0
     if not uses_scheduler or kind is None:
         draft.set("trainer.learning_rate", rate)
         draft.set("trainer.schedule", {"kind": "constant", "warmup": 0.0})
         return
-    if kind == "linear-warmup-cosine":
-        warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 1000)
-        lowest_rate = config.get_number("trainer.scheduler.min_lr", 1e-5)
-        total_steps = config.get_number("trainer.scheduler.total_steps", 500_000)
-        warmup = warmup_steps / (num_steps or total_steps)
-        final = lowest_rate / rate
-        report.derive(key, "a cosine over the run; in miles-credit it ends after `total_steps`")
-    elif kind == "cosine-annealing":
-        lowest_rate = config.get_number("trainer.scheduler.eta_min", 0.0)
-        final = lowest_rate / rate
-        if config.get_integer("trainer.scheduler.T_max", 1) != config.get_integer("trainer.epochs", 1):
-            report.derive("trainer.scheduler.T_max", "approximate: the cosine ends with the run, not after `T_max`")
-    elif kind == "cosine-annealing-restarts":
-        first_cycle = config.get_number("trainer.scheduler.first_cycle_steps", 1)
-        # The peak of this schedule replaces the learning rate, and it starts at the lowest rate.
-        rate = config.get_number("trainer.scheduler.max_lr", 0.1)
-        lowest_rate = config.get_number("trainer.scheduler.min_lr", 0.001)
-        warmup = warmup_steps / (num_steps or first_cycle)
-        final = min(lowest_rate / rate, 1.0)
-        report.derive(key, "approximate: one warm-up and one cosine over the run, without restarts")
-    elif kind == "lambda":
-        # Ten of a hundred epochs are the warm-up.
-        warmup = 0.1
-    else:
-        report.refuse(key, f"`{kind}` has no counterpart; `trainer.schedule.kind` is cosine or constant")
+    if str(kind) not in _SCHEDULES:
+        choices = ", ".join(_SCHEDULES)
+        config.report.refuse(key, f"`{kind}` has no counterpart; schedules with one are {choices}")
         return
-    if kind == "lambda":
-        report.derive(key, "approximate: a warm-up over a tenth of the run, then a cosine to 0")
+    rate, warmup, lowest_rate = _SCHEDULES[str(kind)](config, rate, num_steps)
+    if rate <= 0:
+        config.report.refuse("trainer.learning_rate", f"`{rate}` must be above 0, or `max_lr` of the scheduler")
+        return
     draft.set("trainer.learning_rate", rate)
-    # A warm-up of the whole run would be refused.
-    schedule = {"kind": "cosine", "warmup": round(min(warmup, 0.5), 6), "final": round(min(final, 1.0), 6)}
-    draft.set("trainer.schedule", schedule)
+    if warmup > _LONGEST_WARMUP:
+        # A warm-up of the whole run would be refused.
+        warmup = _LONGEST_WARMUP
+        config.report.derive(
+            "trainer.scheduler.warmup_steps", "approximate: longer than half of the run, which is taken"
+        )
+    final = min(lowest_rate / rate, 1.0)
+    draft.set("trainer.schedule", {"kind": "cosine", "warmup": round(warmup, 6), "final": round(final, 6)})
     draft.comments["trainer.schedule"] = f"from `{kind}`, in shares of the run"
-    if warmup > 0.5:
-        report.derive("trainer.scheduler.warmup_steps", "approximate: longer than half of the run, which is taken")
+
+
+def _read_linear_warmup_cosine(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
+    """Return peak rate, warm-up as a fraction of the run, and lowest rate of ``linear-warmup-cosine``."""
+    warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 1000)
+    # Without batches per epoch the length of the run depends on the data, and that of the schedule replaces it.
+    total_steps = config.get_number("trainer.scheduler.total_steps", 500_000)
+    lowest_rate = config.get_number("trainer.scheduler.min_lr", 1e-5)
+    config.report.derive(
+        "trainer.scheduler.scheduler_type", "a cosine over the run; in miles-credit it ends after `total_steps`"
+    )
+    return rate, warmup_steps / max(num_steps or total_steps, 1), lowest_rate
+
+
+def _read_cosine_annealing(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
+    """Return peak rate, warm-up and lowest rate of ``cosine-annealing``, which counts epochs."""
+    if config.get_integer("trainer.scheduler.T_max", 1) != config.get_integer("trainer.epochs", 1):
+        config.report.derive("trainer.scheduler.T_max", "approximate: the cosine ends with the run, not after `T_max`")
+    return rate, 0.0, config.get_number("trainer.scheduler.eta_min", 0.0)
+
+
+def _read_restarts(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
+    """Return peak rate, warm-up and lowest rate of ``cosine-annealing-restarts``, without the restarts.
+
+    The peak of this schedule replaces `trainer.learning_rate`.
+    """
+    first_cycle = config.get_number("trainer.scheduler.first_cycle_steps", 1)
+    warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 0)
+    config.report.derive(
+        "trainer.scheduler.scheduler_type", "approximate: one warm-up and one cosine over the run, without restarts"
+    )
+    peak_rate = config.get_number("trainer.scheduler.max_lr", 0.1)
+    return (
+        peak_rate,
+        warmup_steps / max(num_steps or first_cycle, 1),
+        config.get_number("trainer.scheduler.min_lr", 0.001),
+    )
+
+
+def _read_lambda(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
+    """Return peak rate, warm-up and lowest rate of ``lambda``: ten of a hundred epochs are the warm-up."""
+    config.report.derive(
+        "trainer.scheduler.scheduler_type", "approximate: a warm-up over a tenth of the run, then a cosine to 0"
+    )
+    return rate, 0.1, 0.0
+
+
+# `trainer.scheduler.scheduler_type` -> function that returns peak rate, warm-up as a fraction of the run, lowest rate.
+_SCHEDULES = {
+    "linear-warmup-cosine": _read_linear_warmup_cosine,
+    "cosine-annealing": _read_cosine_annealing,
+    "cosine-annealing-restarts": _read_restarts,
+    "lambda": _read_lambda,
+}
 
 
 def _convert_clipping(config: MilesConfig, draft: ConfigDraft) -> None:
@@ -174,6 +211,7 @@ def _convert_parallelism(config: MilesConfig, draft: ConfigDraft) -> None:
     data_parallelism = _MODES.get(mode)
     if mode not in _MODES:
         report.refuse("trainer.mode", f"`{mode}` is not one of {', '.join(_MODES)}")
+    # Generation 1 has one mode, generation 2 a degree for each axis of the mesh.
     degrees = {"domain": config.get_integer("trainer.domain_parallel_size", 1), "tensor": 1}
     if "domain" not in mode:
         degrees["domain"] = 1
