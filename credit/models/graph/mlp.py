@@ -90,8 +90,8 @@ class MLP(nn.Module):
 class EdgeMLP(MLP):
     """MLP over [edge, sender, receiver] that computes the products on nodes before it copies them to the edges.
 
-    The result is that of an MLP over the concatenation. A node has 3 to 20 edges, so this needs a third of the
-    operations.
+    The result is that of an MLP over the concatenation. As there are several edges for each node, the first layer
+    needs little more than a third of the operations.
 
     Args:
         dim: number of channels of edges, nodes, hidden layer and output.

@@ -81,7 +81,7 @@ class GraphConstants:
             return self.tables
         if device in self._copies:
             return self._copies[device]
-        # A tensor that is created in inference mode could not be used in a later backward pass.
+        # As in `build_constants`.
         with torch.inference_mode(False), torch.no_grad():
             tables = tree_map_only(Tensor, lambda tensor: tensor.to(device), self.tables)
         # A plan traces the network with tensors without memory, which must not be kept.
@@ -101,7 +101,9 @@ def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> Gra
     Raises:
         ConfigError: if a mesh node gets no edge from a grid point.
     """
-    return _build_cached(grid.lat.tobytes(), grid.lon.tobytes(), refinements, hops)
+    # A tensor that is created in inference mode could not be used in a later backward pass.
+    with torch.inference_mode(False):
+        return _build_cached(grid.lat.tobytes(), grid.lon.tobytes(), refinements, hops)
 
 
 @functools.lru_cache(maxsize=4)
