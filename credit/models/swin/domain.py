@@ -87,7 +87,7 @@ class ReadsNeighboursAroundGlobe(ReadsNeighbours):
         super().remove_padding(layer)
         layer.wrap = NO_PADDING
 
-    def _find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
+    def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
         """Return the cells that a part of the layer's input consists of, with zeros beyond the rows of the field."""
         height, width = self.input_shape()
         # The first and the last row of the padded field are near the poles, where no row lies beyond.

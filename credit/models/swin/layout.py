@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from credit.errors import ConfigError
 from credit.models.base import ModelSpec
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding
+from credit.models.padding.build import build_padding
 from credit.models.swin.section import SwinSection
-from credit.models.wxformer.padding import build_padding
 
 # The transformer works at half the resolution of the patches.
 DOWN_SAMPLING = 2

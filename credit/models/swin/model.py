@@ -28,13 +28,13 @@ from credit.models.noise.noise_input import (
     build_condition_dims,
     count_noise_channels,
 )
+from credit.models.padding.build import check_vector_channels
 from credit.models.registry import register_model
 from credit.models.swin.attention import ShiftedWindowAttention
 from credit.models.swin.blocks import CubeEmbedding, DownBlock, PatchHead, SwinBlock, SwinUpBlock
 from credit.models.swin.layout import DOWN_SAMPLING, build_layout, check_noise
 from credit.models.swin.section import SwinSection
 from credit.models.swin.token_padding import Crop, TokenPadding
-from credit.models.wxformer.checks import check_vector_channels
 from credit.parallel.domain.split import DomainPlan
 
 # The published code adds this number to the scores of pairs that are kept apart, so its mask is not strict.

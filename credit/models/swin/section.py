@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from credit.config.sections.model import ModelSection
-from credit.models.wxformer.section import PaddingConfig
+from credit.models.padding.section import PaddingConfig
 
 
 class SwinPaddingConfig(PaddingConfig):

@@ -41,23 +41,6 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
     _check_embedding(section.cross_embed_kernel_sizes, section.cross_embed_strides)
 
 
-def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> None:
-    """Refuse vector channels that the input does not have.
-
-    Args:
-        vector_channels: indices of input channels.
-        in_channels: number of channels of an input frame.
-
-    Raises:
-        ConfigError: if an index is out of range; the message names the indices.
-    """
-    outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
-    if outside:
-        raise ConfigError(
-            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
-        )
-
-
 def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
     """Refuse sizes with which the decoder's output, without the padding, does not fit the grid.
 

@@ -36,14 +36,13 @@ from credit.models.noise.noise_input import (
     build_condition_dims,
     count_noise_channels,
 )
+from credit.models.padding.build import build_padding, check_vector_channels, check_windows
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import (
     check_output_size,
     check_section,
-    check_vector_channels,
     find_output_shape,
 )
-from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 from credit.parallel.domain.split import DomainPlan
 

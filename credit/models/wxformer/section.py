@@ -6,27 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.sections.base import StrictModel
 from credit.config.sections.model import ModelSection
-
-
-class PaddingConfig(StrictModel):
-    """Cells that are added around the grid before the first stage."""
-
-    mode: Literal["earth", "mirror"] = Field(
-        "earth", description="`earth`: continue across the pole. `mirror`: mirror at the edge."
-    )
-    lat: list[int] | Literal["auto"] = Field(
-        "auto", description="Rows to add: [north, south]. `auto`: the smallest padding for which all windows fit."
-    )
-    lon: list[int] | Literal["auto"] = Field(
-        "auto", description="Columns to add: [west, east]. `auto`: the smallest padding for which all windows fit."
-    )
-    pole: Literal["published", "exact"] = Field(
-        "published",
-        description="`exact`: change the sign of wind components across a pole and do not repeat a row on the pole; "
-        "use it for new models. `published`: as for the published weights.",
-    )
+from credit.models.padding.section import PaddingConfig
 
 
 class WXFormerSection(ModelSection):

@@ -135,7 +135,7 @@ class ReadsNeighbours(DomainRule):
         """Collect cells before the layer, and leave out those of other ranks after it."""
         self.remove_padding(layer)
         inputs = [self.reach.input_part(self.target.held(rank)) for rank in range(self.target.num_ranks)]
-        exchange = build_exchange(group, self.source, [self._find_cells_and_zeros(part) for part in inputs])
+        exchange = build_exchange(group, self.source, [self.find_cells_and_zeros(part) for part in inputs])
         rank = dist.get_rank(group)
         target = self.target.held(rank)
         first_row = target.rows.start - self.reach.first_output(inputs[rank].rows)
@@ -154,7 +154,7 @@ class ReadsNeighbours(DomainRule):
         layer.register_forward_pre_hook(collect)
         layer.register_forward_hook(crop)
 
-    def _find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
+    def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
         """Return the result of `find_cells`, with zeros for the rows and columns beyond the edge of the input."""
         height, width = self.input_shape()
         rows = range(max(part.rows.start, 0), min(part.rows.stop, height))

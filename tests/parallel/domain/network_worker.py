@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from credit.errors import ConfigError
 from credit.models.layers import domain_rules
 from credit.models.layers.padding import SpherePadding
+from credit.models.swin.domain import AttendsInShiftedWindows
+from credit.models.unet.attention import CollectsWholeField
 from credit.parallel.domain import group_norm, rules
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.domain.exchange import ZERO, CellExchange, Cells
@@ -24,7 +26,17 @@ from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.domain import networks, postprocesses
 
-MUTATIONS = ("halo", "pole", "vector sign", "group norm", "distant cells", "gradient")
+# Broken rule -> the network and its parts with which it must be noticed.
+MUTATIONS = {
+    "halo": ("pixel shuffle", (2, 1)),
+    "pole": ("pixel shuffle", (2, 1)),
+    "vector sign": ("pixel shuffle", (2, 1)),
+    "group norm": ("pixel shuffle", (2, 1)),
+    "distant cells": ("pixel shuffle", (2, 1)),
+    "gradient": ("pixel shuffle", (2, 1)),
+    "shifted windows": ("swin", (1, 2)),
+    "whole field": ("unet", (2, 1)),
+}
 # Networks whose blocks are compiled as well.
 COMPILED = ("pixel shuffle", "interpolated")
 
@@ -42,6 +54,10 @@ def broken(mutation: str) -> Iterator[None]:
         "group norm": (group_norm, "sum_over_ranks", lambda x, group: x),
         # Long attention works on the local rows and columns.
         "distant cells": (domain_rules.AttendsToDistantCells, "install", lambda rule, layer, group: None),
+        # Shifted windows are those of the local columns.
+        "shifted windows": (AttendsInShiftedWindows, "install", lambda rule, layer, group: None),
+        # Attention to all cells sees the local cells.
+        "whole field": (CollectsWholeField, "install", lambda rule, layer, group: None),
         # Gradients of cells that went to other ranks do not come back.
         "gradient": (CellExchange, "move_gradient", _only_own_gradient),
     }
@@ -106,8 +122,8 @@ def main(folder: Path) -> None:
                 results["postprocesses"][f"hyperdiffusion, poles {poles} {num_parts}"] = errors
             results["postprocesses"][f"dry mass {num_parts}"] = postprocesses.compare_dry_mass(num_parts)
         if launch.world == 2:
-            for mutation in MUTATIONS:
-                errors = networks.compare(networks.CASES["pixel shuffle"], (2, 1), broken(mutation))
+            for mutation, (name, num_parts) in MUTATIONS.items():
+                errors = networks.compare(networks.CASES[name], num_parts, broken(mutation))
                 results["mutations"][mutation] = errors
             for name in COMPILED:
                 errors = networks.compare(networks.CASES[name], (2, 1), backend="aot_eager")

@@ -69,6 +69,7 @@ BASE: dict[str, Any] = {
 BASES: dict[str, dict[str, Any]] = {
     "wxformer": BASE,
     "unet": {**SIZES, "dim": [8, 12, 16], "depth": [1, 1, 1], "dim_head": 4},
+    "swin": {**SIZES, "image_width": 32, "dim": 16, "depth": 2, "heads": 2, "num_groups": 4, "window_size": 2},
 }
 CASES = {
     "pixel shuffle": NetworkCase(),
@@ -115,6 +116,18 @@ CASES = {
     "unet": NetworkCase({"image_height": 27, "image_width": 20, "pole_points": True}, noise=True, model="unet"),
     # Fewer rows at the coarsest level than parts, so that a part is empty there.
     "unet, few rows": NetworkCase({"image_height": 10, "image_width": 16}, model="unet"),
+    "swin": NetworkCase({"image_height": 31, "pole_points": True, "attn_dropout": 0.1}, noise=True, model="swin"),
+    # Tokens are padded with zeros, windows do not wrap around, and patches do not cover the grid.
+    "swin, published edges": NetworkCase(
+        {
+            "edges": "published",
+            "image_height": 21,
+            "image_width": 24,
+            "window_size": 3,
+            "padding": {"mode": "mirror", "pole": "published", "lat": [3, 4], "lon": [4, 4]},
+        },
+        model="swin",
+    ),
 }
 # (M, N) parts of rows and columns, by the number of ranks
 PARTS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}

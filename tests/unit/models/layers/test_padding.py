@@ -10,7 +10,7 @@ import torch
 
 from credit.errors import ConfigError
 from credit.models.layers.padding import SpherePadding, auto_padding, window_multiple
-from credit.models.wxformer.padding import build_padding
+from credit.models.padding.build import build_padding
 
 from ..small import build
 

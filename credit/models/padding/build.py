@@ -1,4 +1,4 @@
-"""Padding of WXFormer's grid from its config section ``model.padding``, and the check that windows fit the result."""
+"""Padding of a network's grid from the config section ``model.padding``, and checks that the grid fits it."""
 
 from __future__ import annotations
 
@@ -109,6 +109,23 @@ def check_windows(
                 f"model.padding.{axis}: {list(pads)} makes {padded_size} padded, of which stage {stage - 1} has "
                 f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; {nearest_fit}"
             )
+
+
+def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> None:
+    """Refuse vector channels that the input does not have.
+
+    Args:
+        vector_channels: indices of input channels.
+        in_channels: number of channels of an input frame.
+
+    Raises:
+        ConfigError: if an index is out of range; the message names the indices.
+    """
+    outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
+    if outside:
+        raise ConfigError(
+            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
+        )
 
 
 def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
