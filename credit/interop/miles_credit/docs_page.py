@@ -62,7 +62,7 @@ def _render_networks() -> str:
     """Return the table of the networks in Markdown."""
     lines = ["| network | result |", "|---|---|"]
     for name, network in NETWORKS.items():
-        result = "converted to `model.type: wxformer`"
+        result = f"converted to `model.type: {network.counterpart}`"
         if network.convert is None:
             result = f"refused: {network.reason}"
         lines.append(f"| `{name}` | {result} |")

@@ -84,9 +84,9 @@ def test_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_is_written_if_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(with_value(example(1), "model.type", "fuxi"))
+    write_config(with_value(example(1), "model.type", "unet"))
     assert run_convert("theirs.yml", "-o", "converted.yml") == 2
-    assert "model.type: `fuxi`" in capsys.readouterr().err
+    assert "model.type: `unet`" in capsys.readouterr().err
     assert [path.name for path in Path.cwd().iterdir()] == ["theirs.yml"]
 
 

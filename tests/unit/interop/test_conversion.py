@@ -306,3 +306,31 @@ def test_periods() -> None:
     )
     assert periods.split_gap == "1min"
     assert derive_periods(year_2000, year_2000) is None
+
+
+FUXI = {
+    "type": "fuxi", "image_height": 16, "image_width": 32, "levels": 2, "channels": 1, "surface_channels": 1,
+    "input_only_channels": 3, "output_only_channels": 1, "frames": 1, "frame_patch_size": 1, "patch_height": 2,
+    "patch_width": 2, "dim": 16, "depth": 2, "num_heads": 4, "num_groups": 4, "window_size": 3, "drop_path": 0,
+    "pad_lat": 4, "pad_lon": 4,
+}  # fmt: skip
+
+
+def test_fuxi_becomes_swin() -> None:
+    conversion = convert_tree(with_value(example(1), "model", FUXI), "file.yml")
+    assert conversion.report.keys_with(Disposition.REFUSED) == [], conversion.report.describe_refused()
+    model = yaml.safe_load(conversion.yaml_text)["model"]
+    expected = {"type": "swin", "dim": 16, "depth": 2, "heads": 4, "num_groups": 4, "window_size": 3, "patch_size": 2,
+                "edges": "published", "residual": False, "use_spectral_norm": True, "interp": True}  # fmt: skip
+    assert expected.items() <= model.items()
+    assert model["padding"] == {"mode": "mirror", "lat": [4, 4], "lon": [4, 4], "pole": "published"}
+    build_config(yaml.safe_load(conversion.yaml_text), origin="file.yml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("patch_width", 4), ("frame_patch_size", 2), ("frames", 2), ("use_noise", True)]
+)
+def test_fuxi_without_counterpart_is_refused(key: str, value: object) -> None:
+    conversion = convert_tree(with_value(example(1), "model", {**FUXI, key: value}), "file.yml")
+    refused_keys = conversion.report.keys_with(Disposition.REFUSED)
+    assert refused_keys and all(name.startswith("model.") for name in refused_keys)

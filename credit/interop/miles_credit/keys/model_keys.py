@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mapped, refused
 
-_OTHER_NETWORK = "a key of another network than WXFormer; see `model.type`"
+_OTHER_NETWORK = "a key of a network without a counterpart; see `model.type`"
+_ONLY_FUXI = "a key of FuXi; the conversion of `model.type: fuxi` reads it"
 _DIFFERENT_BUDGET = (
     "this package closes the budget in another way (whole columns, other variables are scaled), so the function "
     "would differ; deactivate it, or set `model.postprocess` by hand, see docs/constraints.md"
@@ -45,7 +46,12 @@ ROWS: tuple[KeyRow, ...] = (
     *derived("12", "model.levels", "the number of `data.levels`"),
     *derived("12", "model.frames", "`data.history_len`"),
     *refused("12", "model.output_frames", "a step of this package has one output frame", harmless=(None, 1)),
-    *refused("12", "model.patch_height model.patch_width", "patches are single cells", harmless=(None, 1)),
+    *refused(
+        "12",
+        "model.patch_height model.patch_width",
+        "patches of a WXFormer are single cells; of a FuXi: `model.patch_size`",
+        harmless=(None, 1),
+    ),
     *ignored("12", "model.frame_patch_size model.static_channels", "the class of the network does not read it"),
     *mapped("12", "model.padding_conf.activate", "`model.padding`; null for none"),
     *mapped("12", "model.padding_conf.mode", "`model.padding.mode`"),
@@ -85,15 +91,21 @@ ROWS: tuple[KeyRow, ...] = (
     ),
     *refused(
         "12",
+        "model.num_heads model.num_groups model.window_size model.proj_drop model.attn_drop model.drop_path "
+        "model.use_noise",
+        _ONLY_FUXI,
+        harmless=(None, False, 0),
+    ),
+    *refused(
+        "12",
         "model.architecture.* model.diffusion.* model.attn_dim_head model.attn_heads model.checkpoint_stages "
-        "model.conditional_dimensions model.depths model.dim_mults model.drop_path model.drop_path_rate "
-        "model.proj_drop model.attn_drop model.dropout model.edge_path "
+        "model.conditional_dimensions model.depths model.dim_mults model.drop_path_rate model.dropout model.edge_path "
         "model.embed_dim model.flash_attn model.full_attn model.full_pos_embed model.hidden_size model.history_len "
         "model.img_size model.img_window_ratio model.in_chans model.learned_sinusoidal_cond "
         "model.learned_sinusoidal_dim model.learned_variance model.mlp_ratio model.n_blocks model.n_static_variables "
-        "model.n_surface_variables model.n_variables model.num_groups model.num_heads model.out_chans "
+        "model.n_surface_variables model.n_variables model.out_chans "
         "model.patch_size model.random_fourier_features model.rel_pos model.residual model.rk4_integration "
-        "model.sinusoidal_pos_emb_theta model.use_edge_attr model.window_size model.self_condition",
+        "model.sinusoidal_pos_emb_theta model.use_edge_attr model.self_condition",
         _OTHER_NETWORK,
     ),
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.reading import MilesConfig
+from credit.interop.miles_credit.sections.fuxi import convert_fuxi
 from credit.interop.miles_credit.sections.wxformer import convert_crossformer, convert_wxformer
 
 
@@ -19,28 +20,30 @@ class NetworkConversion:
 
     Attributes:
         convert: function that writes the ``model`` section; None if there is no counterpart.
+        counterpart: ``model.type`` of this package.
         reason: the reason for a network without a counterpart, and a remedy if there is one.
     """
 
     convert: Callable[[MilesConfig, ConfigDraft], None] | None = None
+    counterpart: str = ""
     reason: str = ""
 
 
-_NO_CONVERSION = "its keys and weights cannot be converted yet; describe a network of this package in `model`"
+_OTHER_FORM = "its keys and weights have no counterpart; a network of this kind is"
 _DIFFUSION = "a denoising network; this package has no denoising training"
 _REGIONAL = "a regional network; this package trains global models only"
 _OTHER = "this package has no network of this kind"
 
 # `model.type` -> its conversion. Generation 1 and 2 share these names.
 NETWORKS: dict[str, NetworkConversion] = {
-    "crossformer": NetworkConversion(convert_crossformer),
-    "wxformer": NetworkConversion(convert_wxformer),
-    "wxformer_base": NetworkConversion(convert_wxformer),
-    "fuxi": NetworkConversion(reason=f"FuXi: {_NO_CONVERSION}"),
-    "swin": NetworkConversion(reason=f"Swin Transformer: {_NO_CONVERSION}"),
-    "unet": NetworkConversion(reason=f"U-Net: {_NO_CONVERSION}"),
+    "crossformer": NetworkConversion(convert_crossformer, "wxformer"),
+    "wxformer": NetworkConversion(convert_wxformer, "wxformer"),
+    "wxformer_base": NetworkConversion(convert_wxformer, "wxformer"),
+    "fuxi": NetworkConversion(convert_fuxi, "swin"),
+    "swin": NetworkConversion(reason=f"Swin Transformer of another library: {_OTHER_FORM} `swin`"),
+    "unet": NetworkConversion(reason=f"U-Net of another library: {_OTHER_FORM} `unet`"),
     "camulator": NetworkConversion(reason=f"CAMulator: {_OTHER}"),
-    "graph": NetworkConversion(reason=f"graph network: {_OTHER}"),
+    "graph": NetworkConversion(reason=f"graph network of another library: {_OTHER_FORM} `graph`"),
     "debugger": NetworkConversion(reason=_OTHER),
     "nextgen_wxformer": NetworkConversion(reason=f"WXFormer with a spectral bottleneck: {_OTHER}"),
     "crossformer-ensemble": NetworkConversion(
