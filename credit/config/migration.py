@@ -114,7 +114,10 @@ _MODEL = (
     _row_of_both("model.image_height model.image_width", "derived from the grid"),
     _row_of_both(_FROM_VARIABLES, "derived from `data.variables`"),
     _row_of_both("model.frames", "derived from `data.history_len`"),
-    _row_of_both("model.patch_height model.patch_width model.frame_patch_size", "`model.patch_size` for FuXi; a WXFormer has none"),
+    _row_of_both(
+        "model.patch_height model.patch_width model.frame_patch_size",
+        "`model.patch_size` for FuXi; a WXFormer has none",
+    ),
     _row_of_both("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
     _row_of_both(
         "model.global_window_size model.local_window_size", "`model.global_window_size`, `model.local_window_size`"

@@ -11,8 +11,8 @@ from credit.errors import CreditError
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.partial_scores import WorkShare
 from credit.verify.replace_files import replace_files
-from credit.verify.report.metadata import read_training_log
-from credit.verify.scorer import score_forecasts
+from credit.verify.report.metadata import TrainingLog, read_training_log
+from credit.verify.scorer import Verification, score_forecasts
 from credit.verify.table.table import ScoreTable
 
 if TYPE_CHECKING:
@@ -82,11 +82,18 @@ def verify_forecasts(
     with replace_files(folder, remove=_FIGURE_PATTERNS) as temporary_folder:
         table.write(temporary_folder)
         (temporary_folder / "figures").mkdir()
-        figures = []
-        if config.verification.draw_figures:
-            # Importing matplotlib takes long as well.
-            from credit.verify.plots.all_figures import draw_all_figures
-
-            figures = draw_all_figures(verification, reader, log, temporary_folder / "figures")
+        figures = _draw_figures(config, verification, reader, log, temporary_folder / "figures")
         write_report(config, verification, archive, log, figures, temporary_folder, notice)
     return table
+
+
+def _draw_figures(
+    config: Config, verification: Verification, reader: FieldReader, log: TrainingLog | None, folder: Path
+) -> list[tuple[str, Path]]:
+    """Draw all figures unless the config leaves them out; see `credit.verify.plots.all_figures.draw_all_figures`."""
+    if not config.verification.draw_figures:
+        return []
+    # Importing matplotlib takes long, so it waits until there is something to draw.
+    from credit.verify.plots.all_figures import draw_all_figures
+
+    return draw_all_figures(verification, reader, log, folder)
