@@ -10,13 +10,15 @@ from torch import nn
 
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.train.learning_rates import find_learning_rate_factors
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     """Return fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for the trainable parameters of a model.
 
     Weight decay applies to matrices and convolution kernels only. It applies neither to gains, biases and other
-    vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False.
+    vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False. The training step multiplies
+    the learning rate of a group by its entry ``lr_factor``.
 
     Args:
         model: the model, sharded or not.
@@ -27,17 +29,19 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
-    # (has weight decay, mesh) -> parameters. A fused kernel takes only parameters of one mesh.
-    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    # (has weight decay, factor on the learning rate, mesh) -> parameters. A fused kernel takes only parameters of one
+    # mesh.
+    groups: dict[tuple[bool, float, object], list[nn.Parameter]] = {}
+    factors = find_learning_rate_factors(model, conf.learning_rate_factors)
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             has_decay = parameter.dim() > 1 and id(parameter) not in ids_without_decay
             device_mesh = getattr(parameter, "device_mesh", None)
-            groups.setdefault((has_decay, device_mesh), []).append(parameter)
+            groups.setdefault((has_decay, factors[name], device_mesh), []).append(parameter)
     param_groups = []
-    for (has_decay, _), parameters in groups.items():
+    for (has_decay, factor, _), parameters in groups.items():
         weight_decay = conf.weight_decay if has_decay else 0.0
-        param_groups.append({"params": parameters, "weight_decay": weight_decay})
+        param_groups.append({"params": parameters, "weight_decay": weight_decay, "lr_factor": factor})
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
     # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():

@@ -121,7 +121,7 @@ class TrainingStep:
 
         # Clipping and update.
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["lr_factor"]
         # The fused optimizer divides gradients by `grad_scale`, which clips them, and skips the update if `found_inf`
         # is 1. Neither needs a pass over the gradients of its own, nor a value on the host.
         self._optimizer.grad_scale = ((grad_norm + 1e-6) / self._max_norm).clamp(min=1.0)

@@ -45,6 +45,14 @@ LORA_TARGETS = {
     "unet": ["*.to_qkv"],
     "wxformer": ["*.to_qkv"],
 }
+# The layers that read the input, which a test freezes.
+FIRST_LAYERS = {
+    "graph": "encoder",
+    "sfno": "encoder",
+    "swin": "embedding",
+    "unet": "stem",
+    "wxformer": "stages.0",
+}
 # Networks that compute on divided fields, and a part of the message of those that do not.
 DIVIDED = ("swin", "unet", "wxformer")
 REFUSAL = "does not declare how its layers are split"

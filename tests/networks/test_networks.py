@@ -24,7 +24,7 @@ from credit.models.base import ForecastModel, ModelSpec
 from credit.models.initialise import initialise_
 from credit.models.registry import build_model, model_class, model_names
 from credit.train.build.model import compile_blocks
-from tests.networks.networks import DIVIDED, LORA_TARGETS, NOISE, PLANNED_SECTIONS, REFUSAL, SECTIONS
+from tests.networks.networks import DIVIDED, FIRST_LAYERS, LORA_TARGETS, NOISE, PLANNED_SECTIONS, REFUSAL, SECTIONS
 from tests.parallel.forked import launch
 from tests.smoke.conftest import world
 from tests.unit.hpc.measured import allocated, small_config, traced
@@ -182,6 +182,17 @@ def test_export_and_adapters(network: TrainedNetwork) -> None:
     assert adapted[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-3)
     assert adapted[0]["grad_norm"] > 0
     assert adapted[-1]["loss"] != adapted[0]["loss"]
+
+
+def test_frozen_and_slow_weights(network: TrainedNetwork) -> None:
+    """Fine-tuning with the first layers frozen and low rates elsewhere is the same on two ranks as on one."""
+    factors = {FIRST_LAYERS[network.name]: 0, "*": 0.1}
+    settings = (f"trainer.resume={network.folder / 'run'}", f"trainer.learning_rate_factors={json.dumps(factors)}")
+    rows = network.train_on(1, "frozen", *settings)
+    require_equal_steps(network.train_on(2, "frozen_on_ranks", *settings, "trainer.train_batch_size=2"), rows)
+    all_rows = network.train_on(1, "thawed", settings[0])
+    assert rows[0]["loss"] == pytest.approx(all_rows[0]["loss"], rel=1e-3)
+    assert 0 < rows[0]["grad_norm"] < all_rows[0]["grad_norm"]
 
 
 def test_bfloat16(network: TrainedNetwork) -> None:

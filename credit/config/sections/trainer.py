@@ -260,6 +260,11 @@ class TrainerConfig(StrictModel):
         None,
         description="Freeze the weights of the checkpoint in `resume` and train adapters. Default: train all weights.",
     )
+    learning_rate_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {},
+        description="Path of a module or weight -> factor on the learning rate of its weights; 0 freezes them. `*` "
+        "matches any text, and the first pattern that matches counts.",
+    )
     use_ema: bool = Field(
         True,
         description="Keep an exponential moving average of the weights. Validation, forecasts and the checkpoint "

@@ -25,7 +25,7 @@ from credit.forecast.objectives.base import MicroStep, Objective, build_objectiv
 from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.models.layers.spectral_norm import advance_power_iterations
-from credit.models.lora import apply_lora, checkpoint_state_dict
+from credit.models.lora import checkpoint_state_dict
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.domain.split import DomainPlan, plan_domain
 from credit.parallel.mesh import ParallelDims, build_mesh
@@ -35,6 +35,7 @@ from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.domain_support import require_domain_support
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
+from credit.train.learning_rates import select_trained_weights
 
 _META = torch.device("meta")
 # Errors that torch raises when the values of a tensor without values are needed.
@@ -148,8 +149,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     # The network with adapters and activation checkpointing, as in a run, but neither sharded nor compiled.
     with _model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
-    if trainer.lora is not None:
-        apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
+    select_trained_weights(model, trainer)
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()

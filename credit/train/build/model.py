@@ -21,7 +21,6 @@ from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 from credit.models.base import ForecastModel
 from credit.models.layers.spectral_norm import normalize_together
-from credit.models.lora import apply_lora
 from credit.models.registry import build_model
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import _build_mp_policy
@@ -30,6 +29,7 @@ from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.state.materialise import allocate_
 from credit.train.build.assets import ModelAssets, build_model_spec
+from credit.train.learning_rates import select_trained_weights
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +127,7 @@ def build_parallel_model(
     conf = config.trainer
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
-    if conf.lora is not None:
-        apply_lora(model, conf.lora.targets, conf.lora.rank, conf.lora.alpha)
+    select_trained_weights(model, conf)
     if conf.compile and device.type != "meta":
         require_compiler(device)
     set_tf32(conf.tf32, device)

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.config import Config
-from credit.models.lora import apply_lora
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_mixed_precision_policy, build_network
+from credit.train.learning_rates import select_trained_weights
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,7 @@ class FlopCounter:
         # On the meta device tensors have shapes and no values, so counting takes no memory and no arithmetic.
         with torch.device("meta"):
             model = build_network(config, assets.channels, assets.grid, assets.attributes)
-            lora = config.trainer.lora
-            if lora is not None:
-                apply_lora(model, lora.targets, lora.rank, lora.alpha)
+            select_trained_weights(model, config.trainer)
             shape = (config.trainer.train_batch_size, len(assets.channels.input), config.data.history_len)
             x_BCTHW = torch.empty(*shape, *assets.grid.shape, requires_grad=fed_back)
         model.train()
