@@ -33,14 +33,26 @@ def select_trained_weights(model: nn.Module, trainer: TrainerConfig) -> None:
     """
     if trainer.lora is not None:
         apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
-    factors = find_learning_rate_factors(model, trainer.learning_rate_factors)
+    freeze_weights(model, trainer.learning_rate_factors)
+
+
+def freeze_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Freeze the weights whose learning rate has the factor 0, in place.
+
+    Args:
+        model: the model, on any device; neither wrapped nor sharded yet.
+        factors: pattern -> factor, see `find_learning_rate_factors`.
+
+    Raises:
+        ConfigError: if a pattern matches nothing, or if no weight is left to train.
+    """
+    factor_by_name = find_learning_rate_factors(model, factors)
     for name, parameter in model.named_parameters():
-        if factors[name] == 0:
+        if factor_by_name[name] == 0:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"trainer.learning_rate_factors: {dict(trainer.learning_rate_factors)} leaves no weight to train; give a "
-            "pattern a factor above 0"
+            f"trainer.learning_rate_factors: {dict(factors)} leaves no weight to train; give a pattern a factor above 0"
         )
 
 

@@ -28,6 +28,7 @@ from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import find_added_tensors, read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
+from credit.train.learning_rates import freeze_weights
 from credit.train.optim import build_optimizer, optimizer_tensors
 from credit.utils.atomic import atomic_write
 
@@ -88,6 +89,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
 
     # A new optimizer and no average: the weights of training and of forecasts are the same.
     weights = model.state_dict()
+    freeze_weights(model, config.trainer.learning_rate_factors)
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
     meta = build_checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_sample_ranks=1)
