@@ -62,8 +62,8 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
                 f"loss.weights: {config.loss.weights}: no weight may be below 0, and one at least must be above"
             )
     with report.collect():
-        # The optimizer checks its settings itself; any small network serves to build it. Patterns of weights are checked
-        # with the network of the run.
+        # The optimizer checks its settings itself; any small network serves to build it. Patterns of weights are
+        # checked with the network of the run.
         try:
             build_optimizer(nn.Linear(1, 1), trainer.model_copy(update={"learning_rate_factors": {}}))
         except ValueError as error:
