@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from credit.channels import Channel, ChannelMap
 from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.models.initialise import initialise_
+from credit.models.kernels.autocast import autocast_dtype
 from credit.parallel.domain.domain import Domain
 
 
@@ -42,6 +45,18 @@ class ModelSpec:
     vector_channels: tuple[int, ...] = ()
     vector_pairs: tuple[tuple[int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse vector channels that the input does not have.
+
+        Raises:
+            ConfigError: if an index is out of range; the message names the indices.
+        """
+        outside = [channel for channel in self.vector_channels if not 0 <= channel < self.in_channels]
+        if outside:
+            raise ConfigError(
+                f"vector_channels: {outside} are not among the {self.in_channels} input channels, counted from 0"
+            )
+
     @property
     def in_channels(self) -> int:
         """Number of channels of one input frame."""
@@ -51,6 +66,14 @@ class ModelSpec:
     def out_channels(self) -> int:
         """Number of channels of one output frame."""
         return len(self.channels.output)
+
+    @property
+    def vector_inputs(self) -> tuple[int, ...]:
+        """Indices of `vector_channels` where the frames of a channel are neighbours: channel * input_frames + frame."""
+        indices: list[int] = []
+        for channel in self.vector_channels:
+            indices += range(channel * self.input_frames, (channel + 1) * self.input_frames)
+        return tuple(indices)
 
     @property
     def in_shape(self) -> tuple[int, int, int, int]:
@@ -160,6 +183,39 @@ class ForecastModel(nn.Module):
             (batch, out_channels, output_frames, rows, columns), normalised.
         """
         raise NotImplementedError
+
+    def initialise(self, seed: int) -> None:
+        """Fill every parameter and buffer in place with values that depend only on the seed and the tensor's name.
+
+        Fill a sharded model from `credit.models.initialise.initial_values` instead.
+        """
+        initialise_(self, seed)
+
+    def initialise_unless_meta(self) -> None:
+        """Initialise a model that has memory, with a seed from torch's global generator; the end of a constructor.
+
+        A model on the meta device gets its values after it has been sharded.
+        """
+        if not next(self.parameters()).is_meta:
+            self.initialise(int(torch.randint(2**62, (), device="cpu")))
+
+    def flatten_frames(self, x_BCTHW: Tensor) -> Tensor:
+        """Return the input of a two-dimensional network (B, C * T, H, W), in the dtype in which it computes.
+
+        The frames of a channel become neighbouring channels.
+
+        Args:
+            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
+
+        Raises:
+            ValueError: if channels, frames, rows or columns are not those that the model was built for.
+        """
+        require_input_shape(x_BCTHW, self.spec, self.domain)
+        x_BCHW = x_BCTHW.flatten(1, 2)
+        if autocast_dtype(x_BCHW) is None:
+            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
+            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        return x_BCHW
 
     @classmethod
     def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from credit.interop.miles_credit.keys.other_keys import IGNORED_POSTBLOCKS, REFUSED_POSTBLOCKS
 from credit.interop.miles_credit.keys.row import KeyRow
 from credit.interop.miles_credit.keys.table import TABLES
+from credit.interop.miles_credit.sections.fuxi import KEYS as FUXI_KEYS
 from credit.interop.miles_credit.sections.networks import NETWORKS
 
 _INTRODUCTION = """# Keys of miles-credit
@@ -28,12 +29,19 @@ A key that is not in these tables is refused.
 This page is generated from the table of the package (`python -m credit.interop.miles_credit.docs_page`), and a test
 compares the two.
 """
+_FUXI_INTRODUCTION = """## FuXi
+
+With `model.type: fuxi`, these results replace those of the table "Model", which are for a WXFormer.
+Padding and numbers of channels are converted as for a WXFormer.
+
+"""
 
 
 def render_key_reference() -> str:
     """Return the page docs/migration_keys.md in Markdown."""
     paragraphs = [_INTRODUCTION]
     paragraphs += [f"## {title}\n\n{_render_rows(rows)}" for title, rows in TABLES.items()]
+    paragraphs.append(_FUXI_INTRODUCTION + _render_fuxi())
     paragraphs.append("## Networks\n\nValues of `model.type`.\n\n" + _render_networks())
     paragraphs.append("## Postblocks\n\nValues of `postblocks.per_step.NAME.type`.\n\n" + _render_postblocks())
     return "\n".join(paragraphs)
@@ -56,6 +64,16 @@ def _describe_value(value: object) -> str:
     """Return a value as it stands in YAML."""
     names = {"None": "null", "True": "true", "False": "false"}
     return f"`{names.get(str(value), value)}`"
+
+
+def _render_fuxi() -> str:
+    """Return the table of the keys of FuXi in Markdown."""
+    lines = ["| key | key of this package |", "|---|---|"]
+    lines.append("| `model.patch_height`, `patch_width` | `model.patch_size`; the two must be equal |")
+    lines += [f"| `model.{name}` | `model.{our_name}` |" for name, (our_name, _) in FUXI_KEYS.items()]
+    lines.append("| `model.frames`, `frame_patch_size` | `data.history_len`; the two must be equal |")
+    lines.append("| `model.drop_path` | none; a value above 0 is reported as approximate |")
+    return "\n".join(lines) + "\n"
 
 
 def _render_networks() -> str:

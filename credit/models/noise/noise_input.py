@@ -80,7 +80,7 @@ class NoiseInput(nn.Module):
     Args:
         section: the model's section of the config.
         padding: padding of the network's input, which noise gets as well.
-        strides: for each stage the number of rows, and of columns, of the stage before that one of its rows stands for.
+        strides: for each stage the factor by which it lowers the resolution of the stage before; 1 for the same one.
     """
 
     def __init__(self, section: ModelSection, padding: SpherePadding, strides: Sequence[int]) -> None:

@@ -26,14 +26,17 @@ class GaussianNoiseSection(ModelNoiseSection):
 
 
 class GlobalNoiseSection(GaussianNoiseSection):
-    """Random vector for each member, which scales and shifts the result of every norm in the network."""
+    """Random vector for each member, which scales and shifts the results of the norms."""
 
     kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
     channels: int = Field(32, ge=1, description="Length of the vector.")
 
 
 class CellNoiseSection(GaussianNoiseSection):
-    """Random numbers for each cell of the grid, which scale and shift the result of every norm in the network."""
+    """Random numbers for each cell of the grid.
+
+    They scale and shift the results of the norms; `graph` adds them to the embedded grid points instead.
+    """
 
     kind: Literal["cell"] = Field("cell", description="Random numbers that are independent from cell to cell.")
     channels: int = Field(4, ge=2, description="Number of random numbers for each cell.")

@@ -111,23 +111,6 @@ def check_windows(
             )
 
 
-def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> None:
-    """Refuse vector channels that the input does not have.
-
-    Args:
-        vector_channels: indices of input channels.
-        in_channels: number of channels of an input frame.
-
-    Raises:
-        ConfigError: if an index is out of range; the message names the indices.
-    """
-    outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
-    if outside:
-        raise ConfigError(
-            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
-        )
-
-
 def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
     """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
 

@@ -101,8 +101,8 @@ class ShiftedWindowAttention(nn.Module):
     """Multi-head cosine attention inside square windows, without norm and residual connection.
 
     The grid of tokens is rolled by the shift before it is divided into windows, so that a window at the end of an axis
-    also has tokens from its beginning. Where the two ends of the axis are not neighbours on the globe, a mask keeps the
-    tokens of the two ends apart.
+    also has tokens from its beginning. Where the two ends of the axis are not neighbours on the globe, the
+    pairs of tokens from the two ends are masked.
 
     The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
     rank whole heads by splitting them into consecutive parts.
@@ -115,7 +115,7 @@ class ShiftedWindowAttention(nn.Module):
         is_shifted: True to shift the windows by half a window along each axis that is longer than a window.
         wraps_columns: True if the columns are periodic, so that only the rows are masked.
         dropout: probability of dropping an attention weight in training.
-        mask: number that is added to the scores of pairs that are kept apart.
+        mask_value: number that is added to the scores of masked pairs.
 
     Attributes:
         shift: number of rows and columns by which the windows are shifted.
@@ -136,7 +136,7 @@ class ShiftedWindowAttention(nn.Module):
         is_shifted: bool = False,
         wraps_columns: bool = True,
         dropout: float = 0.0,
-        mask: float = -math.inf,
+        mask_value: float = -math.inf,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -145,7 +145,7 @@ class ShiftedWindowAttention(nn.Module):
         self.grid = grid
         self.wraps_columns = wraps_columns
         self.dropout = dropout
-        self.mask = mask
+        self.mask_value = mask_value
         # Dropout as noise, which `use_seeded_dropout` puts here.
         self.seeded_dropout: SeededDropout | None = None
         # An axis with a single window is not shifted: each of its tokens sees all others already.
@@ -205,10 +205,10 @@ class ShiftedWindowAttention(nn.Module):
         """
         shape = v_NhLd.shape
         bias = bias_hLL.to(q_NhLd.dtype)
-        is_apart_nLL = self._find_pairs_apart(q_NhLd.device)
-        if is_apart_nLL is not None:
+        is_masked_nLL = self._build_attention_mask(q_NhLd.device)
+        if is_masked_nLL is not None:
             # Each window of a sample has a bias of its own, which fused attention takes if windows count as heads.
-            bias = torch.where(is_apart_nLL[:, None], bias + self.mask, bias).flatten(0, 1)
+            bias = torch.where(is_masked_nLL[:, None], bias + self.mask_value, bias).flatten(0, 1)
             merged_shape = (-1, len(bias), shape[2], self.dim_head)
             q_NhLd = q_NhLd.reshape(merged_shape)
             k_NhLd = k_NhLd.reshape(merged_shape)
@@ -223,7 +223,7 @@ class ShiftedWindowAttention(nn.Module):
         y_NhLd = F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias, dropout_p=dropout, scale=1.0)
         return y_NhLd.reshape(shape)
 
-    def _find_pairs_apart(self, device: torch.device) -> Tensor | None:
+    def _build_attention_mask(self, device: torch.device) -> Tensor | None:
         """Return (n, L, L) bool: True for a query and a key from the two ends of an axis that is not periodic.
 
         None stands for a layer whose windows have no such pairs.
@@ -232,7 +232,7 @@ class ShiftedWindowAttention(nn.Module):
         column_shift = 0 if self.wraps_columns else self.shift[1]
         if row_shift == 0 and column_shift == 0:
             return None
-        ends_nL = []
+        regions_nL = []
         for rank in self.field_ranks:
             part = self.parts[rank]
             rows = torch.arange(part.rows.start, part.rows.stop, device=device)
@@ -241,7 +241,7 @@ class ShiftedWindowAttention(nn.Module):
             is_rolled_row = (rows >= self.grid[0] - row_shift).long()
             is_rolled_column = (columns >= self.grid[1] - column_shift).long()
             # Four numbers for the four combinations; tokens of a window with the same number see each other.
-            ends_HW = 2 * is_rolled_row[:, None] + is_rolled_column
-            ends_nL.append(to_windows(ends_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
-        ends = torch.cat(ends_nL)
-        return ends[:, :, None] != ends[:, None, :]
+            region_HW = 2 * is_rolled_row[:, None] + is_rolled_column
+            regions_nL.append(to_windows(region_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
+        region_nL = torch.cat(regions_nL)
+        return region_nL[:, :, None] != region_nL[:, None, :]

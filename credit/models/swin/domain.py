@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.errors import ConfigError
 from credit.models.layers.domain_rules import EmbedsAcrossScales, InterpolatesField, NormalisesWholeField, NumbersCells
 from credit.models.layers.norm import GroupNorm
 from credit.models.layers.padding import NO_PADDING
@@ -191,10 +190,9 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
         num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
     Raises:
-        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+        ConfigError: if the grid has fewer rows or columns than parts.
     """
     require_enough_cells(model.spec.grid.shape, num_parts)
-    _require_no_torch_dropout(model)
     layout = model.layout
     divisions = Divisions.build(model, num_parts)
     patch_reach = Reach(stride=model.embedding.patch_size)
@@ -279,17 +277,3 @@ def _build_conv_rule(layer: EdgeConv, source: FieldDivision, target: FieldDivisi
     if layer.wrap == NO_PADDING:
         return ReadsNeighbours(source, target, reach)
     return ReadsNeighboursAroundGlobe(source, target, reach)
-
-
-def _require_no_torch_dropout(model: Swin) -> None:
-    """Refuse torch's dropout, whose masks would depend on how the field is divided.
-
-    Raises:
-        ConfigError: if a layer has it; the message says what to use instead.
-    """
-    for block in model.blocks:
-        if block.attention.dropout > 0 or block.feed_forward.dropout.p > 0:
-            raise ConfigError(
-                "domain parallelism: the masks of model.attn_dropout and model.ff_dropout would depend on how the "
-                "field is divided; set both to 0, or use model.noise: {kind: dropout, rate: ...}"
-            )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from credit.errors import ConfigError
 from credit.models.base import ModelSpec
+from credit.models.checks import find_nearest_divisor
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding
 from credit.models.padding.build import build_padding
 from credit.models.swin.section import SwinSection
@@ -96,7 +97,7 @@ def check_section(section: SwinSection) -> None:
     """
     for key, number in (("heads", section.heads), ("num_groups", section.num_groups)):
         if section.dim % number:
-            nearest = _nearest_divisor(section.dim, number)
+            nearest = find_nearest_divisor(section.dim, number)
             raise ConfigError(
                 f"model.{key}: {number} does not divide model.dim: {section.dim}; the nearest number that does is "
                 f"{nearest}"
@@ -120,17 +121,12 @@ def _build_padding(spec: ModelSpec, section: SwinSection) -> SpherePadding:
     for axis, size in zip(("lat", "lon"), spec.grid.shape, strict=True):
         if keys[axis] == "auto":
             keys[axis] = list(auto_padding(size, multiple, strides))
-    # Channels and frames become one dimension: index = channel * frames + frame.
-    frames = spec.input_frames
-    vector_channels = []
-    for channel in spec.vector_channels:
-        vector_channels += range(channel * frames, (channel + 1) * frames)
     return build_padding(
         keys,
         grid=spec.grid.shape,
         strides=strides,
         windows=[(1, 1), (section.window_size, section.window_size)],
-        vector_channels=vector_channels,
+        vector_channels=spec.vector_inputs,
         pole_points=spec.grid.has_pole_points,
     )
 
@@ -169,19 +165,13 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         raise ConfigError(
             f"{message}; choose a model.patch_size of which twice is a divisor of {size}, or set model.edges: published"
         )
-    nearest = _nearest_divisor(size // cells_per_token, section.window_size)
+    nearest = find_nearest_divisor(size // cells_per_token, section.window_size)
     raise ConfigError(f"{message}; the nearest window that does is {nearest}; or set model.edges: published")
 
 
 def _window_multiple(section: SwinSection) -> int:
     """Return the number of cells of a window along an axis."""
     return DOWN_SAMPLING * section.patch_size * section.window_size
-
-
-def _nearest_divisor(number: int, target: int) -> int:
-    """Return the divisor of a number that is nearest to a target."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    return min(divisors, key=lambda divisor: abs(divisor - target))
 
 
 def check_noise(layout: TokenLayout, section: SwinSection) -> None:

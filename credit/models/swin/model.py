@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from credit.config.sections.model import ModelSection
-from credit.models.base import ForecastModel, ModelSpec, require_input_shape
-from credit.models.initialise import initialise_
-from credit.models.kernels.autocast import autocast_dtype
+from credit.models.base import ForecastModel, ModelSpec
+from credit.models.checks import parse_keyword_arguments
 from credit.models.layers.resize import BilinearResize
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.noise.noise_embedding import NoiseFieldEmbedding
@@ -28,7 +27,6 @@ from credit.models.noise.noise_input import (
     build_condition_dims,
     count_noise_channels,
 )
-from credit.models.padding.build import check_vector_channels
 from credit.models.registry import register_model
 from credit.models.swin.attention import ShiftedWindowAttention
 from credit.models.swin.blocks import CubeEmbedding, DownBlock, PatchHead, SwinBlock, SwinUpBlock
@@ -37,8 +35,8 @@ from credit.models.swin.section import SwinSection
 from credit.models.swin.token_padding import Crop, TokenPadding
 from credit.parallel.domain.split import DomainPlan
 
-# The published code adds this number to the scores of pairs that are kept apart, so its mask is not strict.
-PUBLISHED_MASK = -100.0
+# The published code adds this number to the scores of masked pairs, so its mask is not strict.
+PUBLISHED_MASK_VALUE = -100.0
 
 
 @register_model("swin", SwinSection)
@@ -70,7 +68,6 @@ class Swin(ForecastModel):
 
     def __init__(self, spec: ModelSpec, section: SwinSection) -> None:
         super().__init__(spec, section)
-        check_vector_channels(spec.vector_channels, spec.in_channels)
         layout = build_layout(spec, section)
         check_noise(layout, section)
         self.layout = layout
@@ -100,7 +97,7 @@ class Swin(ForecastModel):
                 is_shifted=number % 2 == 1,
                 wraps_columns=wraps_columns,
                 dropout=section.attn_dropout,
-                mask=-math.inf if wraps_columns else PUBLISHED_MASK,
+                mask_value=-math.inf if wraps_columns else PUBLISHED_MASK_VALUE,
             )
             self.blocks.append(SwinBlock(attention, dim, section.ff_dropout, condition_dims))
         self.crop_tokens = Crop(layout.token_pads)
@@ -115,9 +112,7 @@ class Swin(ForecastModel):
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
-        # A model on the meta device gets its values after it has been sharded.
-        if not next(self.parameters()).is_meta:
-            self.initialise(int(torch.randint(2**62, (), device="cpu")))
+        self.initialise_unless_meta()
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> Swin:
@@ -128,17 +123,9 @@ class Swin(ForecastModel):
                 `out_channels`, ...) and the keys of `SwinSection`.
 
         Raises:
-            ConfigError: if values do not fit together.
-            pydantic.ValidationError: if a keyword argument is unknown or has a wrong type.
+            ConfigError: if an argument is unknown, or values do not fit together.
         """
-        options = {key: value for key, value in kwargs.items() if key in SwinSection.model_fields}
-        sizes = {key: value for key, value in kwargs.items() if key not in options}
-        section = SwinSection.model_validate({"type": "swin", **options})
-        return cls(ModelSpec.from_sizes(**sizes), section)
-
-    def initialise(self, seed: int) -> None:
-        """Fill every parameter and buffer in place with values that depend only on the seed and the tensor's name."""
-        initialise_(self, seed)
+        return cls(*parse_keyword_arguments(SwinSection, {"type": "swin"}, kwargs))
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output fields.
@@ -155,12 +142,7 @@ class Swin(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.domain)
-        # The network is two-dimensional: the frames of a channel become neighbouring channels.
-        x_BCHW = x_BCTHW.flatten(1, 2)
-        if autocast_dtype(x_BCHW) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
-            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        x_BCHW = self.flatten_frames(x_BCTHW)
         patch_conditions, token_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
         patches_BHWC = self.embedding(x_BCHW)
@@ -184,7 +166,7 @@ class Swin(ForecastModel):
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
         Raises:
-            ConfigError: if the grid cannot be divided in this way, or the network uses torch's dropout.
+            ConfigError: if the grid cannot be divided in this way.
         """
         from credit.models.swin.domain import plan_swin
 

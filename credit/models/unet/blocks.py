@@ -58,16 +58,16 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, options: BlockOptions) -> None:
         super().__init__()
-        skip = options.level.pole_skip
+        pole_skip = options.level.pole_skip
         condition_dims = options.condition_dims
         groups = count_groups(out_channels)
         self.norm1 = GroupNorm(count_groups(in_channels), in_channels, condition_dims)
-        self.conv1 = SphereConv2d(in_channels, out_channels, skip=skip)
+        self.conv1 = SphereConv2d(in_channels, out_channels, skip=pole_skip)
         self.norm2 = GroupNorm(groups, out_channels, condition_dims)
         self.dropout = nn.Dropout(options.dropout)
         # Dropout as noise, which `use_seeded_dropout` puts here.
         self.seeded_dropout: SeededDropout | None = None
-        self.conv2 = SphereConv2d(out_channels, out_channels, skip=skip)
+        self.conv2 = SphereConv2d(out_channels, out_channels, skip=pole_skip)
         self.shortcut: nn.Module = nn.Identity()
         if in_channels != out_channels:
             self.shortcut = nn.Conv2d(in_channels, out_channels, 1)

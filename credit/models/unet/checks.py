@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from credit.errors import ConfigError
+from credit.models.checks import find_nearest_divisor
 from credit.models.unet.section import UNetSection
 
 MIN_LEVELS = 2
@@ -34,8 +35,7 @@ def check_section(section: UNetSection) -> None:
     first_with_attention = num_levels - section.attention_levels
     for width in section.dim[first_with_attention:]:
         if width % section.dim_head:
-            divisors = [size for size in range(1, width + 1) if width % size == 0]
-            nearest = min(divisors, key=lambda size: abs(size - section.dim_head))
+            nearest = find_nearest_divisor(width, section.dim_head)
             raise ConfigError(
                 f"model.dim_head: {section.dim_head} does not divide the {width} channels of a level with attention "
                 f"(model.dim: {section.dim}); nearest is {nearest}"

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
-from credit.errors import ConfigError
 from credit.models.layers.domain_rules import ConvolvesOnSphere, NormalisesWholeField, NumbersCells
 from credit.models.layers.norm import GroupNorm
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.noise.noise_input import DividesNoise
 from credit.models.unet.attention import CollectsWholeField, GlobalAttention
-from credit.models.unet.blocks import RepeatCells, ResidualBlock
-from credit.models.unet.latitude import LatitudeEmbedding
+from credit.models.unet.blocks import RepeatCells
+from credit.models.unet.latitude import LatitudeProjection
 from credit.parallel.domain.division import FieldDivision, divide_field, imbalance, require_enough_cells
 from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours
 from credit.parallel.domain.split import DomainPlan
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectsRows(DomainRule):
-    """Rule of the embedding of latitude, of which each rank computes its own rows.
+    """Rule of the projection of latitude, of which each rank computes its own rows.
 
     Attributes:
         division: division of the grid.
@@ -41,7 +40,7 @@ class SelectsRows(DomainRule):
 
     division: FieldDivision
 
-    def install(self, layer: LatitudeEmbedding, group: dist.ProcessGroup) -> None:
+    def install(self, layer: LatitudeProjection, group: dist.ProcessGroup) -> None:
         """Tell the layer which rows this rank has."""
         layer.rows = self.division.held(dist.get_rank(group)).rows
 
@@ -54,10 +53,9 @@ def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
         num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
     Raises:
-        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+        ConfigError: if the grid has fewer rows or columns than parts.
     """
     require_enough_cells(model.spec.grid.shape, num_parts)
-    _require_no_torch_dropout(model)
     levels = [divide_field(level.shape, num_parts) for level in model.levels]
     grid = levels[0]
     rules: dict[str, DomainRule] = {
@@ -103,17 +101,3 @@ def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> I
             yield f"{path}.collect_cells", CollectsWholeField(level)
         elif isinstance(layer, SeededDropout):
             yield path, NumbersCells(level)
-
-
-def _require_no_torch_dropout(model: UNet) -> None:
-    """Refuse torch's dropout, whose masks would depend on how the field is divided.
-
-    Raises:
-        ConfigError: if a block has it; the message says what to use instead.
-    """
-    for module in model.modules():
-        if isinstance(module, ResidualBlock) and module.dropout.p > 0:
-            raise ConfigError(
-                "domain parallelism: the masks of model.dropout would depend on how the field is divided; set it to "
-                "0, or use model.noise: {kind: dropout, rate: ...}"
-            )

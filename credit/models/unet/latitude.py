@@ -1,4 +1,4 @@
-"""Embedding of latitude, without which a convolution on the sphere would not know where it is.
+"""Projection of latitude to channels, without which a convolution on the sphere would not know where it is.
 
 Shape suffixes: H rows, C channels, F features.
 """
@@ -14,7 +14,7 @@ from credit.parallel.host_copy import to_device
 NUM_FEATURES = 4
 
 
-class LatitudeEmbedding(nn.Linear):
+class LatitudeProjection(nn.Linear):
     """Learned function of latitude, one value for each channel and row, to be added to a field.
 
     It is linear in sin(lat), cos(lat), sin(2 lat) and cos(2 lat): the Coriolis parameter is proportional to the first,

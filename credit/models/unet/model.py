@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.base import ForecastModel, ModelSpec, require_input_shape
-from credit.models.initialise import initialise_
-from credit.models.kernels.autocast import autocast_dtype
+from credit.models.base import ForecastModel, ModelSpec
 from credit.models.layers.norm import NO_CONDITION_DIMS, ConditionDims, Conditions, GroupNorm
 from credit.models.layers.padding import SpherePadding
 from credit.models.layers.sphere_conv import SphereConv2d
@@ -31,14 +28,14 @@ from credit.models.noise.noise_input import (
 from credit.models.registry import register_model
 from credit.models.unet.blocks import BlockOptions, DownSampling, ResidualBlock, UpSampling, count_groups
 from credit.models.unet.checks import check_grid, check_section
-from credit.models.unet.latitude import LatitudeEmbedding
+from credit.models.unet.latitude import LatitudeProjection
 from credit.models.unet.levels import Level, find_levels
 from credit.models.unet.section import UNetSection
 from credit.parallel.domain.division import FieldPart
 from credit.parallel.domain.split import DomainPlan
 
-# Factor on the initial values of the last convolution: the initial output has a standard deviation of a few hundredths,
-# so the initial error is that of a forecast without change.
+# Factor on the initial values of the last convolution: the initial output has a standard deviation of a few hundredths.
+# With `model.residual: true`, the initial error is then that of a forecast without change.
 INITIAL_OUTPUT_SCALE = 0.1
 
 
@@ -126,7 +123,7 @@ class OutputHead(nn.Module):
 
 @register_model("unet", UNetSection)
 class UNet(ForecastModel):
-    """Global weather model that maps one or several input frames to one or several output frames.
+    """Convolutional U-Net on the sphere, with attention at its coarsest levels.
 
     Weights are initialised with a seed that is drawn from torch's global generator. A model that is built on the meta
     device gets no initial values.
@@ -158,18 +155,14 @@ class UNet(ForecastModel):
         condition_dims = build_condition_dims(section)
         self.noise = _build_noise_input(section, self.levels)
 
-        # The input. Channels and frames become one dimension: index = channel * frames + frame.
-        frames = spec.input_frames
-        vector_channels: list[int] = []
-        for channel in spec.vector_channels:
-            vector_channels += range(channel * frames, (channel + 1) * frames)
+        # The input.
         self.stem = SphereConv2d(
-            spec.in_channels * frames,
+            spec.in_channels * spec.input_frames,
             dim[0],
             skip=self.levels[0].pole_skip,
-            vector_channels=tuple(vector_channels),
+            vector_channels=spec.vector_inputs,
         )
-        self.latitude = LatitudeEmbedding(spec.grid.lat, dim[0])
+        self.latitude = LatitudeProjection(spec.grid.lat, dim[0])
         field_channels = count_noise_channels(section, "spherical")
         self.noise_embed = NoiseFieldEmbedding(field_channels, dim[0], stride=1) if field_channels else None
 
@@ -178,7 +171,7 @@ class UNet(ForecastModel):
         options = []
         for number, level in enumerate(self.levels):
             dim_head = section.dim_head if number >= first_with_attention else None
-            options.append(BlockOptions(level, dim_head, section.dropout, condition_dims))
+            options.append(BlockOptions(level, dim_head, section.ff_dropout, condition_dims))
         self.encoder = nn.ModuleList()
         self.decoder = nn.ModuleList()
         for number, (width, depth) in enumerate(zip(dim, section.depth, strict=True)):
@@ -190,16 +183,14 @@ class UNet(ForecastModel):
             up = None if is_coarsest else UpSampling(dim[number + 1], width, self.levels[number])
             blocks = [ResidualBlock(2 * width, width, options[number]) for _ in range(depth + 1)]
             self.decoder.insert(0, DecoderLevel(up, blocks))
-        without_attention = BlockOptions(self.levels[-1], None, section.dropout, condition_dims)
+        without_attention = BlockOptions(self.levels[-1], None, section.ff_dropout, condition_dims)
         self.middle = nn.ModuleList(
             ResidualBlock(dim[-1], dim[-1], block_options) for block_options in (options[-1], without_attention)
         )
         out_channels = spec.out_channels * spec.output_frames
         self.head = OutputHead(dim[0], out_channels, self.levels[0], condition_dims)
-        add_dropout_noise(self, section, feed_forward_rate=section.dropout)
-        # A model on the meta device gets its values after it has been sharded.
-        if not next(self.parameters()).is_meta:
-            initialise_(self, int(torch.randint(2**62, (), device="cpu")))
+        add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
+        self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output fields.
@@ -216,12 +207,7 @@ class UNet(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.domain)
-        # The network is two-dimensional: the frames of a channel become neighbouring channels.
-        x_BCHW = x_BCTHW.flatten(1, 2)
-        if autocast_dtype(x_BCHW) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
-            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        x_BCHW = self.flatten_frames(x_BCTHW)
         level_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
         x_BCHW = self.stem(x_BCHW) + self.latitude()
@@ -249,7 +235,7 @@ class UNet(ForecastModel):
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
         Raises:
-            ConfigError: if the grid cannot be divided in this way, or the network uses torch's dropout.
+            ConfigError: if the grid cannot be divided in this way.
         """
         from credit.models.unet.domain import plan_unet
 

@@ -30,4 +30,4 @@ class UNetSection(ModelSection):
     attention_levels: int = Field(
         2, ge=0, description="Number of the coarsest levels whose blocks have attention to all cells; 0 for none."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the residual blocks.")
+    ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the residual blocks.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from credit.errors import ConfigError
+from credit.models.checks import find_nearest_divisor
 from credit.models.layers.padding import SpherePadding, stage_sizes
 from credit.models.wxformer.section import WXFormerSection
 
@@ -100,8 +101,7 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
         )
     # The later stages have multiples of the first width, so a divisor of the first width divides them all.
     if dim[0] % dim_head:
-        divisors = [width for width in range(1, dim[0] + 1) if dim[0] % width == 0]
-        nearest = min(divisors, key=lambda width: abs(width - dim_head))
+        nearest = find_nearest_divisor(dim[0], dim_head)
         raise ConfigError(
             f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
         )

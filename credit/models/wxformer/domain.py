@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from credit.errors import ConfigError
 from credit.models.layers.domain_rules import (
     AttendsToDistantCells,
     EmbedsAcrossScales,
@@ -43,11 +42,10 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
         num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
     Raises:
-        ConfigError: if the grid has fewer rows or columns than parts, or the network uses torch's dropout.
+        ConfigError: if the grid has fewer rows or columns than parts.
     """
     grid = model.spec.grid.shape
     require_enough_cells(grid, num_parts)
-    _require_no_torch_dropout(model)
     stages = divide_stages(model, num_parts)
     grid_division = divide_field(grid, num_parts)
     # The decoder's output without the padding. It is the grid, unless the output is interpolated to the grid.
@@ -149,20 +147,3 @@ def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
         # Nearly all operations are products of a token with a weight.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance(stages, costs)
-
-
-def _require_no_torch_dropout(model: WXFormer) -> None:
-    """Refuse torch's dropout, whose masks would depend on how the field is divided.
-
-    Raises:
-        ConfigError: if a layer has it; the message says what to use instead.
-    """
-    for stage in model.stages:
-        for layer in stage.layers:
-            for attention in (layer.short_attention, layer.long_attention):
-                has_dropout = attention.dropout > 0
-                if has_dropout or layer.short_feed_forward.dropout.p > 0:
-                    raise ConfigError(
-                        "domain parallelism: the masks of model.attn_dropout and model.ff_dropout would depend on how "
-                        "the field is divided; set both to 0, or use model.noise: {kind: dropout, rate: ...}"
-                    )

@@ -12,14 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from credit.config.sections.model import ModelSection
-from credit.errors import ConfigError, did_you_mean
-from credit.models.base import ForecastModel, ModelSpec, require_input_shape
-from credit.models.initialise import initialise_
-from credit.models.kernels.autocast import autocast_dtype
+from credit.models.base import ForecastModel, ModelSpec
+from credit.models.checks import parse_keyword_arguments
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
@@ -36,7 +33,7 @@ from credit.models.noise.noise_input import (
     build_condition_dims,
     count_noise_channels,
 )
-from credit.models.padding.build import build_padding, check_vector_channels, check_windows
+from credit.models.padding.build import build_padding, check_windows
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import (
     check_output_size,
@@ -47,17 +44,6 @@ from credit.models.wxformer.section import WXFormerSection
 from credit.parallel.domain.split import DomainPlan
 
 NUM_STAGES = 4
-# Keyword arguments of `WXFormer.from_kwargs` that are arguments of `ModelSpec.from_sizes`.
-SIZE_ARGUMENTS = (
-    "image_height",
-    "image_width",
-    "in_channels",
-    "out_channels",
-    "frames",
-    "output_frames",
-    "vector_channels",
-    "pole_points",
-)
 # Settings of the published weights, where they differ from the section's defaults.
 PUBLISHED_SETTINGS: dict[str, Any] = {
     "dim": [128, 256, 512, 1024],
@@ -186,17 +172,12 @@ def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequ
     padding_section = None
     if section.padding is not None:
         padding_section = section.padding.model_dump()
-    # Channels and frames become one dimension: index = channel * frames + frame.
-    frames = spec.input_frames
-    vector_channels = []
-    for channel in spec.vector_channels:
-        vector_channels += [channel * frames + frame for frame in range(frames)]
     padding = build_padding(
         padding_section,
         grid=(height, width),
         strides=strides,
         windows=windows,
-        vector_channels=vector_channels,
+        vector_channels=spec.vector_inputs,
         pole_points=spec.grid.has_pole_points,
     )
     check_windows("lat", height, padding.lat, strides, windows)
@@ -238,7 +219,6 @@ class WXFormer(ForecastModel):
         if isinstance(local_windows, int):
             local_windows = [local_windows] * NUM_STAGES
         check_section(section, local_windows, NUM_STAGES)
-        check_vector_channels(spec.vector_channels, spec.in_channels)
 
         # Padding, with which every window divides the size of its stage.
         windows = list(zip(section.global_window_size, local_windows, strict=True))
@@ -280,9 +260,7 @@ class WXFormer(ForecastModel):
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
-        # A model on the meta device gets its values after it has been sharded.
-        if not next(self.parameters()).is_meta:
-            self.initialise(int(torch.randint(2**62, (), device="cpu")))
+        self.initialise_unless_meta()
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> WXFormer:
@@ -296,31 +274,8 @@ class WXFormer(ForecastModel):
         Raises:
             ConfigError: if a keyword argument is unknown, or values do not fit together.
         """
-        # Split the arguments into those of the data and those of the model's section.
-        sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
-        options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
-        settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
-        # Unknown keys are refused here, because the message can suggest arguments of both groups.
-        for key in settings:
-            if key not in WXFormerSection.model_fields:
-                names = [*SIZE_ARGUMENTS, *WXFormerSection.model_fields]
-                raise ConfigError(f"WXFormer: {key}: unknown keyword argument{did_you_mean(key, names)}")
-        try:
-            section = WXFormerSection.model_validate(settings)
-        except ValidationError as error:
-            problems = []
-            for detail in error.errors():
-                key = ".".join(str(component) for component in detail["loc"])
-                problems.append(f"model.{key}: {detail['input']!r}: {detail['msg']}")
-            raise ConfigError("; ".join(problems)) from error
-        return cls(ModelSpec.from_sizes(**sizes), section)
-
-    def initialise(self, seed: int) -> None:
-        """Fill every parameter and buffer in place with values that depend only on the seed and the tensor's name.
-
-        Fill a sharded model from `credit.models.initialise.initial_values` instead.
-        """
-        initialise_(self, seed)
+        defaults = {"type": "wxformer", **PUBLISHED_SETTINGS}
+        return cls(*parse_keyword_arguments(WXFormerSection, defaults, kwargs))
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output fields.
@@ -337,12 +292,7 @@ class WXFormer(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.domain)
-        # The network is two-dimensional: the frames of a channel become neighbouring channels.
-        x_BCHW = x_BCTHW.flatten(1, 2)
-        if autocast_dtype(x_BCHW) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
-            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        x_BCHW = self.flatten_frames(x_BCTHW)
         stage_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
         stage_outputs = []
@@ -364,7 +314,7 @@ class WXFormer(ForecastModel):
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
 
         Raises:
-            ConfigError: if the grid cannot be divided in this way, or the network uses torch's dropout.
+            ConfigError: if the grid cannot be divided in this way.
         """
         from credit.models.wxformer.domain import plan_wxformer
 

@@ -13,6 +13,7 @@ from credit.errors import ConfigError
 from credit.parallel.domain.division import FieldDivision, list_shapes
 from credit.parallel.domain.domain import Domain
 from credit.parallel.domain.rules import DomainRule
+from credit.parallel.tensor.dropout import has_dropout
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,12 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
     if not hasattr(model, "plan_domain") or "plan_domain" not in vars(defining_classes[0]):
         raise ConfigError(
             f"domain parallelism: {type(model).__name__} does not declare how its layers are split (plan_domain); "
-            "set domain to 1, or choose a model that supports it"
+            "set domain to 1 and sequence_parallel to false, or choose a model that supports it (docs/models.md)"
+        )
+    if has_dropout(model):
+        raise ConfigError(
+            "domain parallelism: the masks of torch's dropout would depend on how the field is divided; set the keys "
+            "of model with dropout (attn_dropout, ff_dropout) to 0, or use model.noise: {kind: dropout, rate: ...}"
         )
     if num_parts is not None:
         if num_parts[0] * num_parts[1] != num_ranks:

@@ -234,8 +234,9 @@ def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
     for location, layer in layers:
         if not hasattr(layer, "tokens_by_rank"):
             raise ConfigError(
-                f"{location}: sequence parallelism needs the number of tokens of each rank here; let plan_domain of "
-                "the model return a CountsTokens rule for it, or set trainer.parallelism.sequence_parallel to false"
+                f"{location}: the model does not declare how many tokens each rank has here, so it does not support "
+                "sequence parallelism; set trainer.parallelism.sequence_parallel to false, or let plan_domain of the "
+                "model return a CountsTokens rule"
             )
 
 

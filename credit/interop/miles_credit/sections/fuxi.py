@@ -10,7 +10,7 @@ from credit.interop.miles_credit.reading import MilesConfig
 from credit.interop.miles_credit.sections.network_parts import compare_counts, convert_padding, require_frames
 
 # Key -> (key of this package, default of the class of miles-credit where the file does not have the key).
-_KEYS: dict[str, tuple[str, Any]] = {
+KEYS: dict[str, tuple[str, Any]] = {
     "dim": ("dim", 1536),
     "depth": ("depth", 48),
     "num_heads": ("heads", 8),
@@ -29,12 +29,19 @@ _HIDDEN_FRAMES = 2
 def convert_fuxi(config: MilesConfig, draft: ConfigDraft) -> None:
     """Write the ``model`` section of a network of the class `fuxi`."""
     draft.set("model.type", "swin", "FuXi")
+    config.report.add(Disposition.MAPPED, "model.type", "`model.type: swin`")
     draft.set("model.residual", False, "the network of miles-credit predicts the state, not its change")
     draft.set("model.edges", "published", "as in miles-credit; `sphere` is for new models")
-    for name, (our_name, default) in _KEYS.items():
+    for name, (our_name, default) in KEYS.items():
         _convert_value(config, draft, name, our_name, default)
     _convert_patches(config, draft)
     convert_padding(config, draft)
+    if config.get_number("model.proj_drop", 0.0):
+        config.report.derive(
+            "model.proj_drop",
+            "approximate: it also drops the outputs of attention and of the MLP; here `model.ff_dropout` drops hidden "
+            "channels only",
+        )
     drop_path = config.get_number("model.drop_path", 0.0)
     if drop_path:
         config.report.derive("model.drop_path", f"approximate: stochastic depth ({drop_path}) has no counterpart")

@@ -19,6 +19,7 @@ from credit.models.registry import build_model
 from credit.models.swin import Swin
 from credit.models.swin.section import SwinSection
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.domain.split import plan_domain
 from credit.train.build.model import compile_blocks
 
 SETTINGS: dict[str, Any] = {
@@ -235,7 +236,7 @@ def test_lora() -> None:
         ),
         ({"padding": {"mode": "mirror"}}, "model.padding.pole: exact needs model.padding.mode: earth"),
         ({"padding": None, "image_height": 20, "edges": "published", "noise": NOISE}, "model.noise: cell: 10 x 12"),
-        ({"vector_channels": (4,)}, r"model.vector_channels: \[4\] are not among the 4 input channels"),
+        ({"vector_channels": (4,)}, r"vector_channels: \[4\] are not among the 4 input channels"),
     ],
 )
 def test_sizes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
@@ -244,9 +245,9 @@ def test_sizes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
 
 
 def test_torch_dropout_is_refused_on_divided_fields() -> None:
-    with pytest.raises(ConfigError, match="model.attn_dropout and model.ff_dropout"):
-        build(ff_dropout=0.1).plan_domain((2, 1))
-    build(ff_dropout=0.1, noise=["dropout"]).plan_domain((2, 1))
+    with pytest.raises(ConfigError, match="attn_dropout, ff_dropout"):
+        plan_domain(build(ff_dropout=0.1), 2)
+    plan_domain(build(ff_dropout=0.1, noise=["dropout"]), 2)
 
 
 def test_plan_has_a_rule_for_each_layer_that_reads_other_cells() -> None:

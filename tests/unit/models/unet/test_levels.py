@@ -13,6 +13,7 @@ from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.unet.blocks import count_groups
 from credit.models.unet.domain import plan_unet
 from credit.models.unet.levels import find_levels
+from credit.parallel.domain.split import plan_domain
 
 from . import reference
 from .small import build
@@ -87,7 +88,7 @@ def test_messages_name_a_value_that_works(sizes: dict[str, Any], settings: dict[
 
 
 def test_division_refuses_dropout_and_too_many_parts() -> None:
-    with pytest.raises(ConfigError, match=r"the masks of model\.dropout would depend .*kind: dropout"):
-        plan_unet(build(dropout=0.1), (2, 1))
+    with pytest.raises(ConfigError, match=r"the masks of torch's dropout would depend .*kind: dropout"):
+        plan_domain(build(ff_dropout=0.1), 2)
     with pytest.raises(ConfigError, match="30 parts of the 27 cells"):
         plan_unet(build(), (30, 1))

@@ -62,7 +62,7 @@ def test_dropout_as_noise() -> None:
 
 
 def test_torch_dropout_acts_in_training_alone() -> None:
-    network = build(dropout=0.3)
+    network = build(ff_dropout=0.3)
     x_BCTHW = draw_fields(network)
     assert not torch.equal(network(x_BCTHW), network(x_BCTHW))
     network.eval()

@@ -1,0 +1,64 @@
+"""Checks of settings that several networks share, with messages that name values that would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from credit.config.sections.model import ModelSection
+from credit.errors import ConfigError, did_you_mean
+from credit.models.base import ModelSpec
+
+Section = TypeVar("Section", bound=ModelSection)
+
+# The arguments of `ModelSpec.from_sizes`.
+SIZE_ARGUMENTS = (
+    "image_height",
+    "image_width",
+    "in_channels",
+    "out_channels",
+    "frames",
+    "output_frames",
+    "vector_channels",
+    "pole_points",
+)
+
+
+def find_nearest_divisor(number: int, target: int) -> int:
+    """Return the divisor of a number that is nearest to a target."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - target))
+
+
+def parse_keyword_arguments(
+    section_class: type[Section], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> tuple[ModelSpec, Section]:
+    """Return the spec and the section that keyword arguments describe, for the use of a network without a config.
+
+    Args:
+        section_class: class of the network's config section.
+        defaults: values of keys of the section that are left out, ``type`` among them.
+        arguments: arguments of `ModelSpec.from_sizes` and keys of the section.
+
+    Raises:
+        ConfigError: if an argument is unknown, or values do not fit together.
+    """
+    sizes = {key: arguments[key] for key in SIZE_ARGUMENTS if key in arguments}
+    options = {key: value for key, value in arguments.items() if key not in SIZE_ARGUMENTS}
+    settings = {**defaults, **options}
+    # Unknown keys are refused here, because the message can suggest arguments of both groups.
+    for key in settings:
+        if key not in section_class.model_fields:
+            names = [*SIZE_ARGUMENTS, *section_class.model_fields]
+            raise ConfigError(f"model.type {defaults['type']}: {key}: unknown argument{did_you_mean(key, names)}")
+    try:
+        section = section_class.model_validate(settings)
+    except ValidationError as error:
+        problems = []
+        for detail in error.errors():
+            key = ".".join(str(component) for component in detail["loc"])
+            problems.append(f"model.{key}: {detail['input']!r}: {detail['msg']}")
+        raise ConfigError("; ".join(problems)) from error
+    return ModelSpec.from_sizes(**sizes), section
