@@ -125,6 +125,9 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
         key: dotted key.
         section: class of the section; None if it is not known.
     """
+    other_kinds = _describe_other_kinds(key, section)
+    if other_kinds:
+        return UnknownKeyProblem(f"{key}: {other_kinds}")
     replacement = find_replacement(key)
     if replacement is not None:
         problem = UnknownKeyProblem(f"{key}: a key of miles-credit; here {replacement}")
@@ -144,6 +147,32 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
     if keys:
         problem.keys = f"keys of {section_key or 'the config'}: {', '.join(sorted(keys))}"
     return problem
+
+
+def _describe_other_kinds(key: str, section: type[BaseModel] | None) -> str:
+    """Return the problem of a key that belongs to other kinds of its section, such as another ``model.type``.
+
+    Args:
+        key: dotted key.
+        section: class of the section; None if it is not known.
+
+    Returns:
+        The problem as text, empty if no other kind has the key or the section is not of a registered kind.
+    """
+    section_key, _, name = key.rpartition(".")
+    if section_key not in Config.model_fields:
+        return ""
+    for registered in find_registered_sections(Config.model_fields[section_key]):
+        sections = {kind: registered.registry.find_section(kind) for kind in registered.names()}
+        kinds_here = [kind for kind, kind_section in sections.items() if kind_section is section]
+        kinds_with_key = [kind for kind, kind_section in sections.items() if name in kind_section.model_fields]
+        if kinds_here and kinds_with_key:
+            return (
+                f"{section_key}.{registered.tag} {' or '.join(kinds_here)} has no such key; it is a key of "
+                f"{', '.join(kinds_with_key)}. Remove it, or replace the whole section "
+                f"({section_key}={{{registered.tag}: {kinds_here[0]}}})"
+            )
+    return ""
 
 
 def _find_keys_named(name: str) -> list[str]:

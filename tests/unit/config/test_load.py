@@ -181,6 +181,7 @@ def test_the_keys_of_a_section_are_listed_once() -> None:
     [
         ("learning_rate", "learning_rate: unknown key; the key of this name is trainer.learning_rate"),
         ("data.max_steps", "data.max_steps: unknown key; the key of this name is trainer.max_steps"),
+        ("model.edges", "model.edges: model.type wxformer has no such key; it is a key of swin. Remove it, or replace"),
         ("trainer.dim_head", "the key of this name is model.dim_head"),
         ("data.path", "the key of this name is data.sources.N.path or verification."),
         # a near name of the same section comes first, a distant one is no hint

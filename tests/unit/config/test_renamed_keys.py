@@ -154,6 +154,6 @@ def test_former_keys_of_every_loss_are_left_out(monkeypatch: pytest.MonkeyPatch)
 
     loss = build_config(raw_with({}, loss={"kind": "own", "huber_delta": 1.0, "global_mean": 0.0})).loss
     assert isinstance(loss, OwnSection)
-    with pytest.raises(ConfigError, match=r"loss\.huber_delta: unknown key"):
+    with pytest.raises(ConfigError, match=r"loss\.huber_delta: loss\.kind own has no such key"):
         build_config(raw_with({}, loss={"kind": "own", "huber_delta": 2.0}))
     assert build_config(raw_with({}, loss={"kind": "huber", "huber_delta": 1.0})).loss.huber_delta == 1.0

@@ -174,7 +174,7 @@ def test_interpolates_where_strides_do_not_cover_the_grid() -> None:
         ({"cross_embed_kernel_sizes": [[1], [2], [2], [2]]}, r"model\.cross_embed_kernel_sizes: \[1\] in stage 0"),
         ({"decoder": "pixelshuffle"}, r"model\.decoder: 'pixelshuffle': .*'pixel_shuffle'"),
         ({"position_bias_index": "exactly"}, r"model\.position_bias_index"),
-        ({"vector_channels": [3]}, r"model\.vector_channels: \[3\] are not among the 3 input channels"),
+        ({"vector_channels": [3]}, r"vector_channels: \[3\] are not among the 3 input channels"),
     ],
 )
 def test_errors_name_what_would_fit(changes: dict[str, Any], message: str) -> None:
@@ -183,7 +183,7 @@ def test_errors_name_what_would_fit(changes: dict[str, Any], message: str) -> No
 
 
 def test_an_unknown_key_is_an_error() -> None:
-    with pytest.raises(ConfigError, match='use_spectral_nrom: unknown keyword.*"use_spectral_norm"'):
+    with pytest.raises(ConfigError, match='use_spectral_nrom: unknown argument.*"use_spectral_norm"'):
         WXFormer.from_kwargs(**SETTINGS, use_spectral_nrom=False)
 
 
