@@ -1,0 +1,170 @@
+"""Processes of a comparison: each training, forecast and scoring is a public command with a log file of its own.
+
+`parts.json` in the folder of the comparison records which parts are done. A second call repeats only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from credit.train.monitor.run_files import tail_lines
+from credit.utils.atomic import atomic_write_text
+
+logger = logging.getLogger(__name__)
+
+DONE = "done"
+FAILED = "failed"
+# Lines at the end of a log that are searched for the error message of a command.
+_SEARCHED_LINES = 200
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of a comparison, which a process of its own does.
+
+    Attributes:
+        name: text such as ``train a, seed 1000``, unique in the comparison.
+        command: command of the package: ``train``, ``rollout`` or ``verify``.
+        config: config file of the command.
+        overrides: ``section.key=value`` of the command.
+        ranks: number of processes; more than one are started by torchrun.
+    """
+
+    name: str
+    command: str
+    config: Path
+    overrides: tuple[str, ...]
+    ranks: int = 1
+
+    def command_line(self) -> list[str]:
+        """Return the words of the process."""
+        words = [sys.executable]
+        if self.ranks > 1:
+            words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        return [*words, "-m", "credit.cli.main", self.command, str(self.config), *self.overrides, "--quiet"]
+
+
+class Executor:
+    """Runs parts of a comparison and remembers their outcome in ``parts.json``.
+
+    Args:
+        folder: folder of the comparison; it must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "parts.json"
+        self._log_folder = folder / "logs"
+        self._log_folder.mkdir(exist_ok=True)
+        self._records: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            self._records = json.loads(self._path.read_text(encoding="utf-8"))
+        # Names of the parts of this call, for the page.
+        self._names: list[str] = []
+
+    def run(self, part: Part, is_repeated: bool = False) -> bool:
+        """Run a part unless it is done, and return True if it is done afterwards.
+
+        A part whose command has changed is repeated. A failure is logged with the path of its log file.
+
+        Args:
+            part: the part.
+            is_repeated: True to run the part although it is done.
+        """
+        self._names.append(part.name)
+        record = self._records.get(part.name, {})
+        inputs = {"command": part.command, "overrides": list(part.overrides)}
+        has_same_inputs = all(record.get(key) == value for key, value in inputs.items())
+        if record.get("status") == DONE and has_same_inputs and not is_repeated:
+            logger.info("%s: done before", part.name)
+            return True
+        log_path = self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
+        logger.info("%s: started, log %s", part.name, log_path)
+        start_time = time.monotonic()
+        exit_code = run_process(part.command_line(), log_path)
+        seconds = time.monotonic() - start_time
+        status = FAILED if exit_code else DONE
+        self._records[part.name] = {
+            **inputs, "status": status, "exit_code": exit_code, "seconds": round(seconds, 1), "log": str(log_path)
+        }  # fmt: skip
+        self.save()
+        if exit_code:
+            logger.error("%s: failed with exit code %s: %s", part.name, exit_code, describe_failure(log_path))
+        return exit_code == 0
+
+    def mark_failed(self, part: Part, reason: str) -> None:
+        """Record that a part whose process succeeded did not do its work.
+
+        Args:
+            part: the part.
+            reason: reason for the readers of the page.
+        """
+        self._records[part.name] |= {"status": FAILED, "reason": reason}
+        self.save()
+        logger.error("%s: %s", part.name, reason)
+
+    def save(self) -> None:
+        """Write ``parts.json`` atomically."""
+        atomic_write_text(self._path, json.dumps(self._records, indent=1) + "\n")
+
+    def list_failures(self) -> list[str]:
+        """Return a sentence for each part of this call that failed, with its log."""
+        sentences = []
+        for name in self._names:
+            record = self._records[name]
+            if record["status"] == FAILED:
+                reason = record.get("reason") or describe_failure(Path(record["log"]))
+                sentences.append(f"{name} failed: {reason}")
+        return sentences
+
+    def seconds_of(self, name: str) -> float | None:
+        """Return the duration of the last process of a part in seconds; None if the part never ran."""
+        return self._records.get(name, {}).get("seconds")
+
+
+def run_process(words: Sequence[str], log_path: Path) -> int:
+    """Run a process, append its output to a log file, and return its exit code.
+
+    A KeyboardInterrupt waits for the process, which gets the same signal from the terminal and saves its work.
+
+    Args:
+        words: words of the process.
+        log_path: file for standard output and standard error.
+    """
+    with log_path.open("ab") as log:
+        log.write(f"$ {' '.join(words)}\n".encode())
+        log.flush()
+        # Progress bars and colours do not belong into a log file.
+        environment = {**os.environ, "NO_COLOR": "1"}
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            return process.wait()
+        except BaseException:
+            # A second signal, if the process was started without a terminal and got none.
+            process.terminate()
+            process.wait()
+            raise
+
+
+def describe_failure(log_path: Path) -> str:
+    """Return the last error message in a log file of a command, followed by the path of the file."""
+    message = ""
+    for line in tail_lines(log_path)[-_SEARCHED_LINES:]:
+        # Messages of the commands, and the last lines of tracebacks.
+        if re.match(r"credit \w+: |\w*(Error|Exception)\b.*: ", line):
+            message = f"{line.strip()} "
+        elif line.startswith("$ "):
+            # Messages of earlier attempts are in the same file.
+            message = ""
+    return f"{message}(log {log_path})"
