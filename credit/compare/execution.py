@@ -22,6 +22,8 @@ from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
+# Exit code of `credit train` after a stop in time.
+STOPPED_IN_TIME = 85
 DONE = "done"
 FAILED = "failed"
 # Lines at the end of a log that are searched for the error message of a command.
@@ -37,6 +39,8 @@ class Part:
         command: command of the package: ``train``, ``rollout`` or ``verify``.
         config: config file of the command.
         overrides: ``section.key=value`` of the command.
+        result: file or folder that the command writes last.
+        depends_on: texts that identify inputs which are no overrides. The part is repeated if they change.
         ranks: number of processes; more than one are started by torchrun.
     """
 
@@ -44,6 +48,8 @@ class Part:
     command: str
     config: Path
     overrides: tuple[str, ...]
+    result: Path
+    depends_on: tuple[str, ...] = ()
     ranks: int = 1
 
     def command_line(self) -> list[str]:
@@ -74,7 +80,8 @@ class Executor:
     def run(self, part: Part, is_repeated: bool = False) -> bool:
         """Run a part unless it is done, and return True if it is done afterwards.
 
-        A part whose command has changed is repeated. A failure is logged with the path of its log file.
+        A part whose inputs have changed, or whose result was removed, is repeated. A failure is logged with the path of
+        its log file.
 
         Args:
             part: the part.
@@ -82,9 +89,10 @@ class Executor:
         """
         self._names.append(part.name)
         record = self._records.get(part.name, {})
-        inputs = {"command": part.command, "overrides": list(part.overrides)}
+        inputs = {"command": part.command, "overrides": list(part.overrides), "depends_on": list(part.depends_on)}
         has_same_inputs = all(record.get(key) == value for key, value in inputs.items())
-        if record.get("status") == DONE and has_same_inputs and not is_repeated:
+        is_done = record.get("status") == DONE and has_same_inputs and part.result.exists()
+        if is_done and not is_repeated:
             logger.info("%s: done before", part.name)
             return True
         log_path = self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
@@ -93,6 +101,9 @@ class Executor:
         exit_code = run_process(part.command_line(), log_path)
         seconds = time.monotonic() - start_time
         status = FAILED if exit_code else DONE
+        if exit_code == STOPPED_IN_TIME:
+            # A time limit of the config; the next call continues.
+            logger.warning("%s: stopped before its end; the same command continues it", part.name)
         self._records[part.name] = {
             **inputs, "status": status, "exit_code": exit_code, "seconds": round(seconds, 1), "log": str(log_path)
         }  # fmt: skip

@@ -31,7 +31,7 @@ class SeedRange:
         values: seed -> number; NaN where there is none.
     """
 
-    values: dict[int, float]
+    values: dict[str, float]
 
     @property
     def mean(self) -> float:
@@ -82,7 +82,7 @@ class ComparisonScores:
         pairs: (run, later run) -> table of the comparison, see `combine_pair`.
     """
 
-    def __init__(self, names: Sequence[str], tables: dict[tuple[str, int], ScoreTable]) -> None:
+    def __init__(self, names: Sequence[str], tables: dict[tuple[str, str], ScoreTable]) -> None:
         self.tables = tables
         self.names = [name for name in names if self.seeds_of(name)]
         self.pairs: dict[tuple[str, str], ScoreTable] = {}
@@ -96,7 +96,7 @@ class ComparisonScores:
             if common:
                 self.pairs[first, second] = combine_pair(common, first, second)
 
-    def seeds_of(self, name: str) -> list[int]:
+    def seeds_of(self, name: str) -> list[str]:
         """Return the seeds of a run that have scores."""
         return [seed for run, seed in self.tables if run == name]
 
@@ -161,7 +161,7 @@ class ComparisonScores:
         return ResultRow(channel, self.example.units(channel), lead_hours, rmse, ratio, best)
 
 
-def load_tables(folders: dict[tuple[str, int], Path]) -> dict[tuple[str, int], ScoreTable]:
+def load_tables(folders: dict[tuple[str, str], Path]) -> dict[tuple[str, str], ScoreTable]:
     """Return the score tables of verified runs.
 
     Args:
@@ -177,9 +177,9 @@ def load_tables(folders: dict[tuple[str, int], Path]) -> dict[tuple[str, int], S
 def combine_pair(tables: Sequence[ScoreTable], first: str, second: str) -> ScoreTable:
     """Return the comparison of a run with an earlier run over all seeds, as a table for scorecards.
 
-    In the tables of `credit verify`, the earlier run is the model and the later run the reference. Here the later run is
-    the model, and the earlier one the only reference. The difference of a score is the geometric mean over seeds of the
-    ratios of the scores, minus 1.
+    In the tables of `credit verify`, the earlier run is the model and the later run the reference. Here the later run
+    is the model, and the earlier one the only reference. The difference of a score is the geometric mean over seeds of
+    the ratios of the scores, minus 1.
 
     The p-value combines two questions. Is the difference larger than its variation between cases? This is the p-value
     of `credit verify` of each seed. Is it larger than its variation between seeds? This is a t-test of two independent
@@ -264,5 +264,3 @@ def _variable_name(score: str, result: str) -> str:
     if score.startswith("wind_"):
         return f"wind_{comparison_name(score.removeprefix('wind_'), result)}"
     return comparison_name(score, result)
-
-

@@ -45,7 +45,7 @@ class StabilityCurve:
     """
 
     name: str
-    seed: int
+    seed: str
     channel: str
     days: list[float]
     ratios: list[float]
@@ -156,7 +156,7 @@ def spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
         return np.sqrt((weights * (values - mean) ** 2).sum(axis=(1, 2)))
 
 
-def measure_long_run(name: str, seed: int, folder: Path, truth: dict[str, float]) -> list[StabilityCurve]:
+def measure_long_run(name: str, seed: str, folder: Path, truth: dict[str, float]) -> list[StabilityCurve]:
     """Return the curve of each channel in the long forecast of a run; of an ensemble, that of the first member.
 
     Args:

@@ -113,7 +113,8 @@ def _time_in_rounds(
                 "train",
                 config_paths[name],
                 build_timing_overrides(by_name[name], plan.steps, run_folder),
-                plan.ranks,
+                run_folder / "summary.json",
+                ranks=plan.ranks,
             )
             if not executor.run(part, is_repeated=True):
                 failed.add(name)
