@@ -27,6 +27,7 @@ _BASELINE_STYLES = {
     "climatology": {"color": "#555555", "linewidth": 1.2, "linestyle": ":"},
 }
 _MAX_COLUMNS = 6
+_WAVENUMBER_TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
 
 
 def draw_figures(
@@ -154,6 +155,9 @@ def plot_spectra(scores: ComparisonScores) -> Figure:
                     curves.append(selected.values)
                 _draw_range(axis, wavenumbers, np.stack(curves), name, styles[name])
             axis.set_xscale("log")
+            ticks = [tick for tick in _WAVENUMBER_TICKS if tick <= wavenumbers[-1]]
+            axis.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+            axis.tick_params(axis="x", which="minor", labelbottom=False)
             # Ratios above 2 occur where the truth has hardly any power.
             axis.set_ylim(0, 2)
             if row == 0:

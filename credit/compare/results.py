@@ -130,9 +130,11 @@ class ComparisonScores:
         return bool(significant_L[table.lead_hours.index(lead_hours)])
 
     def result_leads(self) -> list[float]:
-        """Return the lead times of the table of results: 24, 72 and 120 h, or the last ones of summaries."""
+        """Return the lead times of the table of results: 24, 72 and 120 h; the last three of summaries below 72 h."""
         leads = [hours for hours in self.example.lead_hours if hours in _RESULT_LEADS]
-        return leads or self.example.summary_leads()[-3:]
+        if len(leads) < 2:
+            return self.example.summary_leads()[-3:]
+        return leads
 
     def result_rows(self) -> list[ResultRow]:
         """Return the rows of the table of results: headline channels at `result_leads`."""
@@ -233,24 +235,27 @@ def _combine_score(datasets: Sequence[xr.Dataset], score: str, second: str) -> t
     signs = np.sign(logarithms)
     p_value = np.where((signs != signs[0]).any(axis=0) & np.isfinite(p_value), 1.0, p_value)
     if len(datasets) > 1:
-        p_value = np.maximum(p_value, _test_seeds(datasets, score, second))
+        # Where the seeds cannot be tested, the cases alone decide.
+        p_value = np.fmax(p_value, _test_seeds(datasets, score, second))
     return np.exp(mean_logarithm) - 1, p_value
 
 
 def _test_seeds(datasets: Sequence[xr.Dataset], score: str, second: str) -> np.ndarray:
     """Return the p-value of the difference between seeds, (1, seasons, X, L, R): two independent samples, log scores.
 
-    Arguments are those of `_combine_score`. A score of 0 has no logarithm; its p-value is NaN.
+    Arguments are those of `_combine_score`. The p-value is NaN if a score is 0, which has no logarithm, or if all seeds
+    have the same score.
     """
     variable = score
     if score.startswith("wind_"):
         variable = WIND_METRICS[score.removeprefix("wind_")]
+    moments = []
     with np.errstate(divide="ignore", invalid="ignore"):
-        samples = []
         for forecast in ("model", second):
-            values = [dataset[variable].sel(forecast=forecast).values for dataset in datasets]
-            samples.append(np.log(np.stack(values)))
-        result = scipy.stats.ttest_ind(samples[0], samples[1], axis=0)
+            values = np.stack([dataset[variable].sel(forecast=forecast).values for dataset in datasets])
+            logarithms = np.log(values)
+            moments += [logarithms.mean(axis=0), logarithms.std(axis=0, ddof=1), len(datasets)]
+        result = scipy.stats.ttest_ind_from_stats(*moments)
     return np.asarray(result.pvalue)[None]
 
 

@@ -19,6 +19,7 @@ from credit.compare.runs import ComparedRun, list_differences
 from credit.compare.stability import StabilityCurve
 from credit.compare.workflow import CompareOutcome
 from credit.utils.atomic import atomic_write, atomic_write_text
+from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import CSV_COLUMNS, ScoreTable
 
@@ -28,6 +29,8 @@ DOCUMENT_VERSION = 1
 MEAN = "mean"
 LOWEST = "lowest"
 HIGHEST = "highest"
+# Relative deviation of the time of the steps from the budget that is reported.
+_TIME_TOLERANCE = 0.2
 _SCORE_COLUMNS = (
     "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units", "n_cases", "low",
     "high",
@@ -38,8 +41,9 @@ COLUMNS = ("run", "seed", "reference", *_SCORE_COLUMNS, "p_adjusted", "significa
 def write_csv(outcome: CompareOutcome, path: Path) -> None:
     """Write all scores, comparisons and costs in long format.
 
-    Scores of a seed are those of its ``scores.csv``. Rows with the seed ``mean``, ``lowest`` or ``highest`` are over
-    all seeds. Rows with a reference are relative differences, see `credit.compare.results.combine_pair`.
+    Scores of a seed are those of its ``scores.csv`` that cover all seasons. Rows with the seed ``mean``, ``lowest`` or
+    ``highest`` are over all seeds. Rows with a reference are relative differences, see
+    `credit.compare.results.combine_pair`.
 
     Raises:
         CreditError: if the file cannot be written.
@@ -66,7 +70,7 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
         for seed in seeds:
             for row in _rows_of_forecast(scores.tables[name, seed], ("model",)):
                 score = {column: row[column] for column in _SCORE_COLUMNS}
-                yield {"run": name, "seed": seed, **score}
+                yield {"run": name, "seed": seed_text(seed), **score}
                 key = tuple(row[column] for column in ("variable", "level", "region", "season", "lead_hours", "metric"))
                 rows_by_key.setdefault(key, []).append(score)
         for rows in rows_by_key.values():
@@ -86,7 +90,8 @@ def _rows_of_forecast(table: ScoreTable, forecasts: tuple[str, ...] | list[str])
     """Yield the rows of scores.csv of some forecasts as mappings."""
     for values in table.csv_rows():
         row = dict(zip(CSV_COLUMNS, values, strict=True))
-        if row["forecast"] in forecasts:
+        # Seasons would make the file five times as large; they are in scores.csv of each run.
+        if row["forecast"] in forecasts and row["season"] == ALL_SEASONS:
             yield row
 
 
@@ -126,12 +131,12 @@ def _cost_rows(outcome: CompareOutcome) -> Iterator[dict[str, Any]]:
     for (name, seed), costs in outcome.costs.items():
         for metric, value in dataclasses.asdict(costs).items():
             if isinstance(value, int | float):
-                yield {"run": name, "seed": seed, "metric": metric, "value": f"{value:.8g}"}
+                yield {"run": name, "seed": seed_text(seed), "metric": metric, "value": f"{value:.8g}"}
     for curve in outcome.curves:
         # An empty value: the channel never left the range.
         value = "" if curve.exit_day is None else f"{curve.exit_day:g}"
         yield {
-            "run": curve.name, "seed": curve.seed, "variable": curve.channel, "metric": "long_run_exit_day",
+            "run": curve.name, "seed": seed_text(curve.seed), "variable": curve.channel, "metric": "long_run_exit_day",
             "value": value, "units": "d",
         }  # fmt: skip
 
@@ -153,7 +158,7 @@ def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, 
         "comparisons": [],
         "stability": [_describe_curve(curve) for curve in outcome.curves],
         "differences": dict(list_differences(outcome.runs, is_trained=budget is not None)),
-        "warnings": [] if scores is None else scores.example.warnings(),
+        "warnings": list_warnings(outcome, budget),
         "failures": outcome.failures,
     }
     if scores is None:
@@ -188,6 +193,42 @@ def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, 
     return document
 
 
+def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
+    """Return sentences on differences between the runs that make the comparison less fair.
+
+    Args:
+        outcome: results of the comparison.
+        budget: training that every run got; None for finished runs.
+    """
+    warnings = [] if outcome.scores is None else outcome.scores.example.warnings()
+    samples = {name: costs.samples for (name, _), costs in outcome.costs.items() if costs.samples}
+    if len(set(samples.values())) > 1 and (budget is None or budget.kind == "steps"):
+        counts = ", ".join(f"{name} {count:,}" for name, count in samples.items())
+        warnings.append(f"The runs were trained on different numbers of samples: {counts}.")
+    devices = {name: costs.device for (name, _), costs in outcome.costs.items() if costs.device}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        warnings.append(f"The runs were trained on different devices, so their times differ for that reason: {listed}.")
+    periods = {run.name: " to ".join(run.config.data.splits.train) for run in outcome.runs}
+    if len(set(periods.values())) > 1:
+        listed = ", ".join(f"{name} on {period}" for name, period in periods.items())
+        warnings.append(f"The runs were trained on different periods: {listed}.")
+    if budget is not None and budget.kind == "time":
+        for (name, seed), costs in outcome.costs.items():
+            if costs.step_hours and abs(costs.step_hours * 3600 / budget.amount - 1) > _TIME_TOLERANCE:
+                warnings.append(
+                    f"The steps of {name}, {seed.replace('_', ' ')}, took {costs.step_hours * 60:.3g} min instead of "
+                    f"{budget.text}, because the load of the machine changed; the number of steps is that of the "
+                    "paired measurement."
+                )
+    return warnings
+
+
+def seed_text(label: str) -> str:
+    """Return the seed of a trial's label as text: ``1000`` for ``seed_1000``; ``finished_run`` is unchanged."""
+    return label.removeprefix("seed_")
+
+
 def write_json(document: Mapping[str, Any], path: Path) -> None:
     """Write compare.json atomically.
 
@@ -203,7 +244,7 @@ def _describe_run(run: ComparedRun, outcome: CompareOutcome) -> dict[str, Any]:
     trials = {}
     for (name, seed), costs in outcome.costs.items():
         if name == run.name:
-            trials[seed] = dataclasses.asdict(costs)
+            trials[seed_text(seed)] = dataclasses.asdict(costs)
     return {
         "name": run.name,
         "source": run.source,
@@ -218,7 +259,7 @@ def _describe_curve(curve: StabilityCurve) -> dict[str, Any]:
     """Return the entry of a `StabilityCurve` in compare.json."""
     return {
         "run": curve.name,
-        "seed": curve.seed,
+        "seed": seed_text(curve.seed),
         "channel": curve.channel,
         "exit_day": curve.exit_day,
         "nonfinite_day": curve.nonfinite_day,
@@ -233,7 +274,7 @@ def _describe_range(values: SeedRange) -> dict[str, Any]:
         "mean": _finite_or_none(values.mean),
         "lowest": _finite_or_none(values.low),
         "highest": _finite_or_none(values.high),
-        "seeds": {seed: _finite_or_none(value) for seed, value in values.values.items()},
+        "seeds": {seed_text(seed): _finite_or_none(value) for seed, value in values.values.items()},
     }
 
 

@@ -87,7 +87,7 @@ def rotate_order(names: Sequence[str], round_number: int) -> list[str]:
         names: names of the runs.
         round_number: number of the round, from 0.
     """
-    start = round_number % len(names)
+    start = round_number % max(len(names), 1)
     return [*names[start:], *names[:start]]
 
 
@@ -102,9 +102,8 @@ def _time_in_rounds(
     failed: set[str] = set()
     records = []
     for round_number in range(plan.rounds):
-        for name in rotate_order(list(by_name), round_number):
-            if name in failed:
-                continue
+        remaining = [name for name in by_name if name not in failed]
+        for name in rotate_order(remaining, round_number):
             run_folder = folder / "timing" / f"{name}_round_{round_number}"
             # A short training that was interrupted starts again, because its first steps are slower.
             shutil.rmtree(run_folder, ignore_errors=True)
