@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from credit.compare.results import ComparisonScores
-from credit.compare.stability import MAX_RATIO, MIN_RATIO, StabilityCurve
+from credit.compare.stability import EDDIES, FIELD, MAX_RATIO, MIN_RATIO, StabilityCurve
 from credit.verify.plots.scores import lead_times_and_unit, plot_scorecard, scorecard_pages, set_lead_ticks
 from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 from credit.verify.table.summary import headline_channels
@@ -70,8 +70,9 @@ def draw_figures(
         figures["spectra"] = [(caption, save_figure(folder / "spectra.png", plot_spectra, scores))]
     if curves:
         caption = (
-            "Standard deviation over all cells in a long forecast, over that of the truth. Dashed: half and twice. One "
-            "curve for each seed."
+            "Standard deviation over all cells in a long forecast, over that of the truth: of the field (top), and of "
+            "the eddies, its deviations from the mean along each row (bottom). Dashed: half and twice. One curve for "
+            "each seed."
         )
         path = save_figure(folder / "stability.png", plot_stability, curves, scores.names)
         figures["stability"] = [(caption, path)]
@@ -179,20 +180,23 @@ def plot_stability(curves: Sequence[StabilityCurve], names: Sequence[str]) -> Fi
     """
     channels = list(dict.fromkeys(curve.channel for curve in curves))[:_MAX_COLUMNS]
     styles = run_styles(names)
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.2)
-    axes = figure.subplots(1, len(channels), sharey=True, squeeze=False)
-    for axis, channel in zip(axes[0], channels, strict=True):
-        for bound in (MIN_RATIO, MAX_RATIO):
-            axis.axhline(bound, color="black", linewidth=0.8, linestyle="--")
-        for curve in curves:
-            if curve.channel == channel and curve.name in styles:
-                style = {**styles[curve.name], "linewidth": 1.2}
-                axis.plot(curve.days, curve.ratios, label=curve.name, **style)
-        axis.set_yscale("log", base=2)
-        axis.set_ylim(0.25, 4)
-        axis.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
-        axis.set_title(channel)
-        axis.set_xlabel("Lead time (days)")
-    axes[0, 0].set_ylabel("Standard deviation over truth")
+    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.0)
+    axes = figure.subplots(2, len(channels), sharex=True, sharey=True, squeeze=False)
+    for row, measure in enumerate((FIELD, EDDIES)):
+        for axis, channel in zip(axes[row], channels, strict=True):
+            for bound in (MIN_RATIO, MAX_RATIO):
+                axis.axhline(bound, color="black", linewidth=0.8, linestyle="--")
+            for curve in curves:
+                if (curve.channel, curve.measure) == (channel, measure) and curve.name in styles:
+                    style = {**styles[curve.name], "linewidth": 1.2}
+                    axis.plot(curve.days, curve.ratios, label=curve.name, **style)
+            axis.set_yscale("log", base=2)
+            axis.set_ylim(0.25, 4)
+            axis.set_yticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+            if row == 0:
+                axis.set_title(channel)
+            else:
+                axis.set_xlabel("Lead time (days)")
+        axes[row, 0].set_ylabel(f"Deviation of {measure} over truth")
     add_legend(figure, axes[0])
     return figure

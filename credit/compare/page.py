@@ -194,14 +194,23 @@ def _format_hours(hours: float) -> str:
     return f"{hours:.3g} h"
 
 
-def _tabulate_stability(curves: Sequence[StabilityCurve]) -> list[tuple[str, str, str, str, str]]:
-    """Return (run, seed, channel, first day outside the range, first day with nonfinite values), days as text."""
-    rows = []
+def _tabulate_stability(curves: Sequence[StabilityCurve]) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the channels, and a row for each run, seed and measure.
+
+    A row is run, seed and measure, followed by the first day outside the range for each channel, all as text.
+    """
+    channels = list(dict.fromkeys(curve.channel for curve in curves))
+    by_row: dict[tuple[str, str, str], dict[str, str]] = {}
     for curve in curves:
-        days = [curve.exit_day, curve.nonfinite_day]
-        texts = ["never" if day is None else f"day {day:g}" for day in days]
-        rows.append((curve.name, curve.seed.replace("_", " "), curve.channel, texts[0], texts[1]))
-    return rows
+        text = "never" if curve.exit_day is None else f"day {curve.exit_day:g}"
+        if curve.nonfinite_day is not None:
+            text += f" (not finite: day {curve.nonfinite_day:g})"
+        key = curve.name, curve.seed.replace("_", " "), curve.measure
+        by_row.setdefault(key, {})[curve.channel] = text
+    rows = []
+    for key, texts in by_row.items():
+        rows.append([*key, *[texts.get(channel, "") for channel in channels]])
+    return channels, rows
 
 
 def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
@@ -218,8 +227,8 @@ def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
     if outcome.step_costs:
         sentences.append("Step times are medians over rounds of short trainings, in which all runs took turns.")
     sentences.append(
-        f"Every run has the seeds in common, {NUM_VALIDATIONS} validations at equal fractions of its length, and no "
-        "early stop. Learning-rate schedule and rollout length follow the length of the run. Forecasts use the weights "
+        f"All runs have the same seeds, {NUM_VALIDATIONS} validations at equal fractions of their length, and no early "
+        "stop. Learning-rate schedule and rollout length follow the length of the run. Forecasts use the weights "
         "that inference.checkpoint names."
     )
     return sentences

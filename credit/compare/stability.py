@@ -1,4 +1,8 @@
-"""Stability of long forecasts: the day at which the global variability of a channel leaves the range of the truth.
+"""Stability of long forecasts: the day at which the variability of a channel leaves the range of the truth.
+
+Two standard deviations over all cells are compared with those of the truth. That of the field itself shows drifts and
+growth. In most channels it is dominated by the contrast between equator and poles, so it stays large when the weather
+has died out. That of the eddies, the deviations from the mean along each row (Lorenz 1955), shows this.
 
 Shapes: C channels, H latitude rows, W longitude columns.
 """
@@ -29,6 +33,10 @@ MAX_RATIO = 2.0
 # Times of the truth whose standard deviations are averaged.
 _MAX_TRUTH_TIMES = 24
 _DAY_MINUTES = 1440
+FIELD = "field"
+EDDIES = "eddies"
+# (measure, channel) -> standard deviation of the truth
+TruthDeviations = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class StabilityCurve:
         name: name of the run.
         seed: seed of the run.
         channel: name of the channel.
+        measure: ``field``, or ``eddies`` for the deviations from the mean along each row.
         days: lead times in days.
         ratios: standard deviation in space over that of the truth at each lead time; NaN if a value of the field is not
             finite.
@@ -47,6 +56,7 @@ class StabilityCurve:
     name: str
     seed: str
     channel: str
+    measure: str
     days: list[float]
     ratios: list[float]
 
@@ -105,8 +115,8 @@ def build_long_run_overrides(config: Config, forecast_folder: Path, length: str)
     )
 
 
-def measure_truth(config: Config, channels: Sequence[str]) -> dict[str, float]:
-    """Return the standard deviation in space of each channel, averaged over times of the training period.
+def measure_truth(config: Config, channels: Sequence[str]) -> TruthDeviations:
+    """Return the standard deviations in space of each channel, averaged over times of the training period.
 
     Args:
         config: config whose data are the truth.
@@ -125,8 +135,8 @@ def measure_truth(config: Config, channels: Sequence[str]) -> dict[str, float]:
     return _average_deviations(reader, indices.tolist(), channels)
 
 
-def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: Sequence[str]) -> dict[str, float]:
-    """Return channel -> mean over times of the standard deviation in space.
+def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: Sequence[str]) -> TruthDeviations:
+    """Return (measure, channel) -> mean over times of the standard deviation in space.
 
     Args:
         reader: reader of the truth.
@@ -137,68 +147,88 @@ def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: S
     rows = [names.index(channel) for channel in channels]
     deviations = []
     for fields_CHW in reader.read_each(indices):
-        deviations.append(spatial_deviation(fields_CHW[rows], reader.grid))
-    return dict(zip(channels, np.mean(deviations, axis=0).tolist(), strict=True))
+        deviations.append(measure_fields(fields_CHW[rows], reader.grid))
+    mean_2C = np.mean(deviations, axis=0)
+    truth = {}
+    for measure, values in zip((FIELD, EDDIES), mean_2C.tolist(), strict=True):
+        truth |= {(measure, channel): value for channel, value in zip(channels, values, strict=True)}
+    return truth
+
+
+def measure_fields(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
+    """Return the standard deviation over cells of each field and of its eddies, (2, C) float64.
+
+    Args:
+        fields_CHW: fields, (C, H, W), NaN in missing cells.
+        grid: their grid.
+    """
+    fields = fields_CHW.astype(np.float64)
+    is_valid = ~np.isnan(fields)
+    # A row without a valid cell has the mean 0, which is not used.
+    num_valid = np.maximum(is_valid.sum(axis=2, keepdims=True), 1)
+    row_means = np.where(is_valid, fields, 0.0).sum(axis=2, keepdims=True) / num_valid
+    return np.stack([spatial_deviation(fields, grid), spatial_deviation(fields - row_means, grid)])
 
 
 def spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
     """Return the area-weighted standard deviation over cells of each channel, (C,) float64; missing cells do not count.
 
     Args:
-        fields_CHW: fields, (C, H, W).
+        fields_CHW: fields, (C, H, W), finite or NaN.
         grid: their grid.
     """
     fields = fields_CHW.astype(np.float64)
     weights = grid.masked_area_weights(~np.isnan(fields))
-    values = np.nan_to_num(fields, nan=0.0, posinf=np.inf, neginf=-np.inf)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean = (weights * values).sum(axis=(1, 2), keepdims=True)
-        return np.sqrt((weights * (values - mean) ** 2).sum(axis=(1, 2)))
+    values = np.where(np.isnan(fields), 0.0, fields)
+    mean = (weights * values).sum(axis=(1, 2), keepdims=True)
+    return np.sqrt((weights * (values - mean) ** 2).sum(axis=(1, 2)))
 
 
-def measure_long_run(name: str, seed: str, folder: Path, truth: dict[str, float]) -> list[StabilityCurve]:
-    """Return the curve of each channel in the long forecast of a run; of an ensemble, that of the first member.
+def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations) -> list[StabilityCurve]:
+    """Return the curves of each channel in the long forecast of a run; of an ensemble, those of the first member.
 
     Args:
         name: name of the run.
         seed: seed of the run.
         folder: folder of the long forecast.
-        truth: channel -> standard deviation in space of the truth.
+        truth: standard deviations of the truth, from `measure_truth`.
 
     Raises:
         DataError: if the forecast cannot be read.
     """
     archive = open_forecasts(folder)
-    channels = [channel for channel in truth if channel in archive.channel_names]
+    channels = [channel for measure, channel in truth if measure == FIELD and channel in archive.channel_names]
     rows = [archive.channel_names.index(channel) for channel in channels]
-    ratios = _measure_ratios(archive, rows, np.array([truth[channel] for channel in channels]))
+    deviations_T2C = _measure_leads(archive, rows)
     days = (archive.lead_minutes / _DAY_MINUTES).tolist()
-    return [
-        StabilityCurve(name, seed, channel, days, ratios[:, index].tolist()) for index, channel in enumerate(channels)
-    ]
+    curves = []
+    for number, measure in enumerate((FIELD, EDDIES)):
+        for row, channel in enumerate(channels):
+            ratios = deviations_T2C[:, number, row] / truth[measure, channel]
+            curves.append(StabilityCurve(name, seed, channel, measure, days, ratios.tolist()))
+    return curves
 
 
-def _measure_ratios(archive: ForecastSource, rows: Sequence[int], truth_C: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of channels over that of the truth, (lead times, C).
+def _measure_leads(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
+    """Return the standard deviations of channels at each lead time, (T, 2, C); NaN if a value is not finite.
 
     Args:
         archive: the long forecast.
         rows: indices of the channels in the forecast.
-        truth_C: standard deviation in space of the truth.
     """
     initial_minutes = int(archive.initial_minutes[0])
     first_missing_CHW = None
-    ratios = []
+    deviations = []
     for lead_index in range(len(archive.lead_minutes)):
         fields_CHW = archive.read_members(initial_minutes, lead_index)[0][list(rows)]
         is_missing_CHW = np.isnan(fields_CHW)
         if first_missing_CHW is None:
             # Cells that are missing from the beginning belong to the variable, such as land for the sea surface.
             first_missing_CHW = is_missing_CHW
-        # A channel without a single value has no weights.
-        is_finite_C = ~(is_missing_CHW & ~first_missing_CHW).any(axis=(1, 2)) & ~np.isinf(fields_CHW).any(axis=(1, 2))
-        ratio_C = np.full(len(rows), np.nan)
+        is_lost_CHW = (is_missing_CHW & ~first_missing_CHW) | np.isinf(fields_CHW)
+        is_finite_C = ~is_lost_CHW.any(axis=(1, 2)) & ~is_missing_CHW.all(axis=(1, 2))
+        deviations_2C = np.full((2, len(rows)), np.nan)
         if is_finite_C.any():
-            ratio_C[is_finite_C] = spatial_deviation(fields_CHW[is_finite_C], archive.grid) / truth_C[is_finite_C]
-        ratios.append(ratio_C)
-    return np.array(ratios)
+            deviations_2C[:, is_finite_C] = measure_fields(fields_CHW[is_finite_C], archive.grid)
+        deviations.append(deviations_2C)
+    return np.array(deviations)

@@ -136,9 +136,13 @@ def _cost_rows(outcome: CompareOutcome) -> Iterator[dict[str, Any]]:
         # An empty value: the channel never left the range.
         value = "" if curve.exit_day is None else f"{curve.exit_day:g}"
         yield {
-            "run": curve.name, "seed": seed_text(curve.seed), "variable": curve.channel, "metric": "long_run_exit_day",
-            "value": value, "units": "d",
-        }  # fmt: skip
+            "run": curve.name,
+            "seed": seed_text(curve.seed),
+            "variable": curve.channel,
+            "metric": f"long_run_exit_day:{curve.measure}",
+            "value": value,
+            "units": "d",
+        }
 
 
 def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, Any]:
@@ -261,6 +265,7 @@ def _describe_curve(curve: StabilityCurve) -> dict[str, Any]:
         "run": curve.name,
         "seed": seed_text(curve.seed),
         "channel": curve.channel,
+        "measure": curve.measure,
         "exit_day": curve.exit_day,
         "nonfinite_day": curve.nonfinite_day,
         "days": curve.days,

@@ -154,7 +154,7 @@ def test_the_best_of_three_must_beat_the_second() -> None:
 def test_the_files_agree_with_the_scores(tmp_path: Path) -> None:
     scores = make_scores([2.0, 2.2, 2.1], [1.0, 1.1, 1.05])
     budget = parse_budget("steps", "60")
-    curves = [StabilityCurve("b", "seed_0", "z500", [1.0, 2.0], [1.0, float("nan")])]
+    curves = [StabilityCurve("b", "seed_0", "z500", "field", [1.0, 2.0], [1.0, float("nan")])]
     costs = {("a", "seed_0"): RunCosts(samples=8, device="cpu"), ("b", "seed_0"): RunCosts(samples=16, device="cpu")}
     outcome = CompareOutcome(
         [make_run("a"), make_run("b")], {"a": 60, "b": 60}, {}, scores, costs, curves, ["train <c> failed"]
@@ -178,7 +178,7 @@ def test_the_files_agree_with_the_scores(tmp_path: Path) -> None:
     assert values["b", "1", "rmse", "24"] == "1.1" and values["b", "highest", "rmse", "48"] == "1.1"
     assert float(values["a", "mean", "rmse", "24"]) == pytest.approx(2.1)
     assert float(values["b", "mean", "rmse_difference", "24"]) == pytest.approx(-0.5)
-    assert values["persistence", "", "rmse", "24"] == "4" and values["b", "0", "long_run_exit_day", ""] == "2"
+    assert values["persistence", "", "rmse", "24"] == "4" and values["b", "0", "long_run_exit_day:field", ""] == "2"
 
     page = write_comparison_page(outcome, budget, document, tmp_path).read_text()
     assert '<td class="best">0.263<span class="range">0.250 to 0.275</span></td>' in page
