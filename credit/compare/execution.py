@@ -9,12 +9,15 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from credit.train.monitor.run_files import tail_lines
@@ -51,6 +54,13 @@ class Part:
     result: Path
     depends_on: tuple[str, ...] = ()
     ranks: int = 1
+
+    @property
+    def stop_file(self) -> Path | None:
+        """File that makes a training save and stop; None for other commands."""
+        if self.command != "train":
+            return None
+        return self.result.parent / "STOP"
 
     def command_line(self) -> list[str]:
         """Return the words of the process."""
@@ -98,7 +108,7 @@ class Executor:
         log_path = self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
         logger.info("%s: started, log %s", part.name, log_path)
         start_time = time.monotonic()
-        exit_code = run_process(part.command_line(), log_path)
+        exit_code = run_process(part.command_line(), log_path, part.stop_file)
         seconds = time.monotonic() - start_time
         status = FAILED if exit_code else DONE
         if exit_code == STOPPED_IN_TIME:
@@ -142,15 +152,24 @@ class Executor:
         return self._records.get(name, {}).get("seconds")
 
 
-def run_process(words: Sequence[str], log_path: Path) -> int:
+def run_process(words: Sequence[str], log_path: Path, stop_file: Path | None = None) -> int:
     """Run a process, append its output to a log file, and return its exit code.
 
-    A KeyboardInterrupt waits for the process, which gets the same signal from the terminal and saves its work.
+    If this process is interrupted meanwhile (Ctrl-C or SIGTERM), it stops the other one and waits for it.
 
     Args:
         words: words of the process.
         log_path: file for standard output and standard error.
+        stop_file: file whose existence makes the process save its work and stop; None for a process without such a
+            file, which is terminated.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C.
+        SystemExit: after SIGTERM, see `exit_on_sigterm`.
     """
+    if stop_file is not None:
+        # A file that an earlier process did not see would stop this one at once.
+        stop_file.unlink(missing_ok=True)
     with log_path.open("ab") as log:
         log.write(f"$ {' '.join(words)}\n".encode())
         log.flush()
@@ -161,11 +180,42 @@ def run_process(words: Sequence[str], log_path: Path) -> int:
         )
         try:
             return process.wait()
-        except BaseException:
-            # A second signal, if the process was started without a terminal and got none.
-            process.terminate()
-            process.wait()
+        except (KeyboardInterrupt, SystemExit):
+            _stop_process(process, stop_file)
             raise
+
+
+def _stop_process(process: subprocess.Popen, stop_file: Path | None) -> None:
+    """Stop a process and wait until it has ended; see `run_process`.
+
+    A training gets no signal but a file: the terminal may have sent it the signal already, and it takes a second one as
+    a request to end without saving.
+
+    Args:
+        process: the process.
+        stop_file: file that makes a training stop; None for other commands.
+    """
+    if stop_file is None or not stop_file.parent.is_dir():
+        process.terminate()
+        process.wait()
+        return
+    stop_file.touch()
+    process.wait()
+    stop_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Context in which SIGTERM raises SystemExit with status 143, so that the process of a part is stopped as well."""
+
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, handle_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def describe_failure(log_path: Path) -> str:

@@ -192,6 +192,9 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
         # Rate and time of the same rows give the count, whatever the load of the machine.
         counts = [rate * 1e12 * time for rate, time in zip(rates, step_seconds, strict=True)]
         operations += (end - start) * summary["processes"] * median(counts)
+    if operations is not None:
+        # The count is a whole number; rate times time is not exactly.
+        operations = float(round(operations))
     return StepCost(seconds, operations)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from credit.compare.budget import Budget, StepCost, build_training_overrides
 from credit.compare.costs import RunCosts, read_costs
-from credit.compare.execution import Executor, Part
+from credit.compare.execution import Executor, Part, exit_on_sigterm
 from credit.compare.record import record_inputs
 from credit.compare.results import ComparisonScores, load_tables
 from credit.compare.runs import ComparedRun, load_compared_runs
@@ -99,7 +99,7 @@ def compare_runs(request: CompareRequest) -> CompareOutcome:
     if request.long_run is not None:
         require_long_run(request.long_run, runs[0].config)
     request.folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(request.folder / ".lock", wait=False) as is_locked:
+    with exit_on_sigterm(), file_lock(request.folder / ".lock", wait=False) as is_locked:
         if not is_locked:
             raise CreditError(f"{request.folder}: another credit compare works in this folder; wait until it has ended")
         return _Workflow(request, runs).run()

@@ -55,7 +55,7 @@ def kill_during_first_training(arguments: Sequence[str], run_folder: Path) -> No
     assert json.loads((run_folder / "STATUS").read_text())["status"] == "running"
 
 
-def run_here(words: Sequence[str], log_path: Path) -> int:
+def run_here(words: Sequence[str], log_path: Path, stop_file: Path | None) -> int:
     """Run the command of a part in this process, since a new one takes 5 s, and return its exit status."""
     with log_path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         log.write(f"$ {' '.join(words)}\n")
@@ -90,7 +90,7 @@ def test_killed_and_continued(
 
     # A third call repeats nothing, and a part that fails is named.
     document = json.loads((folder / "compare.json").read_text())
-    monkeypatch.setattr("credit.compare.execution.run_process", lambda words, log_path: 1)
+    monkeypatch.setattr("credit.compare.execution.run_process", lambda *arguments: 1)
     assert main(["compare", *arguments]) == 0
     assert json.loads((folder / "compare.json").read_text()) == document
     (folder / "wide" / "seed_2" / "scores.nc").unlink()
@@ -142,7 +142,7 @@ def require_refusals(arguments: Sequence[str], capsys: pytest.CaptureFixture[str
     for changed, message in (
         (budget, "--equal steps 20, but this call has --equal steps 30"),
         ([*arguments, "trainer.learning_rate=0.5"], "trainer.learning_rate was 0.002 and is now 0.5"),
-        (["only.yml", *arguments[2:]], "only.yml"),
+        (["missing.yml", *arguments[1:]], "missing.yml"),
     ):
         capsys.readouterr()
         assert main(["compare", *changed]) == 2

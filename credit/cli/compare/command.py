@@ -34,7 +34,10 @@ example:
   credit compare a.yml b.yml -o runs/a_b --equal time 15min --seeds 1000,2000,3000
   credit compare runs/a runs/b -o runs/a_b --long-run 60d
 
-exit code: 0 done, 1 a part failed or is missing, 2 wrong config or arguments, 130 interrupted by Ctrl-C"""
+If you stop the command (Ctrl-C or SIGTERM), the training that is running saves a checkpoint first.
+
+exit code: 0 done, 1 a part failed or is missing, 2 wrong config or arguments, 130 interrupted by Ctrl-C, 143 stopped by
+SIGTERM"""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 

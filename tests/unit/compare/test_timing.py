@@ -93,7 +93,7 @@ def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypa
     seconds = {"a": [1.0, 5.0, 2.0], "b": [3.0, 4.0, 8.0]}
     trained = []
 
-    def train(words: list[str], log_path: Path) -> int:
+    def train(words: list[str], log_path: Path, stop_file: Path) -> int:
         folder = Path(next(word for word in words if word.startswith("save_loc=")).removeprefix("save_loc="))
         name, _, number = folder.name.partition("_round_")
         trained.append(folder.name)
