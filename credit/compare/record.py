@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,10 +43,13 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
     if budget is not None:
         settings["equal"] = f"{budget.kind} {budget.text}"
     settings_path = folder / "settings.json"
-    if settings_path.exists():
+    # Before the first training, another budget contradicts nothing: the first one may have been too small.
+    has_trials = any(folder.glob("*/seed_*")) or any(folder.glob("*/finished_run"))
+    if settings_path.exists() and (has_trials or (folder / "timing.json").exists()):
         earlier = json.loads(settings_path.read_text(encoding="utf-8"))
         for key, value in settings.items():
-            if earlier.get(key) != value:
+            is_binding = has_trials or key == "ranks"
+            if is_binding and earlier.get(key) != value:
                 raise ConfigError(
                     f"{folder}: was made with --{key} {earlier.get(key)}, but this call has --{key} {value}; runs with "
                     "different budgets cannot be compared, so repeat the earlier value or choose another folder with -o"
@@ -53,7 +57,7 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
     config_paths = {run.name: folder / "configs" / f"{run.name}.yml" for run in runs}
     is_trained = budget is not None
     for run in runs:
-        _require_same_config(config_paths[run.name], run, is_trained)
+        _require_same_config(config_paths[run.name], run, is_trained, _has_begun(folder, run.name))
     (folder / "configs").mkdir(exist_ok=True)
     for run in runs:
         atomic_write_text(config_paths[run.name], dump_config(run.config))
@@ -61,13 +65,31 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
     return config_paths
 
 
-def _require_same_config(path: Path, run: ComparedRun, is_trained: bool) -> None:
-    """Raise a ConfigError if a run's config differs from the one of an earlier call.
+def _has_begun(folder: Path, name: str) -> bool:
+    """Return True if a run has been timed, or has a training with steps or forecasts.
+
+    Args:
+        folder: folder of the comparison.
+        name: name of the run.
+    """
+    timing_path = folder / "timing.json"
+    if timing_path.exists() and name in json.loads(timing_path.read_text(encoding="utf-8"))["costs"]:
+        return True
+    rows = [path for path in (folder / name).glob("seed_*/metrics.jsonl") if path.stat().st_size]
+    return bool(rows) or any((folder / name).glob("finished_run/forecasts"))
+
+
+def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_begun: bool) -> None:
+    """Raise a ConfigError if a run that has begun has another config than in an earlier call.
+
+    A run that failed before its first step may be corrected. Its folder is removed, since its first checkpoint belongs
+    to the earlier config.
 
     Args:
         path: config file of the run in the folder of the comparison; it need not exist.
         run: the run.
         is_trained: True if the comparison trains the run, so that the keys of the budget do not count.
+        has_begun: True if anything depends on the earlier config.
     """
     if not path.exists():
         return
@@ -81,7 +103,9 @@ def _require_same_config(path: Path, run: ComparedRun, is_trained: bool) -> None
         value = format_value(values.get(key))
         if earlier != value:
             problems.append(f"{key} was {earlier} and is now {value}")
-    if problems:
+    if problems and not has_begun:
+        shutil.rmtree(path.parents[1] / run.name, ignore_errors=True)
+    elif problems:
         raise ConfigError(
             f"{run.source}: differs from the config of the earlier call, {path}: {'; '.join(problems)}; undo the "
             "change, give the config another experiment, or choose another folder with -o"

@@ -88,16 +88,16 @@ def test_killed_and_continued(
     require_agreement(folder)
     require_refusals(arguments, capsys)
 
-    # A third call repeats nothing, and a part that fails is named.
+    # Another call repeats only the part whose result is missing; its failure is named, and all other results stay.
     document = json.loads((folder / "compare.json").read_text())
     monkeypatch.setattr("credit.compare.execution.run_process", lambda *arguments: 1)
-    assert main(["compare", *arguments]) == 0
-    assert json.loads((folder / "compare.json").read_text()) == document
     (folder / "wide" / "seed_2" / "scores.nc").unlink()
     assert main(["compare", *arguments]) == 1
-    page = (folder / "compare.html").read_text()
-    assert "Missing: score wide, seed 2 failed" in page
-    assert json.loads((folder / "compare.json").read_text())["results"][0]["rmse"]["wide"]["seeds"].keys() == {"1"}
+    changed_document = json.loads((folder / "compare.json").read_text())
+    assert [failure.partition(" failed")[0] for failure in changed_document["failures"]] == ["score wide, seed 2"]
+    assert "Missing: score wide, seed 2 failed" in (folder / "compare.html").read_text()
+    assert changed_document["results"][0]["rmse"]["wide"]["seeds"].keys() == {"1"}
+    assert changed_document["results"][0]["rmse"]["narrow"] == document["results"][0]["rmse"]["narrow"]
 
 
 def require_agreement(folder: Path) -> None:

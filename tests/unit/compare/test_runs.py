@@ -84,9 +84,21 @@ def test_a_second_call_must_have_the_same_budget_and_configs(tmp_path: Path) -> 
     budget = parse_budget("steps", "60")
     paths = record_inputs(tmp_path, [make_run("a")], budget, ranks=1)
     assert paths == {"a": tmp_path / "configs" / "a.yml"}
+    # Before its first step, a run may be corrected. Its folder is then removed.
+    (tmp_path / "a" / "seed_1" / "checkpoints").mkdir(parents=True)
+    record_inputs(tmp_path, [make_run("a", "trainer.learning_rate=0.1")], budget, ranks=1)
+    assert not (tmp_path / "a").exists()
+    record_inputs(tmp_path, [make_run("a")], budget, ranks=1)
     # A new run, scores of more regions and another length in the config are no contradiction.
     record_inputs(tmp_path, [make_run("a", "verification.regions=[global]", "trainer.max_steps=7")], budget, ranks=1)
     record_inputs(tmp_path, [make_run("a", "inference.lead_time=24h"), make_run("b")], budget, ranks=1)
+    # A budget that was too small for a single training may be replaced; measured times are those of one rank.
+    (tmp_path / "timing.json").write_text('{"costs": {"b": {}}}')
+    record_inputs(tmp_path, [make_run("a")], parse_budget("steps", "5"), ranks=1)
+    with pytest.raises(ConfigError, match=r"--ranks 1, but this call has --ranks 2"):
+        record_inputs(tmp_path, [make_run("a")], budget, ranks=2)
+    record_inputs(tmp_path, [make_run("a")], budget, ranks=1)
+    (tmp_path / "a" / "seed_1").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"--equal steps 60, but this call has --equal steps 61"):
         record_inputs(tmp_path, [make_run("a")], parse_budget("steps", "61"), ranks=1)
     with pytest.raises(ConfigError, match=r"--ranks 1, but this call has --ranks 2"):
