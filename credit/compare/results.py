@@ -205,8 +205,11 @@ def combine_pair(tables: Sequence[ScoreTable], first: str, second: str) -> Score
         differences[score] = difference
         p_values.append(p_value)
     adjusted = adjust_scorecard(p_values, datasets[0]["n_blocks"].values)
-    # Only the model remains, because the name of the later run must not occur twice.
-    combined = datasets[0].sel(forecast=["model"]).copy()
+    # Only the model remains, because the name of the later run must not occur twice. Intervals are those of one seed.
+    interval_ends = [
+        name for name in datasets[0].data_vars if str(name).endswith(("_difference_low", "_difference_high"))
+    ]
+    combined = datasets[0].sel(forecast=["model"]).drop_vars(interval_ends)
     for score, p_value, results in zip(scores, p_values, adjusted, strict=True):
         values = {"difference": differences[score], "p_value": p_value, **results}
         for result, array in values.items():
@@ -236,7 +239,8 @@ def _combine_score(datasets: Sequence[xr.Dataset], score: str, second: str) -> t
     p_value = np.where((signs != signs[0]).any(axis=0) & np.isfinite(p_value), 1.0, p_value)
     if len(datasets) > 1:
         # Where the seeds cannot be tested, the cases alone decide.
-        p_value = np.fmax(p_value, _test_seeds(datasets, score, second))
+        seed_p_value = np.nan_to_num(_test_seeds(datasets, score, second), nan=0.0)
+        p_value = np.maximum(p_value, seed_p_value)
     return np.exp(mean_logarithm) - 1, p_value
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.channels import Channel
 from credit.compare.budget import parse_budget
 from credit.compare.costs import RunCosts
 from credit.compare.page import tabulate_results, write_comparison_page
@@ -24,7 +25,9 @@ from credit.verify.significance.comparison import (
     compare_with_best_opponent,
     comparison_name,
 )
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import CSV_COLUMNS, ScoreTable
+from tests.browser.pages import make_table as make_page_table
 from tests.unit.compare.configs import make_run
 
 NUM_CASES = 200
@@ -133,6 +136,20 @@ def test_one_seed_is_tested_over_cases_alone() -> None:
     reference = tables[0].comparison("p_value", "z500", "b")
     assert pair.comparison("p_value", "z500", "a") == pytest.approx(reference)
     assert pair.comparison("rmse_difference", "z500", "a") == pytest.approx([1.9 / 2.0 - 1] * 2)
+
+
+def test_scores_of_ensembles_and_winds_are_combined() -> None:
+    channels = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
+    table = make_page_table(channels, "other", members=4, wind=True)
+    pair = combine_pair([table, table], "this", "other")
+    rows = scorecard_rows(pair)
+    assert {row.score for row in rows} == {row.score for row in scorecard_rows(table)} >= {"rmse", "crps"}
+    assert any(row.is_wind for row in rows)
+    number = table.dataset["reference"].values.tolist().index("other")
+    earlier = scorecard_values(table, rows, "difference")[number]
+    later = scorecard_values(pair, rows, "difference")[0]
+    assert np.isfinite(later).any()
+    np.testing.assert_allclose((1 + later) * (1 + earlier), np.where(np.isnan(earlier), np.nan, 1.0))
 
 
 def test_the_best_of_three_must_beat_the_second() -> None:
