@@ -30,6 +30,7 @@ COMMANDS = {
     "train": "train a model, or resume a run",
     "rollout": "make forecasts from a list of initial times",
     "verify": "score forecasts, and compare them with baselines and other runs",
+    "compare": "train and score several configs at equal cost, and write one page",
     "submit": "write and submit PBS or Slurm jobs",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "doctor": "collect the facts that a bug report needs in one text file",
@@ -229,6 +230,7 @@ preprocess = _entry_point("preprocess")
 train = _entry_point("train")
 rollout = _entry_point("rollout")
 verify = _entry_point("verify")
+compare = _entry_point("compare")
 submit = _entry_point("submit")
 checkpoint = _entry_point("checkpoint")
 doctor = _entry_point("doctor")

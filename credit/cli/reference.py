@@ -85,8 +85,11 @@ def _render_name(action: argparse.Action) -> str:
 
 def _render_placeholder(action: argparse.Action) -> str:
     """Return the placeholder of an argument's value: its metavar, its choices in braces, or its name."""
-    if action.metavar is not None:
-        name = str(action.metavar)
+    if isinstance(action.metavar, tuple):
+        # An option with several values has a placeholder for each.
+        name = " ".join(action.metavar)
+    elif action.metavar is not None:
+        name = action.metavar
     elif action.choices is not None:
         choices = ",".join(str(choice) for choice in action.choices)
         name = "{" + choices + "}"

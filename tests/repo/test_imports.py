@@ -12,6 +12,7 @@ import pytest
 # from the top; rooms on one line are on one level
 LEVELS = (
     {"cli"},
+    {"compare"},
     {"hpc", "verify", "train"},
     {"forecast"},
     {"models", "losses", "metrics", "interop"},

@@ -110,10 +110,11 @@ def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch:
     paths = [
         action
         for action in parser._actions
-        if action.metavar in ("CONFIG", "FILE", "RUN", "SAVE_LOC", "OTHER, section.key=value")
+        if action.metavar in ("CONFIG", "FILE", "FOLDER", "RUN", "SAVE_LOC")
+        or str(action.metavar).endswith(", section.key=value")
         or action.dest in ("cluster", "checkpoint")
     ]
-    assert len(paths) == {"init": 0, "verify": 3, "submit": 3, "convert": 8, "doctor": 2}.get(command, 1)
+    assert len(paths) == {"init": 0, "verify": 3, "submit": 3, "convert": 8, "doctor": 2, "compare": 2}.get(command, 1)
     for action in paths:
         assert str(action.type("~/x.yml")) == f"{tmp_path}/x.yml"
         with pytest.raises(argparse.ArgumentTypeError, match="the home folder of ~no_such_user is not known"):

@@ -1,0 +1,5 @@
+"""``credit compare``: train, forecast and score several configs at equal cost, and write one page."""
+
+from credit.cli.compare.command import HELP, add_arguments, run_command
+
+__all__ = ["HELP", "add_arguments", "run_command"]

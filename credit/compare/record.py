@@ -1,0 +1,112 @@
+"""Record of the inputs of a comparison in its folder, so that a second call continues the same comparison.
+
+``settings.json`` has the budget and the number of processes, and ``configs/NAME.yml`` the config of each run. Configs
+and seeds may be added later. The sections `inference` and `verification` may change, because forecasts and scores can
+be repeated cheaply. Other changes would make the trainings of different calls unequal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from credit.compare.budget import Budget
+from credit.compare.runs import BUDGET_KEYS, ComparedRun, flatten_config, format_value
+from credit.config import dump_config, load_config
+from credit.errors import ConfigError
+from credit.utils.atomic import atomic_write_text
+
+# Keys that may differ between two calls.
+_CHANGEABLE_KEYS = re.compile(r"(save_loc|seed|(inference|verification|pbs|slurm)\..*)")
+
+
+def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | None, ranks: int) -> dict[str, Path]:
+    """Write the inputs of a comparison into its folder, after comparing them with those of earlier calls.
+
+    Args:
+        folder: folder of the comparison.
+        runs: the runs.
+        budget: training that every run gets; None for finished runs.
+        ranks: number of processes of each command.
+
+    Returns:
+        Name of a run -> its config file in the folder, from which all commands read.
+
+    Raises:
+        ConfigError: if an earlier call had another budget, number of processes or config.
+        CreditError: if a file cannot be written.
+    """
+    settings = {"equal": "none", "ranks": ranks}
+    if budget is not None:
+        settings["equal"] = f"{budget.kind} {budget.text}"
+    settings_path = folder / "settings.json"
+    # Before the first training, another budget contradicts nothing: the first one may have been too small.
+    has_trials = any(folder.glob("*/seed_*")) or any(folder.glob("*/finished_run"))
+    if settings_path.exists() and (has_trials or (folder / "timing.json").exists()):
+        earlier = json.loads(settings_path.read_text(encoding="utf-8"))
+        for key, value in settings.items():
+            is_binding = has_trials or key == "ranks"
+            if is_binding and earlier.get(key) != value:
+                raise ConfigError(
+                    f"{folder}: was made with --{key} {earlier.get(key)}, but this call has --{key} {value}; runs with "
+                    "different budgets cannot be compared, so repeat the earlier value or choose another folder with -o"
+                )
+    config_paths = {run.name: folder / "configs" / f"{run.name}.yml" for run in runs}
+    is_trained = budget is not None
+    for run in runs:
+        _require_same_config(config_paths[run.name], run, is_trained, _has_begun(folder, run.name))
+    (folder / "configs").mkdir(exist_ok=True)
+    for run in runs:
+        atomic_write_text(config_paths[run.name], dump_config(run.config))
+    atomic_write_text(settings_path, json.dumps(settings, indent=1) + "\n")
+    return config_paths
+
+
+def _has_begun(folder: Path, name: str) -> bool:
+    """Return True if a run has been timed, or has a training with steps or forecasts.
+
+    Args:
+        folder: folder of the comparison.
+        name: name of the run.
+    """
+    timing_path = folder / "timing.json"
+    if timing_path.exists() and name in json.loads(timing_path.read_text(encoding="utf-8"))["costs"]:
+        return True
+    rows = [path for path in (folder / name).glob("seed_*/metrics.jsonl") if path.stat().st_size]
+    return bool(rows) or any((folder / name).glob("finished_run/forecasts"))
+
+
+def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_begun: bool) -> None:
+    """Raise a ConfigError if a run that has begun has another config than in an earlier call.
+
+    A run that failed before its first step may be corrected. Its folder is removed, since its first checkpoint belongs
+    to the earlier config.
+
+    Args:
+        path: config file of the run in the folder of the comparison; it need not exist.
+        run: the run.
+        is_trained: True if the comparison trains the run, so that the keys of the budget do not count.
+        has_begun: True if anything depends on the earlier config.
+    """
+    if not path.exists():
+        return
+    earlier_values = flatten_config(load_config(path))
+    values = flatten_config(run.config)
+    problems = []
+    for key in dict.fromkeys([*earlier_values, *values]):
+        if _CHANGEABLE_KEYS.fullmatch(key) or (is_trained and key in BUDGET_KEYS):
+            continue
+        earlier = format_value(earlier_values.get(key))
+        value = format_value(values.get(key))
+        if earlier != value:
+            problems.append(f"{key} was {earlier} and is now {value}")
+    if problems and not has_begun:
+        shutil.rmtree(path.parents[1] / run.name, ignore_errors=True)
+    elif problems:
+        raise ConfigError(
+            f"{run.source}: differs from the config of the earlier call, {path}: {'; '.join(problems)}; undo the "
+            "change, give the config another experiment, or choose another folder with -o"
+        )

@@ -1,0 +1,225 @@
+"""Paired measurement of the time and the operations of an optimizer step of each run.
+
+The load of a machine changes within minutes. All runs are therefore timed in turn by short trainings, in several rounds
+whose order rotates, and the median over rounds is taken for each run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from credit.compare.budget import StepCost
+from credit.compare.execution import Executor, Part
+from credit.compare.runs import ComparedRun
+from credit.train.monitor.run_files import iterate_rows_with_key, read_summary
+from credit.utils.atomic import atomic_write_text
+
+logger = logging.getLogger(__name__)
+
+# Steps of one time measurement. One measurement for each step would wait for the GPU after every step.
+_STEPS_PER_MEASUREMENT = 3
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """Extent of the measurement.
+
+    Attributes:
+        steps: optimizer steps of a short training.
+        rounds: number of short trainings of each run.
+        ranks: number of processes of each training.
+    """
+
+    steps: int
+    rounds: int
+    ranks: int
+
+
+def measure_step_costs(
+    runs: Sequence[ComparedRun], config_paths: Mapping[str, Path], plan: TimingPlan, executor: Executor, folder: Path
+) -> dict[str, StepCost]:
+    """Return the cost of a step of each run; measure those that ``timing.json`` does not have.
+
+    Runs that are added later are timed together with the first run. Their time is the median ratio to the time of the
+    first run in the same round, multiplied by the earlier time of the first run. So they can be compared with runs that
+    were measured under another load.
+
+    Args:
+        runs: all runs of the comparison.
+        config_paths: name of a run -> its config file.
+        plan: extent of the measurement.
+        executor: runs the trainings.
+        folder: folder of the comparison.
+
+    Returns:
+        Name of a run -> its cost; a run whose trainings fail has none.
+    """
+    path = folder / "timing.json"
+    document: dict[str, Any] = {"costs": {}, "sessions": []}
+    if path.exists():
+        document = json.loads(path.read_text(encoding="utf-8"))
+    costs = {name: StepCost(**values) for name, values in document["costs"].items()}
+    missing = [run for run in runs if run.name not in costs]
+    if missing:
+        reference = next((run for run in runs if run.name in costs), None)
+        timed_runs = missing if reference is None else [reference, *missing]
+        session = _time_in_rounds(timed_runs, config_paths, plan, executor, folder)
+        reference_name = None if reference is None else reference.name
+        for name, cost in evaluate_session(session, reference_name, costs).items():
+            costs.setdefault(name, cost)
+        document["sessions"].append(session)
+        document["costs"] = {name: vars(cost) for name, cost in costs.items()}
+        atomic_write_text(path, json.dumps(document, indent=1) + "\n")
+    return {run.name: costs[run.name] for run in runs if run.name in costs}
+
+
+def rotate_order(names: Sequence[str], round_number: int) -> list[str]:
+    """Return the order in which runs are timed in a round: each round starts with the next run.
+
+    Args:
+        names: names of the runs.
+        round_number: number of the round, from 0.
+    """
+    start = round_number % max(len(names), 1)
+    return [*names[start:], *names[:start]]
+
+
+def _time_in_rounds(
+    runs: Sequence[ComparedRun], config_paths: Mapping[str, Path], plan: TimingPlan, executor: Executor, folder: Path
+) -> list[dict[str, Any]]:
+    """Return one record for each short training: ``name``, ``round``, ``seconds`` and ``operations`` of a step.
+
+    Arguments are those of `measure_step_costs`. A run that fails once is not timed again.
+    """
+    by_name = {run.name: run for run in runs}
+    failed: set[str] = set()
+    records = []
+    for round_number in range(plan.rounds):
+        remaining = [name for name in by_name if name not in failed]
+        for name in rotate_order(remaining, round_number):
+            run_folder = folder / "timing" / f"{name}_round_{round_number}"
+            # A short training that was interrupted starts again, because its first steps are slower.
+            shutil.rmtree(run_folder, ignore_errors=True)
+            part = Part(
+                f"time {name}, round {round_number + 1}",
+                "train",
+                config_paths[name],
+                build_timing_overrides(by_name[name], plan.steps, run_folder),
+                run_folder / "summary.json",
+                ranks=plan.ranks,
+            )
+            if not executor.run(part, is_repeated=True):
+                failed.add(name)
+                continue
+            cost = read_step_cost(run_folder, by_name[name].config.trainer.forecast_len_from)
+            if cost is None:
+                executor.mark_failed(part, f"{run_folder}: metrics.jsonl has no measured steps")
+                failed.add(name)
+                continue
+            records.append({"name": name, "round": round_number, **vars(cost)})
+            logger.info("%s: %.4g s a step", part.name, cost.seconds)
+    # The checkpoints of the short trainings are of no use.
+    shutil.rmtree(folder / "timing", ignore_errors=True)
+    return [record for record in records if record["name"] not in failed]
+
+
+def build_timing_overrides(run: ComparedRun, steps: int, folder: Path) -> tuple[str, ...]:
+    """Return the overrides of a short training: as few validations, checkpoints and previews as possible.
+
+    Args:
+        run: the run.
+        steps: optimizer steps of the training.
+        folder: folder of the training.
+    """
+    return (
+        f"save_loc={folder}",
+        "trainer.num_epoch=null",
+        f"trainer.max_steps={steps}",
+        f"trainer.log_every={_STEPS_PER_MEASUREMENT}",
+        f"trainer.validate_every={steps}",
+        f"trainer.checkpoint_every={steps}",
+        f"trainer.valid_samples={min(run.config.trainer.valid_samples, run.config.trainer.valid_batch_size)}",
+        "trainer.patience=null",
+        "trainer.preview=null",
+        "trainer.tensorboard=false",
+        "trainer.walltime=null",
+    )
+
+
+def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost | None:
+    """Return the cost of a step of a short training, from its metrics.jsonl and summary.json.
+
+    If rollouts grow during a run (``trainer.forecast_len_from``), steps cost more later. The cost is then the mean over
+    the stages, weighted by their share of the run; that of a stage is the median of its measurements.
+
+    Args:
+        folder: folder of the training.
+        stages: value of ``trainer.forecast_len_from``.
+
+    Returns:
+        The cost; None if a stage has no measurement.
+    """
+    summary = read_summary(folder)
+    rows = list(iterate_rows_with_key(folder, "samples_per_s"))
+    if not rows or not summary.get("steps"):
+        return None
+    samples_per_step = summary["samples"] / summary["steps"]
+    total_steps = rows[-1]["step"]
+    # Several steps share a measurement; the row of the last of them stands for all.
+    rows = [row for row in rows if row["step"] % _STEPS_PER_MEASUREMENT == 0] or rows
+    seconds = 0.0
+    operations: float | None = 0.0
+    fractions = sorted(float(fraction) for fraction in stages or {0.0: 1})
+    for start, end in zip(fractions, [*fractions[1:], 1.0], strict=True):
+        stage_rows = [row for row in rows if start * total_steps < row["step"] <= end * total_steps]
+        # The first measurement of a stage contains compilation and the first use of kernels.
+        stage_rows = stage_rows[1:] or stage_rows
+        if not stage_rows:
+            return None
+        step_seconds = [samples_per_step / row["samples_per_s"] for row in stage_rows]
+        seconds += (end - start) * median(step_seconds)
+        rates = [row["tflops"] for row in stage_rows if row.get("tflops")]
+        if operations is None or len(rates) < len(stage_rows):
+            operations = None
+            continue
+        # Rate and time of the same rows give the count, whatever the load of the machine.
+        counts = [rate * 1e12 * time for rate, time in zip(rates, step_seconds, strict=True)]
+        operations += (end - start) * summary["processes"] * median(counts)
+    if operations is not None:
+        # The count is a whole number; rate times time is not exactly.
+        operations = float(round(operations))
+    return StepCost(seconds, operations)
+
+
+def evaluate_session(
+    session: Sequence[Mapping[str, Any]], reference: str | None, earlier: Mapping[str, StepCost]
+) -> dict[str, StepCost]:
+    """Return the cost of each run of a session of measurements.
+
+    Args:
+        session: records of `_time_in_rounds`.
+        reference: name of a run of the session that was measured before; None in the first session.
+        earlier: costs of earlier sessions, by name.
+    """
+    by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for record in session:
+        by_name.setdefault(record["name"], {})[record["round"]] = record
+    costs = {}
+    for name, rounds in by_name.items():
+        seconds = median(record["seconds"] for record in rounds.values())
+        if reference is not None and reference in by_name:
+            reference_rounds = by_name[reference]
+            common = sorted(rounds.keys() & reference_rounds.keys())
+            ratios = [rounds[number]["seconds"] / reference_rounds[number]["seconds"] for number in common]
+            seconds = median(ratios) * earlier[reference].seconds
+        counts = [record["operations"] for record in rounds.values()]
+        operations = None if None in counts else median(counts)
+        costs[name] = StepCost(seconds, operations)
+    return costs

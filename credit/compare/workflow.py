@@ -1,0 +1,308 @@
+"""Order of a comparison: measure, train, forecast, score, and collect the results of all runs and seeds.
+
+A run with one of its seeds is a trial. The label of a trial is ``seed_1000``, or ``finished_run`` for a run that is
+taken as it is. Its folder is ``FOLDER/NAME/LABEL``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from credit.compare.budget import Budget, StepCost, build_training_overrides
+from credit.compare.costs import RunCosts, read_costs
+from credit.compare.execution import Executor, Part, exit_on_sigterm
+from credit.compare.record import record_inputs
+from credit.compare.results import ComparisonScores, load_tables
+from credit.compare.runs import ComparedRun, load_compared_runs
+from credit.compare.stability import (
+    LONG_RUN_FOLDER,
+    StabilityCurve,
+    build_long_run_overrides,
+    measure_long_run,
+    measure_truth,
+    require_long_run,
+)
+from credit.compare.timing import TimingPlan, measure_step_costs
+from credit.errors import ConfigError, CreditError
+from credit.train.monitor.run_files import read_status
+from credit.utils.file_lock import file_lock
+from credit.verify.table.summary import headline_channels
+
+logger = logging.getLogger(__name__)
+
+FINISHED_RUN = "finished_run"
+# A run and a label of one of its seeds.
+Trial = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """Arguments of ``credit compare``.
+
+    Attributes:
+        sources: paths of config files or run folders.
+        overrides: ``section.key=value``, applied to every config.
+        folder: folder of the comparison.
+        budget: training that every run gets; None takes finished runs as they are.
+        seeds: seeds with which each config is trained; empty for the seed of each config.
+        long_run: length of a long forecast, a duration; None without one.
+        timing: extent of the measurement of step times, and the number of processes of each command.
+    """
+
+    sources: Sequence[str]
+    overrides: Sequence[str]
+    folder: Path
+    budget: Budget | None
+    seeds: Sequence[int]
+    long_run: str | None
+    timing: TimingPlan
+
+
+@dataclass
+class CompareOutcome:
+    """Results of a comparison.
+
+    Attributes:
+        runs: the runs in the order of the command.
+        steps: run -> optimizer steps that the budget gives it; empty for finished runs.
+        step_costs: run -> measured cost of a step; empty if nothing was measured.
+        scores: the scores; None if nothing was scored.
+        costs: (run, label) -> costs of the training.
+        curves: variability of long forecasts.
+        failures: a sentence for each part that failed or is missing.
+    """
+
+    runs: list[ComparedRun]
+    steps: dict[str, int] = field(default_factory=dict)
+    step_costs: dict[str, StepCost] = field(default_factory=dict)
+    scores: ComparisonScores | None = None
+    costs: dict[Trial, RunCosts] = field(default_factory=dict)
+    curves: list[StabilityCurve] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def compare_runs(request: CompareRequest) -> CompareOutcome:
+    """Do all parts of a comparison that are not done yet, and return its results.
+
+    Raises:
+        ConfigError: if the runs cannot be compared, or the folder holds another comparison.
+        CreditError: if another process works in the folder, or a file cannot be written.
+    """
+    if request.seeds and request.budget is None:
+        raise ConfigError("--seeds: finished runs have the seeds they were trained with; add --equal steps 1000")
+    runs = load_compared_runs(request.sources, request.overrides, is_trained=request.budget is not None)
+    if request.long_run is not None:
+        require_long_run(request.long_run, runs[0].config)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    with exit_on_sigterm(), file_lock(request.folder / ".lock", wait=False) as is_locked:
+        if not is_locked:
+            raise CreditError(f"{request.folder}: another credit compare works in this folder; wait until it has ended")
+        return _Workflow(request, runs).run()
+
+
+class _Workflow:
+    """Steps of one comparison in their order.
+
+    Args:
+        request: arguments of the command.
+        runs: the runs, which are known to be comparable.
+    """
+
+    def __init__(self, request: CompareRequest, runs: list[ComparedRun]) -> None:
+        self._request = request
+        self._folder = request.folder.resolve()
+        self._runs = {run.name: run for run in runs}
+        self._config_paths = record_inputs(self._folder, runs, request.budget, request.timing.ranks)
+        self._executor = Executor(self._folder)
+        self._outcome = CompareOutcome(runs)
+
+    def run(self) -> CompareOutcome:
+        """Do all parts in order and return the results. A run that fails is left out of the later parts."""
+        outcome = self._outcome
+        self._count_steps()
+        trials = [trial for trial in self._list_trials() if self._is_trained(trial)]
+        trials = [trial for trial in trials if self._is_forecast(trial)]
+        for trial in trials:
+            run_folder = self._runs[trial[0]].run_folder or self._trial_folder(trial)
+            seconds = self._executor.seconds_of(f"forecast {describe_trial(trial)}")
+            outcome.costs[trial] = read_costs(run_folder, self._trial_folder(trial) / "forecasts", seconds)
+        scored = {trial: self._trial_folder(trial) for trial in trials if self._is_scored(trial, trials)}
+        if scored:
+            outcome.scores = ComparisonScores(list(self._runs), load_tables(scored))
+            if self._request.long_run is not None:
+                try:
+                    self._make_long_runs(trials)
+                except CreditError as error:
+                    # The scores are worth a page without the long forecasts.
+                    outcome.failures.append(f"long forecasts failed: {error}")
+        outcome.failures = [*outcome.failures, *self._executor.list_failures()]
+        return outcome
+
+    def _count_steps(self) -> None:
+        """Measure the cost of a step if the budget needs it, and count the steps of each run."""
+        budget = self._request.budget
+        if budget is None:
+            return
+        costs = self._outcome.step_costs
+        if budget.needs_measurement:
+            runs = self._outcome.runs
+            plan = self._request.timing
+            if budget.kind == "flops":
+                # The count of operations does not vary.
+                plan = TimingPlan(plan.steps, rounds=1, ranks=plan.ranks)
+            costs |= measure_step_costs(runs, self._config_paths, plan, self._executor, self._folder)
+        for name in self._runs:
+            if budget.needs_measurement and name not in costs:
+                # The part that failed is named by the executor.
+                continue
+            self._outcome.steps[name] = budget.count_steps(name, costs.get(name))
+
+    def _list_trials(self) -> list[Trial]:
+        """Return all trials; the first seed of every run comes first, so that a first result is there early."""
+        if self._request.budget is None:
+            return [(name, FINISHED_RUN) for name in self._runs]
+        seeds = self._request.seeds or [self._outcome.runs[0].config.seed]
+        trials = []
+        for seed in seeds:
+            for name in self._outcome.steps:
+                trials.append((name, f"seed_{seed}"))
+        return trials
+
+    def _trial_folder(self, trial: Trial) -> Path:
+        """Return the folder of a trial."""
+        return self._folder.joinpath(*trial)
+
+    def _base_overrides(self, trial: Trial) -> list[str]:
+        """Return the overrides that all commands of a trial have."""
+        name, label = trial
+        overrides = [f"save_loc={self._trial_folder(trial)}"]
+        run_folder = self._runs[name].run_folder
+        if run_folder is None:
+            return [*overrides, f"seed={label.removeprefix('seed_')}"]
+        checkpoint = self._runs[name].config.inference.checkpoint
+        if checkpoint in ("best", "latest"):
+            # The link is resolved, so that other weights are noticed.
+            checkpoint = str((run_folder / "checkpoints" / checkpoint).resolve())
+        return [*overrides, f"inference.checkpoint={checkpoint}"]
+
+    def _is_trained(self, trial: Trial) -> bool:
+        """Train a trial unless it is done, and return True if it is done."""
+        if self._request.budget is None:
+            return True
+        name, label = trial
+        folder = self._trial_folder(trial)
+        seed = int(label.removeprefix("seed_"))
+        overrides = build_training_overrides(self._runs[name].config, seed, self._outcome.steps[name], str(folder))
+        part = Part(
+            f"train {describe_trial(trial)}",
+            "train",
+            self._config_paths[name],
+            tuple(overrides),
+            folder / "summary.json",
+            ranks=self._request.timing.ranks,
+        )
+        if not self._executor.run(part):
+            return False
+        status = read_status(folder).get("status")
+        if status != "done":
+            # On several ranks, a stop in time has the exit code 0.
+            self._executor.mark_failed(part, f"STATUS is {status}; the same command continues the training")
+        return status == "done"
+
+    def _is_forecast(self, trial: Trial) -> bool:
+        """Make the forecasts of a trial unless they are there, and return True if they are."""
+        name, _ = trial
+        folder = self._trial_folder(trial)
+        part = Part(
+            f"forecast {describe_trial(trial)}",
+            "rollout",
+            self._config_paths[name],
+            (*self._base_overrides(trial), "inference.folder=forecasts"),
+            folder / "forecasts",
+            depends_on=self._forecast_fingerprint(name),
+            ranks=self._request.timing.ranks,
+        )
+        return self._executor.run(part)
+
+    def _forecast_fingerprint(self, name: str) -> tuple[str, ...]:
+        """Return a text that changes with the settings of the forecasts of a run."""
+        return (fingerprint([self._runs[name].config.model_dump_json(include={"inference"})]),)
+
+    def _is_scored(self, trial: Trial, trials: Sequence[Trial]) -> bool:
+        """Score the forecasts of a trial together with those of later runs with the same seed.
+
+        All forecasts are scored with the data and the section `verification` of the first run, so that truth,
+        climatology and grid are the same.
+
+        Args:
+            trial: the trial.
+            trials: all trials with forecasts.
+
+        Returns:
+            True if the scores are there.
+        """
+        name, label = trial
+        names = list(self._runs)
+        later_names = names[names.index(name) + 1 :]
+        others = [other for other in trials if other[1] == label and other[0] in later_names]
+        paths = {other[0]: str(self._trial_folder(other) / "forecasts") for other in others}
+        first_config = self._outcome.runs[0].config
+        depends_on = [first_config.model_dump_json(include={"verification"})]
+        for scored_trial in [trial, *others]:
+            depends_on += [*self._base_overrides(scored_trial), *self._forecast_fingerprint(scored_trial[0])]
+        part = Part(
+            f"score {describe_trial(trial)}",
+            "verify",
+            self._config_paths[names[0]],
+            (
+                *self._base_overrides(trial),
+                f"experiment={name}",
+                "inference.folder=forecasts",
+                "verification.animate=[]",
+                "verification.draw_figures=false",
+                f"verification.other_forecasts={json.dumps(paths)}",
+            ),
+            self._trial_folder(trial) / "scores.nc",
+            depends_on=(fingerprint(depends_on),),
+        )
+        return self._executor.run(part)
+
+    def _make_long_runs(self, trials: Sequence[Trial]) -> None:
+        """Make one long forecast for each trial, and measure its variability.
+
+        Args:
+            trials: all trials with forecasts.
+        """
+        length = str(self._request.long_run)
+        scores = self._outcome.scores
+        assert scores is not None
+        truth = measure_truth(self._outcome.runs[0].config, headline_channels(scores.example))
+        for trial in trials:
+            name, label = trial
+            folder = self._trial_folder(trial)
+            overrides = build_long_run_overrides(self._runs[name].config, folder / "forecasts", length)
+            part = Part(
+                f"long forecast {describe_trial(trial)}",
+                "rollout",
+                self._config_paths[name],
+                (*self._base_overrides(trial), *overrides),
+                folder / LONG_RUN_FOLDER,
+                depends_on=self._forecast_fingerprint(name),
+            )
+            if self._executor.run(part):
+                self._outcome.curves += measure_long_run(name, label, folder / LONG_RUN_FOLDER, truth)
+
+
+def describe_trial(trial: Trial) -> str:
+    """Return the name of a trial in messages, such as ``a, seed 1000``."""
+    return f"{trial[0]}, {trial[1].replace('_', ' ')}"
+
+
+def fingerprint(texts: Iterable[str]) -> str:
+    """Return a short text that changes if one of the texts changes."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
