@@ -71,7 +71,7 @@ def draw_figures(
     if curves:
         caption = (
             "Standard deviation over all cells in a long forecast, over that of the truth: of the field (top), and of "
-            "the eddies, its deviations from the mean along each row (bottom). Dashed: half and twice. One curve for "
+            "the eddies, its deviations from the zonal mean (bottom). Dashed: half and twice. One curve for "
             "each seed."
         )
         path = save_figure(folder / "stability.png", plot_stability, curves, scores.names)
@@ -197,6 +197,6 @@ def plot_stability(curves: Sequence[StabilityCurve], names: Sequence[str]) -> Fi
                 axis.set_title(channel)
             else:
                 axis.set_xlabel("Lead time (days)")
-        axes[row, 0].set_ylabel(f"Deviation of {measure} over truth")
+        axes[row, 0].set_ylabel(f"Std. dev. of {measure} over truth")
     add_legend(figure, axes[0])
     return figure

@@ -2,7 +2,7 @@
 
 Two standard deviations over all cells are compared with those of the truth. That of the field itself shows drifts and
 growth. In most channels it is dominated by the contrast between equator and poles, so it stays large when the weather
-has died out. That of the eddies, the deviations from the mean along each row (Lorenz 1955), shows this.
+has died out. That of the eddies, the deviations from the zonal mean (Lorenz 1955), shows this.
 
 Shapes: C channels, H latitude rows, W longitude columns.
 """
@@ -47,7 +47,7 @@ class StabilityCurve:
         name: name of the run.
         seed: seed of the run.
         channel: name of the channel.
-        measure: ``field``, or ``eddies`` for the deviations from the mean along each row.
+        measure: ``field``, or ``eddies`` for the deviations from the zonal mean.
         days: lead times in days.
         ratios: standard deviation in space over that of the truth at each lead time; NaN if a value of the field is not
             finite.

@@ -46,7 +46,7 @@ def test_days(ratios: list[float], exit_day: float | None, nonfinite_day: float 
     assert (curve.exit_day, curve.nonfinite_day) == (exit_day, nonfinite_day)
 
 
-def test_eddies_are_deviations_from_the_mean_of_a_row() -> None:
+def test_eddies_are_deviations_from_the_zonal_mean() -> None:
     # The variance of cos(latitude) sin(longitude) over the sphere is 1/3, and its mean along each row is 0.
     wave = np.cos(np.deg2rad(GRID.lat))[:, None] * np.sin(np.deg2rad(GRID.lon))
     zonal = np.sin(np.deg2rad(GRID.lat))[:, None] * np.ones(180)
