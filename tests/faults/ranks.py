@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from tests.parallel.forked import run_ranks
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -33,6 +35,9 @@ def start(arguments: Sequence[str], ranks: int, log: Path | None = None, **envir
 
 def finish(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **environ: str) -> tuple[int, str]:
     """Run the command to its end; return the largest exit code and what all ranks said."""
+    if ranks == 1:
+        # A fork needs no imports. Several ranks are processes without a launcher, so that they must end by themselves.
+        return run_ranks("credit.cli.main", 1, *arguments, timeout=timeout, environment=environ)
     processes = start(arguments, ranks, **environ)
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]

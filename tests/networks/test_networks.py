@@ -34,14 +34,14 @@ pytestmark = pytest.mark.slow
 # With a constant learning rate, a longer run is a continuation of a shorter one.
 STEADY = (
     "trainer.schedule={kind: constant, warmup: 0}", "trainer.log_every=1", "data.forecast_len=2",
-    "trainer.validate_every=4", "trainer.checkpoint_every=2", "trainer.max_steps=4",
+    "trainer.validate_every=3", "trainer.checkpoint_every=2", "trainer.max_steps=3",
 )  # fmt: skip
 FORECASTS = ("inference.lead_time=24h", "inference.initial_times=[2000-02-09T00:00, 2000-02-11T06:00]")
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network that one process has trained for four steps.
+    """A network that one process has trained for three steps.
 
     Attributes:
         name: ``model.type``.
@@ -101,7 +101,7 @@ def test_every_network_is_here() -> None:
 
 def test_restart_is_exact(network: TrainedNetwork) -> None:
     run = f"save_loc={network.folder / 'parts'}"
-    for num_steps in (2, 4):
+    for num_steps in (2, 3):
         assert main(["train", network.config, *STEADY, f"trainer.max_steps={num_steps}", run]) == 0
     keys = ("step", "loss", "grad_norm")
     parts, whole = read_steps(network.folder / "parts"), read_steps(network.folder / "run")

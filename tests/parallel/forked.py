@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.parallel.torchrun import REPOSITORY
@@ -44,7 +45,12 @@ def stop_server(server: subprocess.Popen) -> None:
 
 
 def run_ranks(
-    module: str, ranks: int, *arguments: str, timeout: float = 500.0, folder: Path | None = None
+    module: str,
+    ranks: int,
+    *arguments: str,
+    timeout: float = 500.0,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Run ``python -m module arguments`` on several ranks; return an exit code other than 0, if any, and the output.
 
@@ -56,11 +62,12 @@ def run_ranks(
         arguments: arguments of the program.
         timeout: longest time in seconds.
         folder: working folder, this process's by default.
+        environment: environment variables beside those of this process.
     """
     with tempfile.NamedTemporaryFile("r", suffix=".log", errors="replace") as output:
         request = {
             "module": module, "arguments": arguments, "ranks": ranks, "timeout": timeout, "output": output.name,
-            "folder": str(folder or Path.cwd()), "environment": rank_environment(),
+            "folder": str(folder or Path.cwd()), "environment": {**rank_environment(), **(environment or {})},
         }  # fmt: skip
         server = start_server()
         try:
