@@ -74,8 +74,12 @@ def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
 
 
 def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
-    """Return (P, 3): the cosine of the latitude, and the sine and cosine of the longitude; angles in radians."""
-    return np.stack([np.cos(lat), np.sin(lon), np.cos(lon)], axis=1)
+    """Return (P, 3): the sine of the latitude, and the sine and cosine of the longitude; angles in radians.
+
+    GraphCast's code takes the cosine of the colatitude, which is this sine. Without its sign the network could not tell
+    the hemispheres apart.
+    """
+    return np.stack([np.sin(lat), np.sin(lon), np.cos(lon)], axis=1)
 
 
 def compute_edge_features(

@@ -20,15 +20,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 class Selection(NamedTuple):
     """Rows that are read from a tensor, and the reverse: where each row of the tensor is read.
 
+    The reverse is in compressed sparse row form (CSR).
+
     Attributes:
         index: (L,) index of each row that is read.
-        readers: the positions in `index`, sorted by the row that is read there.
-        starts: (rows of the tensor,) position in `readers` at which the readers of a row begin.
+        positions: the positions in `index`, sorted by the row that is read there.
+        offsets: (rows of the tensor,) index into `positions` at which those of a row begin.
     """
 
     index: Tensor
-    readers: Tensor
-    starts: Tensor
+    positions: Tensor
+    offsets: Tensor
 
     @classmethod
     def build(cls, index: np.ndarray, num_rows: int, is_used: np.ndarray | None = None) -> Selection:
@@ -39,21 +41,21 @@ class Selection(NamedTuple):
             num_rows: number of rows of the tensor.
             is_used: (L,) False where the row that is read has no effect, and so no gradient; None for all True.
         """
-        readers = np.argsort(index, kind="stable")
+        positions = np.argsort(index, kind="stable")
         if is_used is not None:
-            readers = readers[is_used[readers]]
-        counts = np.bincount(index[readers], minlength=num_rows)
-        starts = np.cumsum(counts) - counts
-        return cls(*(torch.from_numpy(array.astype(np.int64)) for array in (index, readers, starts)))
+            positions = positions[is_used[positions]]
+        counts = np.bincount(index[positions], minlength=num_rows)
+        offsets = np.cumsum(counts) - counts
+        return cls(*(torch.from_numpy(array.astype(np.int64)) for array in (index, positions, offsets)))
 
     def repeat(self, batch: int) -> Selection:
         """Return the selection from the rows of a batch of tensors, one tensor after the other."""
         if batch == 1:
             return self
         return Selection(
-            repeat_index(self.index, batch, len(self.starts)),
-            repeat_index(self.readers, batch, len(self.index)),
-            repeat_index(self.starts, batch, len(self.readers)),
+            repeat_index(self.index, batch, len(self.offsets)),
+            repeat_index(self.positions, batch, len(self.index)),
+            repeat_index(self.offsets, batch, len(self.positions)),
         )
 
     def gather(self, x_BNC: Tensor) -> Tensor:
@@ -106,34 +108,34 @@ def repeat_index(index: Tensor, batch: int, num_rows: int) -> Tensor:
     return (offsets[:, None] + index).flatten()
 
 
-def _sum_rows(x_LC: Tensor, readers: Tensor, starts: Tensor) -> Tensor:
-    """Return (len(starts), C) the sums of the rows that `readers` lists from each start on; 0 for an empty list."""
+def _sum_rows(x_LC: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
+    """Return (len(offsets), C) the sums of the rows that `positions` lists from each offset on; 0 for an empty list."""
     # This operator takes no part in autograd. `False`, 0 and `False` mean unscaled gradients, sums and dense gradients.
-    return torch.ops.aten._embedding_bag_forward_only(x_LC, readers, starts, False, 0, False)[0]
+    return torch.ops.aten._embedding_bag_forward_only(x_LC, positions, offsets, False, 0, False)[0]
 
 
 class _Gather(torch.autograd.Function):
     """Selection of rows; see `Selection`."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_NC: Tensor, index: Tensor, readers: Tensor, starts: Tensor) -> Tensor:
-        ctx.save_for_backward(readers, starts)
+    def forward(ctx: FunctionCtx, x_NC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
+        ctx.save_for_backward(positions, offsets)
         return x_NC.index_select(0, index)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient_LC: Tensor) -> tuple[Tensor, None, None, None]:
-        readers, starts = ctx.saved_tensors
-        return _sum_rows(gradient_LC.contiguous(), readers, starts), None, None, None
+        positions, offsets = ctx.saved_tensors
+        return _sum_rows(gradient_LC.contiguous(), positions, offsets), None, None, None
 
 
 class _Sum(torch.autograd.Function):
     """Sum over the positions that read a row; see `Selection`."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_LC: Tensor, index: Tensor, readers: Tensor, starts: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x_LC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
         ctx.save_for_backward(index)
-        return _sum_rows(x_LC.contiguous(), readers, starts)
+        return _sum_rows(x_LC.contiguous(), positions, offsets)
 
     @staticmethod
     @once_differentiable

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from credit.errors import ConfigError
-from credit.models.base import ForecastModel, ModelSpec, require_input_shape
+from credit.models.base import ForecastModel, ModelSpec
 from credit.models.graph.connections import choose_refinements
 from credit.models.graph.layers import EDGE_FEATURES, Decoder, Encoder, MessagePassingLayer
 from credit.models.graph.mlp import MLP
 from credit.models.graph.section import GraphSection
 from credit.models.graph.tables import Edges, GraphTables, build_constants
 from credit.models.graph.transformer import MeshTransformerLayer
-from credit.models.initialise import initialise_
-from credit.models.kernels.autocast import autocast_dtype
 from credit.models.layers.norm import ConditionDims, Conditions
 from credit.models.noise.noise_embedding import NoiseFieldEmbedding
 from credit.models.noise.noise_input import count_noise_channels
@@ -31,10 +29,7 @@ from credit.models.registry import register_model
 
 @register_model("graph", GraphSection)
 class GraphNetwork(ForecastModel):
-    """Encoder from the grid to the mesh, processor on the mesh, and decoder from the mesh to the grid.
-
-    A model that is built on the meta device gets no initial values; another one gets them from a seed that is drawn
-    from torch's global generator.
+    """Graph network: encoder from the grid to the mesh, processor on the mesh, and decoder from the mesh to the grid.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -84,16 +79,7 @@ class GraphNetwork(ForecastModel):
                 layer = MeshTransformerLayer(dim, section.dim_head, condition_dims)
             self.layers.append(layer)
         self.decoder = Decoder(dim, spec.out_channels * spec.output_frames, condition_dims)
-        # A model on the meta device gets its values after it has been sharded.
-        if not next(self.parameters()).is_meta:
-            self.initialise(int(torch.randint(2**62, (), device="cpu")))
-
-    def initialise(self, seed: int) -> None:
-        """Fill every parameter in place with values that depend only on the seed and the parameter's name.
-
-        Fill a sharded model from `credit.models.initialise.initial_values` instead.
-        """
-        initialise_(self, seed)
+        self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output fields.
@@ -109,12 +95,8 @@ class GraphNetwork(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.domain)
-        # Channels and frames become the channels of a grid point.
-        x_BGC = x_BCTHW.flatten(1, 2).flatten(2).transpose(1, 2)
-        if autocast_dtype(x_BGC) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
-            x_BGC = x_BGC.to(next(self.parameters()).dtype)
+        # Each cell is a grid point.
+        x_BGC = self.flatten_frames(x_BCTHW).flatten(2).transpose(1, 2)
         batch = len(x_BGC)
         tables = _cast_features(self.constants.on_device(x_BGC.device), x_BGC.dtype)
         conditions = Conditions(vector_BK=condition.get("global") if condition else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from credit.config.sections.model import ModelSection
 
@@ -29,3 +29,13 @@ class GraphSection(ModelSection):
     hops: int = Field(
         4, ge=1, description="Radius of attention in edges of the finest level of the mesh, for `transformer`."
     )
+
+    @model_validator(mode="after")
+    def _require_effective_keys(self) -> GraphSection:
+        """Refuse keys of the transformer with message passing, which does not read them."""
+        for name in ("dim_head", "hops"):
+            value = getattr(self, name)
+            # The config in a run folder has every key, also those without effect, with their defaults.
+            if self.processor == "message_passing" and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {value}: only processor: transformer reads this key; remove it")
+        return self

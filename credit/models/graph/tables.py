@@ -48,7 +48,7 @@ class GraphTables(NamedTuple):
     """Constant tensors of a graph network.
 
     Attributes:
-        grid_features_G3: cosine of latitude, sine and cosine of longitude of the grid points, float32.
+        grid_features_G3: sine of latitude, sine and cosine of longitude of the grid points, float32.
         mesh_features_N3: the same of the mesh nodes.
         to_mesh: edges from grid points to mesh nodes.
         to_grid: edges from mesh nodes to grid points.

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.models.base import ForecastModel, ModelSpec, require_input_shape
-from credit.models.initialise import initialise_
-from credit.models.kernels.autocast import autocast_dtype
+from credit.models.base import ForecastModel, ModelSpec
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.padding import NO_PADDING
 from credit.models.layers.transformer_layer import FeedForward
@@ -62,7 +60,7 @@ class PointwiseMLP(nn.Module):
         return self.contract(F.gelu(self.expand(x_BHWC)))
 
 
-class LatitudeEmbedding(nn.Module):
+class RowEmbedding(nn.Module):
     """Learned vector of each row of the grid, which is added to its tokens; it starts as zeros.
 
     Args:
@@ -110,7 +108,7 @@ class SFNOBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = LayerNorm(section.dim, condition_dims)
-        # The norm gives tokens of variance 1, so the filters of all blocks together add a variance of 1.
+        # The norm gives tokens of variance 1, so the filters of all blocks together add a variance of at most about 1.
         self.filter = SphericalFilter(section.dim, analysis, synthesis, gain=1 / section.depth)
         self.feed_forward = FeedForward(section.dim, section.ff_dropout, condition_dims, section.hidden_dim)
 
@@ -133,7 +131,7 @@ class SFNOBlock(nn.Module):
 
 @register_model("sfno", SFNOSection)
 class SFNO(ForecastModel):
-    """Global weather model that maps one or several input frames to one or several output frames.
+    """Spherical Fourier neural operator: filters of spherical-harmonic coefficients and MLPs of each cell, in turn.
 
     An encoder turns the channels of each cell into a token. Blocks filter the tokens on the sphere. A decoder turns
     each token, together with the input of its cell, into the output. Components of vectors are treated as scalars.
@@ -166,11 +164,12 @@ class SFNO(ForecastModel):
         outer, inner = self.transforms
 
         self.encoder = PointwiseMLP(in_dim, section.hidden_dim, dim)
-        self.position = None
-        if section.position == "latitude":
-            self.position = LatitudeEmbedding(spec.grid.shape[0], dim)
+        self.row_embedding = None
+        if section.row_embedding:
+            self.row_embedding = RowEmbedding(spec.grid.shape[0], dim)
         # Noise is needed on the grid of the data and on the inner grid.
-        self.noise = NoiseInput(section, NO_PADDING, (1, section.scale_factor))
+        strides = (1,) if section.scale_factor == 1 else (1, section.scale_factor)
+        self.noise = NoiseInput(section, NO_PADDING, strides)
         self.noise_embed = None
         field_channels = count_noise_channels(section, "spherical")
         if field_channels:
@@ -185,16 +184,7 @@ class SFNO(ForecastModel):
         # The skip connection from the input has the waves that the inner grid lacks.
         self.decoder = PointwiseMLP(dim + in_dim, section.hidden_dim, spec.out_channels * spec.output_frames)
         add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
-        # A model on the meta device gets its values after it has been sharded.
-        if not next(self.parameters()).is_meta:
-            self.initialise(int(torch.randint(2**62, (), device="cpu")))
-
-    def initialise(self, seed: int) -> None:
-        """Fill every parameter in place with values that depend only on the seed and the parameter's name.
-
-        Fill a sharded model from `credit.models.initialise.initial_values` instead.
-        """
-        initialise_(self, seed)
+        self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the output fields.
@@ -211,21 +201,18 @@ class SFNO(ForecastModel):
         Raises:
             ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
-        require_input_shape(x_BCTHW, self.spec, self.domain)
-        # The network is two-dimensional: the frames of a channel become neighbouring channels.
-        x_BCHW = x_BCTHW.flatten(1, 2)
-        if autocast_dtype(x_BCHW) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
-            x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        x_BCHW = self.flatten_frames(x_BCTHW)
         # The blocks may be compiled, so the tables are built or looked up before.
         for transform in self.transforms:
             transform.load_tables(x_BCHW)
-        outer_conditions, inner_conditions = self.noise(condition, x_BCHW.dtype)
+        grid_conditions = self.noise(condition, x_BCHW.dtype)
+        # There is one entry if the inner grid is that of the data.
+        outer_conditions, inner_conditions = grid_conditions[0], grid_conditions[-1]
 
         x_BHWC = x_BCHW.permute(0, 2, 3, 1).contiguous()
         token_BHWC = self.encoder(x_BHWC)
-        if self.position is not None:
-            token_BHWC = self.position(token_BHWC)
+        if self.row_embedding is not None:
+            token_BHWC = self.row_embedding(token_BHWC)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
         if noise_BKHW is not None:
             token_BHWC = token_BHWC + self.noise_embed(noise_BKHW).permute(0, 2, 3, 1)

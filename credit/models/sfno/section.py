@@ -27,12 +27,10 @@ class SFNOSection(ModelSection):
     scale_factor: int = Field(
         1,
         ge=1,
-        description="Number of rows, and of columns, of the grid for one of the inner grid. With 1, all blocks use the "
-        "grid of the data. Otherwise the inner grid is a Gaussian grid.",
+        description="Number of rows of the data's grid divided by the number of rows of the inner grid; the same for "
+        "columns. With 1, all blocks use the grid of the data. Otherwise the inner grid is a Gaussian grid.",
     )
-    position: Literal["latitude", "none"] = Field(
-        "latitude", description="`latitude`: add a learned vector to the tokens of each row. `none`: add nothing."
-    )
+    row_embedding: bool = Field(True, description="Add a learned vector to the tokens of each latitude row.")
     ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the blocks' MLPs.")
 
     @property

@@ -21,9 +21,11 @@ from credit.models.sfno.token_transform import TokenTransform
 class SphericalFilter(nn.Module):
     """Convolution on the sphere: a complex matrix for each degree mixes the channels of the coefficients.
 
-    The matrix is the same for all orders of a degree (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008), so that a
-    rotation of the input in longitude rotates the output. If the two grids differ, the layer also transfers the tokens
-    of the residual connection to the second grid.
+    Orders are not mixed, so a rotation of the input in longitude rotates the output. The matrix is the same for all
+    orders of a degree, as in the convolution theorem (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008). Its
+    imaginary part shifts waves in longitude, so other rotations are no symmetries.
+
+    If the two grids differ, the layer also transfers the tokens of the residual connection to the second grid.
 
     Args:
         dim: channels of the tokens.

@@ -10,6 +10,7 @@ from credit.grid import LatLonGrid
 from credit.models.graph.connections import (
     choose_refinements,
     compute_edge_features,
+    compute_node_features,
     connect_grid_to_mesh,
     connect_mesh_to_grid,
     find_mesh_coordinates,
@@ -123,3 +124,8 @@ def test_constants_are_built_once_for_a_grid() -> None:
     same_grid = LatLonGrid.equiangular(19, 36, True)
     assert build_constants(GRID, 2, None) is build_constants(same_grid, 2, None)
     assert build_constants(GRID, 2, None) is not build_constants(GRID, 1, None)
+
+
+def test_node_features_tell_the_hemispheres_apart() -> None:
+    north, south = (compute_node_features(np.array([lat]), np.array([0.3])) for lat in (0.5, -0.5))
+    assert not np.allclose(north, south)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from credit.errors import ConfigError
 from credit.models.base import ModelSpec
 from credit.models.graph import GraphNetwork
+from credit.models.graph.section import GraphSection
 from credit.models.initialise import find_addable_parameters, initial_values
 from credit.models.registry import build_model
 
@@ -148,3 +149,9 @@ def test_values_that_the_section_refuses(keys: dict[str, Any]) -> None:
 def test_an_input_of_another_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a batch of"):
         build()(torch.zeros(1, 4, 2, 9, 23))
+
+
+def test_keys_of_the_transformer_are_refused_with_message_passing() -> None:
+    GraphSection(type="graph", hops=4)
+    with pytest.raises(ValidationError, match="hops: 9: only processor: transformer reads this key"):
+        GraphSection(type="graph", hops=9)

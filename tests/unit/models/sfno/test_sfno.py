@@ -23,7 +23,7 @@ from .small import NOISES, build, build_section, draw_fields, draw_noise, pertur
 TWO_GRIDS = {"scale_factor": 2, "depth": 3}
 
 
-@pytest.mark.parametrize("keys", [{}, TWO_GRIDS, {"position": "none", "mlp_ratio": 0.5, "depth": 1}])
+@pytest.mark.parametrize("keys", [{}, TWO_GRIDS, {"row_embedding": False, "mlp_ratio": 0.5, "depth": 1}])
 @pytest.mark.parametrize(
     "sizes",
     [
