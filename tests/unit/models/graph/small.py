@@ -25,7 +25,9 @@ def build_spec(**changes: Any) -> ModelSpec:
 
 def build_section(**keys: Any) -> ModelSection:
     """Return the section of a network with few channels."""
-    sizes = {"type": "graph", "dim": 16, "depth": 2, "dim_head": 8, "hops": 2, "refinements": 1}
+    sizes = {"type": "graph", "dim": 16, "depth": 2, "refinements": 1}
+    if keys.get("processor") == "transformer":
+        sizes |= {"dim_head": 8, "hops": 2}
     return GraphSection.model_validate({**sizes, **keys})
 
 
