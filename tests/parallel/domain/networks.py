@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from credit.config.registry import MODELS
 from credit.models.base import ForecastModel, ModelSpec
+from credit.models.checks import SIZE_ARGUMENTS
 from credit.models.registry import build_model
-from credit.models.wxformer.model import SIZE_ARGUMENTS
 from credit.parallel.domain.split import split_domain
 from credit.train.build.model import compile_blocks
 

@@ -61,7 +61,7 @@ class SequenceCase:
 # has fewer heads, stays whole.
 CASES: dict[int, dict[str, SequenceCase]] = {
     2: {
-        **{name: SequenceCase(name, 2) for name in ("noise", "odd rows", "one window")},
+        **{name: SequenceCase(name, 2) for name in ("noise", "odd rows", "one window", "swin")},
         "checkpointed": SequenceCase("noise", 2, checkpoint=True),
         "selective": SequenceCase("odd rows", 2, checkpoint="selective"),
         "spectral norm": SequenceCase("pixel shuffle", 2, changes={"use_spectral_norm": True}, float32=True),
@@ -70,7 +70,10 @@ CASES: dict[int, dict[str, SequenceCase]] = {
     },
     4: {
         **{f"{name}, tensor 4": SequenceCase(name, 4) for name in ("pixel shuffle", "noise", "one window")},
-        **{f"{name}, domain 2": SequenceCase(name, 2, domain=2) for name in ("noise", "odd rows", "interpolated")},
+        **{
+            f"{name}, domain 2": SequenceCase(name, 2, domain=2)
+            for name in ("noise", "odd rows", "interpolated", "swin")
+        },
         "shard 2": SequenceCase("odd rows", 2, shard=2),
         "spectral norm, domain 2": SequenceCase(
             "odd rows", 2, domain=2, changes={"use_spectral_norm": True}, float32=True
@@ -120,7 +123,7 @@ def build(case: SequenceCase) -> nn.Module:
     """Return the network of a case."""
     network_case = networks.CASES[case.network]
     settings = {**network_case.settings, **(case.changes or {})}
-    network = networks.build_network(networks.NetworkCase(settings, network_case.noise))
+    network = networks.build_network(networks.NetworkCase(settings, network_case.noise, network_case.model))
     if case.lora:
         apply_lora(network, ["*.to_qkv", "*.to_out", "*.expand", "*.contract"], 2, 4.0)
         network.double()
