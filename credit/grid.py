@@ -278,3 +278,23 @@ def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, ori
         raise DataError(f"{origin}: latitude bounds {lower[-1]:g}..{upper[0]:g} do not reach the poles")
     # The outermost edges in the file may be rounded, so the poles themselves are used.
     return np.concatenate([[90.0], lower[:-1], [-90.0]])
+
+
+class GridKey:
+    """Key for caches of what depends on the cell centres of a grid: equal for grids with equal coordinates.
+
+    Args:
+        grid: the grid.
+    """
+
+    def __init__(self, grid: LatLonGrid) -> None:
+        self.grid = grid
+        self._coordinates = (grid.lat.tobytes(), grid.lon.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        """Return True if both grids have the same latitudes and longitudes."""
+        return isinstance(other, GridKey) and self._coordinates == other._coordinates
+
+    def __hash__(self) -> int:
+        """Return a hash of the coordinates."""
+        return hash(self._coordinates)

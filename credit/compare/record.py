@@ -51,8 +51,9 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
             is_binding = has_trials or key == "ranks"
             if is_binding and earlier.get(key) != value:
                 raise ConfigError(
-                    f"{folder}: was made with --{key} {earlier.get(key)}, but this call has --{key} {value}; runs with "
-                    "different budgets cannot be compared, so repeat the earlier value or choose another folder with -o"
+                    f"{folder}: was made with {_describe_setting(key, earlier.get(key))}, but this call has "
+                    f"{_describe_setting(key, value)}; such runs cannot be compared, so repeat the earlier setting or "
+                    "choose another folder with -o"
                 )
     config_paths = {run.name: folder / "configs" / f"{run.name}.yml" for run in runs}
     is_trained = budget is not None
@@ -63,6 +64,11 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
         atomic_write_text(config_paths[run.name], dump_config(run.config))
     atomic_write_text(settings_path, json.dumps(settings, indent=1) + "\n")
     return config_paths
+
+
+def _describe_setting(key: str, value: object) -> str:
+    """Return a setting as in the command, such as ``--equal steps 800``, or ``no --equal``."""
+    return f"no --{key}" if value == "none" else f"--{key} {value}"
 
 
 def _has_begun(folder: Path, name: str) -> bool:

@@ -6,8 +6,7 @@ installed neither the packages for the config nor those for weather data can use
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from credit.models.lazy_exports import lazy_exports
 
 # exported name -> module that defines it
 _EXPORTS = {
@@ -20,13 +19,4 @@ _EXPORTS = {
 }
 __all__ = ["ForecastModel", "ModelSpec", "build_model", "model_class", "model_names", "register_model"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used.
-
-    Raises:
-        AttributeError: for any other name.
-    """
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)

@@ -135,6 +135,9 @@ class ForecastModel(nn.Module):
     forecast: the stepper adds a predicted change to the state, feeds the new state back as input and applies the
     post-processing.
 
+    The networks of this package end their constructor with `initialise_unless_meta`: a network on the meta device gets
+    no initial values, another one those of a seed from torch's global generator.
+
     A model may also declare:
 
     - ``_fsdp2_shard = True`` in the class of a block: the block is a unit of sharding, activation checkpointing and
@@ -176,11 +179,15 @@ class ForecastModel(nn.Module):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: dict from each kind of noise in the config to its tensor (batch, ...); None for a forecast
-                without noise.
+            condition: dict from each kind of noise in the config to its tensor: ``global`` (batch, channels of noise),
+                ``cell`` and ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of
+                ``memory``) int64 seeds; None for a forecast without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised.
+
+        Raises:
+            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from credit.grid import LatLonGrid
+from credit.grid import GridKey, LatLonGrid
 from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre
 
 # Smaller values of the tables do not change a sum, because other values are of the order of 1. Processors are slow with
@@ -67,27 +67,11 @@ def find_tables(grid: LatLonGrid, max_degree: int, x: Tensor) -> LegendreTables:
             x.new_empty(num_degrees, num_degrees, num_rows, dtype=dtype),
             x.new_empty(num_degrees, num_rows, num_degrees, dtype=dtype),
         )
-    return _load_tables(_GridKey(grid), max_degree, x.device, dtype)
-
-
-class _GridKey:
-    """Key of a cache: two grids with the same rows are equal, since the tables depend on the rows only."""
-
-    def __init__(self, grid: LatLonGrid) -> None:
-        self.grid = grid
-        self._rows = grid.lat.tobytes()
-
-    def __eq__(self, other: object) -> bool:
-        """Return True if the rows of both grids have the same latitudes."""
-        return isinstance(other, _GridKey) and self._rows == other._rows
-
-    def __hash__(self) -> int:
-        """Return a hash of the latitudes."""
-        return hash(self._rows)
+    return _load_tables(GridKey(grid), max_degree, x.device, dtype)
 
 
 @functools.lru_cache(maxsize=16)
-def _load_tables(key: _GridKey, max_degree: int, device: torch.device, dtype: torch.dtype) -> LegendreTables:
+def _load_tables(key: GridKey, max_degree: int, device: torch.device, dtype: torch.dtype) -> LegendreTables:
     """Return the tables of the grid in `key`; the last few are kept, so that all blocks and models share them."""
     num_degrees = max_degree + 1
     sine = np.sin(np.deg2rad(key.grid.lat))

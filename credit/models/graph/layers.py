@@ -17,6 +17,13 @@ NODE_FEATURES = 3
 EDGE_FEATURES = 4
 # Factor on the initial values of the last layer: the first forecasts are then close to persistence.
 OUTPUT_SCALE = 0.1
+# Tensor parallelism of the MLP of messages, which every block has: it is split by hidden channels.
+MESSAGE_PLAN = {
+    "message.expand.0": "colwise",
+    "message.expand.1": "colwise",
+    "message.expand.2": "colwise",
+    "message.contract": "rowwise",
+}
 
 
 class Encoder(nn.Module):
@@ -30,10 +37,7 @@ class Encoder(nn.Module):
 
     _fsdp2_shard = True
     _tp_plan = {
-        "message.expand.0": "colwise",
-        "message.expand.1": "colwise",
-        "message.expand.2": "colwise",
-        "message.contract": "rowwise",
+        **MESSAGE_PLAN,
         "update_mesh.expand.0": "colwise",
         "update_mesh.expand.1": "colwise",
         "update_mesh.contract": "rowwise",
@@ -96,10 +100,7 @@ class MessagePassingLayer(nn.Module):
 
     _fsdp2_shard = True
     _tp_plan = {
-        "message.expand.0": "colwise",
-        "message.expand.1": "colwise",
-        "message.expand.2": "colwise",
-        "message.contract": "rowwise",
+        **MESSAGE_PLAN,
         "update.expand.0": "colwise",
         "update.expand.1": "colwise",
         "update.contract": "rowwise",
@@ -138,10 +139,7 @@ class Decoder(nn.Module):
 
     _fsdp2_shard = True
     _tp_plan = {
-        "message.expand.0": "colwise",
-        "message.expand.1": "colwise",
-        "message.expand.2": "colwise",
-        "message.contract": "rowwise",
+        **MESSAGE_PLAN,
         "update_grid.expand.0": "colwise",
         "update_grid.expand.1": "colwise",
         "update_grid.contract": "rowwise",

@@ -82,19 +82,7 @@ class GraphNetwork(ForecastModel):
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the output fields.
-
-        Args:
-            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
-                ``spherical`` (batch, channels of noise, rows, columns); None for a forecast without noise.
-
-        Returns:
-            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
-
-        Raises:
-            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
-        """
+        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
         # Each cell is a grid point.
         x_BGC = self.flatten_frames(x_BCTHW).flatten(2).transpose(1, 2)
         batch = len(x_BGC)

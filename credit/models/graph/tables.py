@@ -9,7 +9,7 @@ Shape suffixes: G grid points, N mesh nodes, E edges.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from credit.errors import ConfigError
-from credit.grid import LatLonGrid
+from credit.grid import GridKey, LatLonGrid
 from credit.models.graph.connections import (
     compute_edge_features,
     compute_node_features,
@@ -75,6 +75,10 @@ class GraphConstants:
         self.tables = tables
         self._copies: dict[torch.device, GraphTables] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphConstants:
+        """Return the object itself, so that copies of a network share the tables."""
+        return self
+
     def on_device(self, device: torch.device) -> GraphTables:
         """Return the tables on a device; the first call for a device copies them."""
         if device.type == "cpu":
@@ -103,15 +107,13 @@ def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> Gra
     """
     # A tensor that is created in inference mode could not be used in a later backward pass.
     with torch.inference_mode(False):
-        return _build_cached(grid.lat.tobytes(), grid.lon.tobytes(), refinements, hops)
+        return _build_cached(GridKey(grid), refinements, hops)
 
 
 @functools.lru_cache(maxsize=4)
-def _build_cached(lat_bytes: bytes, lon_bytes: bytes, refinements: int, hops: int | None) -> GraphConstants:
-    """Return the constants; see `build_constants`. The arguments are hashable, as the cache needs."""
-    # The edges of the cells are not used, so any will do.
-    lat_H = np.frombuffer(lat_bytes)
-    grid = LatLonGrid(lat_H, np.frombuffer(lon_bytes), lat_bounds=lat_H)
+def _build_cached(key: GridKey, refinements: int, hops: int | None) -> GraphConstants:
+    """Return the constants of the grid in `key`; see `build_constants`."""
+    grid = key.grid
     mesh = IcosahedralMesh.build(refinements)
     grid_lat, grid_lon = list_grid_coordinates(grid)
     mesh_lat, mesh_lon = find_mesh_coordinates(mesh.nodes_N3)

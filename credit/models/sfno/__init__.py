@@ -5,19 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from credit.models.lazy_exports import lazy_exports
 
+# exported name -> module that defines it
+_EXPORTS = {"SFNO": "credit.models.sfno.model"}
 __all__ = ["SFNO"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used.
-
-    Raises:
-        AttributeError: for any other name.
-    """
-    if name == "SFNO":
-        from credit.models.sfno.model import SFNO
-
-        return SFNO
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)

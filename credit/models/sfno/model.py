@@ -136,9 +136,6 @@ class SFNO(ForecastModel):
     An encoder turns the channels of each cell into a token. Blocks filter the tokens on the sphere. A decoder turns
     each token, together with the input of its cell, into the output. Components of vectors are treated as scalars.
 
-    Weights are initialised with a seed that is drawn from torch's global generator. Call `initialise` to set the seed.
-    A model that is built on the meta device gets no initial values.
-
     Args:
         spec: channels, grid and frames of the data.
         section: sizes and options, described in `SFNOSection`.
@@ -187,20 +184,7 @@ class SFNO(ForecastModel):
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the output fields.
-
-        Args:
-            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
-                ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of ``memory``) int64
-                seeds; None for a forecast without noise.
-
-        Returns:
-            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
-
-        Raises:
-            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
-        """
+        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         # The blocks may be compiled, so the tables are built or looked up before.
         for transform in self.transforms:

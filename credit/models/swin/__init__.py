@@ -5,18 +5,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from credit.models.lazy_exports import lazy_exports
 
+# exported name -> module that defines it
+_EXPORTS = {"Swin": "credit.models.swin.model"}
 __all__ = ["Swin"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import `Swin` when it is first used.
-
-    Raises:
-        AttributeError: for any other name.
-    """
-    if name == "Swin":
-        return importlib.import_module("credit.models.swin.model").Swin
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)

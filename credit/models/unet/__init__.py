@@ -5,20 +5,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from credit.models.lazy_exports import lazy_exports
 
 # exported name -> module that defines it
 _EXPORTS = {"UNet": "credit.models.unet.model"}
 __all__ = ["UNet"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used.
-
-    Raises:
-        AttributeError: for any other name.
-    """
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)

@@ -190,9 +190,6 @@ def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequ
 class WXFormer(ForecastModel):
     """Global weather model that maps one or several input frames to one or several output frames.
 
-    Weights are initialised with a seed that is drawn from torch's global generator. Call `initialise` to set the seed.
-    A model that is built on the meta device gets no initial values.
-
     Args:
         spec: channels, grid and frames of the data.
         section: sizes and options, described in `WXFormerSection`.
@@ -278,20 +275,7 @@ class WXFormer(ForecastModel):
         return cls(*parse_keyword_arguments(WXFormerSection, defaults, kwargs))
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the output fields.
-
-        Args:
-            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
-                ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of ``memory``) int64
-                seeds; None for a forecast without noise.
-
-        Returns:
-            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
-
-        Raises:
-            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
-        """
+        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         stage_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)

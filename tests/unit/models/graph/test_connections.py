@@ -46,8 +46,8 @@ def test_grid_to_mesh_edges_are_all_close_pairs() -> None:
     assert len(np.unique(edges[:, 0])) == 19 * 36
 
 
-def test_numbers_of_edges_that_graphcast_states() -> None:
-    """The supplement of arXiv 2212.12794 gives them for 0.25 degrees and 6 refinements."""
+def test_numbers_of_edges_at_a_quarter_degree() -> None:
+    """Nodes and mesh edges follow closed forms; the number of edges from the grid is one that must not change."""
     grid = LatLonGrid.equiangular(721, 1440, True)
     mesh = IcosahedralMesh.build(6)
     assert len(mesh.nodes_N3) == 40_962

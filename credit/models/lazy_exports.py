@@ -1,0 +1,28 @@
+"""Names of a package that are imported when they are first used, so that importing the package stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the function ``__getattr__`` of a package that imports its exported names when they are first used.
+
+    Args:
+        package: name of the package, for the message of an unknown name.
+        modules: exported name -> module that defines it.
+    """
+
+    def get_attribute(name: str) -> Any:
+        """Return an exported name.
+
+        Raises:
+            AttributeError: for any other name.
+        """
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get_attribute
