@@ -1,6 +1,7 @@
 """Processes of a comparison: each training, forecast and scoring is a public command with a log file of its own.
 
 `parts.json` in the folder of the comparison records which parts are done. A second call repeats only what is missing.
+Parts that do not depend on each other can run at the same time, each on its share of the processor cores and GPUs.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
+from credit.errors import ConfigError
 from credit.train.monitor.run_files import tail_lines
 from credit.utils.atomic import atomic_write_text
 
@@ -29,6 +33,8 @@ logger = logging.getLogger(__name__)
 STOPPED_IN_TIME = 85
 DONE = "done"
 FAILED = "failed"
+# Seconds between two looks at the processes that run.
+_POLL_SECONDS = 0.1
 # Lines at the end of a log that are searched for the error message of a command.
 _SEARCHED_LINES = 200
 
@@ -62,6 +68,11 @@ class Part:
             return None
         return self.result.parent / "STOP"
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Everything on which the result depends, as ``parts.json`` records it."""
+        return {"command": self.command, "overrides": list(self.overrides), "depends_on": list(self.depends_on)}
+
     def command_line(self) -> list[str]:
         """Return the words of the process."""
         words = [sys.executable]
@@ -70,17 +81,90 @@ class Part:
         return [*words, "-m", "credit.cli.main", self.command, str(self.config), *self.overrides, "--quiet"]
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Shares of this host for the parts that run at the same time.
+
+    Attributes:
+        num_slots: number of parts at the same time.
+        num_threads: threads of each process; None leaves the number to the commands.
+        devices: names of the GPUs in ``CUDA_VISIBLE_DEVICES``, as many for each slot; empty without GPUs.
+    """
+
+    num_slots: int = 1
+    num_threads: int | None = None
+    devices: Sequence[str] = ()
+
+    def build_environment(self, slot: int) -> dict[str, str]:
+        """Return the environment of a part in a slot.
+
+        Args:
+            slot: number of the slot, from 0.
+        """
+        # Progress bars and colours do not belong into a log file.
+        environment = {**os.environ, "NO_COLOR": "1"}
+        if self.num_threads is not None:
+            environment.setdefault("OMP_NUM_THREADS", str(self.num_threads))
+        devices_per_slot = len(self.devices) // self.num_slots
+        if devices_per_slot:
+            start = slot * devices_per_slot
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[start : start + devices_per_slot])
+        return environment
+
+
+def divide_host(jobs: int, ranks: int) -> Slots:
+    """Return the shares of this host for `jobs` parts at the same time, of `ranks` processes each.
+
+    Raises:
+        ConfigError: if the host has GPUs, but fewer than all parts need.
+    """
+    if jobs == 1:
+        return Slots()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    devices = [name for name in visible.split(",") if name]
+    num_devices = torch.cuda.device_count()
+    if len(devices) != num_devices:
+        devices = [str(number) for number in range(num_devices)]
+    num_processes = jobs * ranks
+    if devices and len(devices) < num_processes:
+        raise ConfigError(
+            f"--jobs {jobs} --ranks {ranks}: need {num_processes} GPUs, but this host shows {len(devices)}; "
+            "reduce --jobs or --ranks"
+        )
+    num_cores = len(os.sched_getaffinity(0))
+    return Slots(jobs, max(1, num_cores // num_processes), devices[:num_processes])
+
+
+@dataclass(frozen=True)
+class RunningPart:
+    """A part whose process runs.
+
+    Attributes:
+        part: the part.
+        slot: number of the slot of the host that it uses.
+        process: its process.
+        start_time: value of `time.monotonic` at its start, in seconds.
+    """
+
+    part: Part
+    slot: int
+    process: subprocess.Popen
+    start_time: float
+
+
 class Executor:
     """Runs parts of a comparison and remembers their outcome in ``parts.json``.
 
     Args:
         folder: folder of the comparison; it must exist.
+        slots: shares of the host for the parts that run at the same time.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, slots: Slots | None = None) -> None:
         self._path = folder / "parts.json"
         self._log_folder = folder / "logs"
         self._log_folder.mkdir(exist_ok=True)
+        self._slots = slots or Slots()
         self._records: dict[str, dict[str, Any]] = {}
         if self._path.exists():
             self._records = json.loads(self._path.read_text(encoding="utf-8"))
@@ -88,39 +172,87 @@ class Executor:
         self._names: list[str] = []
 
     def run(self, part: Part, is_repeated: bool = False) -> bool:
-        """Run a part unless it is done, and return True if it is done afterwards.
-
-        A part whose inputs have changed, or whose result was removed, is repeated. A failure is logged with the path of
-        its log file.
+        """Run one part; see `run_all`.
 
         Args:
             part: the part.
             is_repeated: True to run the part although it is done.
         """
-        self._names.append(part.name)
-        record = self._records.get(part.name, {})
-        inputs = {"command": part.command, "overrides": list(part.overrides), "depends_on": list(part.depends_on)}
-        has_same_inputs = all(record.get(key) == value for key, value in inputs.items())
-        is_done = record.get("status") == DONE and has_same_inputs and part.result.exists()
-        if is_done and not is_repeated:
-            logger.info("%s: done before", part.name)
-            return True
-        log_path = self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
+        return self.run_all([part], is_repeated)[0]
+
+    def run_all(self, parts: Sequence[Part], is_repeated: bool = False) -> list[bool]:
+        """Run the parts that are not done, some at the same time, and return for each part True if it is done.
+
+        A part whose inputs have changed, or whose result was removed, is repeated. A failure is logged with the path of
+        its log file, and the other parts go on. If this process is interrupted (Ctrl-C or SIGTERM), it stops the
+        processes of all parts and waits for them.
+
+        Args:
+            parts: parts that do not depend on each other.
+            is_repeated: True to run the parts although they are done.
+        """
+        self._names += [part.name for part in parts]
+        pending = []
+        for part in parts:
+            if self._is_done(part) and not is_repeated:
+                logger.info("%s: done before", part.name)
+            else:
+                pending.append(part)
+        free_slots = list(range(self._slots.num_slots))
+        running: list[RunningPart] = []
+        try:
+            while pending or running:
+                while pending and free_slots:
+                    running.append(self._start(pending.pop(0), free_slots.pop(0)))
+                for running_part in list(running):
+                    exit_code = running_part.process.poll()
+                    if exit_code is not None:
+                        running.remove(running_part)
+                        free_slots.append(running_part.slot)
+                        self._record(running_part.part, exit_code, time.monotonic() - running_part.start_time)
+                if running:
+                    time.sleep(_POLL_SECONDS)
+        except (KeyboardInterrupt, SystemExit):
+            stop_parts(running)
+            raise
+        return [self._is_done(part) for part in parts]
+
+    def _start(self, part: Part, slot: int) -> RunningPart:
+        """Start the process of a part in a slot."""
+        log_path = self._log_path(part)
         logger.info("%s: started, log %s", part.name, log_path)
-        start_time = time.monotonic()
-        exit_code = run_process(part.command_line(), log_path, part.stop_file)
-        seconds = time.monotonic() - start_time
-        status = FAILED if exit_code else DONE
+        if part.stop_file is not None:
+            # A file that an earlier process did not see would stop this one at once.
+            part.stop_file.unlink(missing_ok=True)
+        process = start_process(part.command_line(), log_path, self._slots.build_environment(slot))
+        return RunningPart(part, slot, process, time.monotonic())
+
+    def _is_done(self, part: Part) -> bool:
+        """Return True if a part was done with the same inputs, and its result is there."""
+        record = self._records.get(part.name, {})
+        has_same_inputs = all(record.get(key) == value for key, value in part.inputs.items())
+        return record.get("status") == DONE and has_same_inputs and part.result.exists()
+
+    def _log_path(self, part: Part) -> Path:
+        """Return the log file of a part."""
+        return self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
+
+    def _record(self, part: Part, exit_code: int, seconds: float) -> None:
+        """Write the outcome of a process to ``parts.json``, and log a failure."""
+        log_path = self._log_path(part)
         if exit_code == STOPPED_IN_TIME:
             # A time limit of the config; the next call continues.
             logger.warning("%s: stopped before its end; the same command continues it", part.name)
         self._records[part.name] = {
-            **inputs, "status": status, "exit_code": exit_code, "seconds": round(seconds, 1), "log": str(log_path)
-        }  # fmt: skip
+            **part.inputs,
+            "status": FAILED if exit_code else DONE,
+            "exit_code": exit_code,
+            "seconds": round(seconds, 1),
+            "log": str(log_path),
+        }
         self.save()
         if exit_code:
             logger.error("%s: failed with exit code %s: %s", part.name, exit_code, describe_failure(log_path))
-        return exit_code == 0
 
     def mark_failed(self, part: Part, reason: str) -> None:
         """Record that a part whose process succeeded did not do its work.
@@ -152,56 +284,43 @@ class Executor:
         return self._records.get(name, {}).get("seconds")
 
 
-def run_process(words: Sequence[str], log_path: Path, stop_file: Path | None = None) -> int:
-    """Run a process, append its output to a log file, and return its exit code.
-
-    If this process is interrupted meanwhile (Ctrl-C or SIGTERM), it stops the other one and waits for it.
+def start_process(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    """Start a process whose output is appended to a log file, and return it.
 
     Args:
         words: words of the process.
         log_path: file for standard output and standard error.
-        stop_file: file whose existence makes the process save its work and stop; None for a process without such a
-            file, which is terminated.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C.
-        SystemExit: after SIGTERM, see `exit_on_sigterm`.
+        environment: environment variables of the process.
     """
-    if stop_file is not None:
-        # A file that an earlier process did not see would stop this one at once.
-        stop_file.unlink(missing_ok=True)
     with log_path.open("ab") as log:
         log.write(f"$ {' '.join(words)}\n".encode())
         log.flush()
-        # Progress bars and colours do not belong into a log file.
-        environment = {**os.environ, "NO_COLOR": "1"}
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(environment)
         )
-        try:
-            return process.wait()
-        except (KeyboardInterrupt, SystemExit):
-            _stop_process(process, stop_file)
-            raise
 
 
-def _stop_process(process: subprocess.Popen, stop_file: Path | None) -> None:
-    """Stop a process and wait until it has ended; see `run_process`.
+def stop_parts(running: Sequence[RunningPart]) -> None:
+    """Stop the processes of parts, all at the same time, and wait until they have ended.
 
     A training gets no signal but a file: the terminal may have sent it the signal already, and it takes a second one as
     a request to end without saving.
 
     Args:
-        process: the process.
-        stop_file: file that makes a training stop; None for other commands.
+        running: the parts.
     """
-    if stop_file is None or not stop_file.parent.is_dir():
-        process.terminate()
-        process.wait()
-        return
-    stop_file.touch()
-    process.wait()
-    stop_file.unlink(missing_ok=True)
+    stop_files = []
+    for running_part in running:
+        stop_file = running_part.part.stop_file
+        if stop_file is not None and stop_file.parent.is_dir():
+            stop_file.touch()
+            stop_files.append(stop_file)
+        else:
+            running_part.process.terminate()
+    for running_part in running:
+        running_part.process.wait()
+    for stop_file in stop_files:
+        stop_file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from credit.compare.budget import Budget, StepCost, build_training_overrides
 from credit.compare.costs import RunCosts, read_costs
-from credit.compare.execution import Executor, Part, exit_on_sigterm
+from credit.compare.execution import Executor, Part, divide_host, exit_on_sigterm
 from credit.compare.record import record_inputs
 from credit.compare.results import ComparisonScores, load_tables
 from credit.compare.runs import ComparedRun, load_compared_runs
@@ -52,6 +52,7 @@ class CompareRequest:
         seeds: seeds with which each config is trained; empty for the seed of each config.
         long_run: length of a long forecast, a duration; None without one.
         timing: extent of the measurement of step times, and the number of processes of each command.
+        jobs: number of trainings, forecasts or scorings at the same time. Step times are measured one at a time.
     """
 
     sources: Sequence[str]
@@ -61,6 +62,7 @@ class CompareRequest:
     seeds: Sequence[int]
     long_run: str | None
     timing: TimingPlan
+    jobs: int = 1
 
 
 @dataclass
@@ -118,20 +120,20 @@ class _Workflow:
         self._folder = request.folder.resolve()
         self._runs = {run.name: run for run in runs}
         self._config_paths = record_inputs(self._folder, runs, request.budget, request.timing.ranks)
-        self._executor = Executor(self._folder)
+        self._executor = Executor(self._folder, divide_host(request.jobs, request.timing.ranks))
         self._outcome = CompareOutcome(runs)
 
     def run(self) -> CompareOutcome:
         """Do all parts in order and return the results. A run that fails is left out of the later parts."""
         outcome = self._outcome
         self._count_steps()
-        trials = [trial for trial in self._list_trials() if self._is_trained(trial)]
-        trials = [trial for trial in trials if self._is_forecast(trial)]
+        trials = self._train(self._list_trials())
+        trials = self._make_forecasts(trials)
         for trial in trials:
             run_folder = self._runs[trial[0]].run_folder or self._trial_folder(trial)
             seconds = self._executor.seconds_of(f"forecast {describe_trial(trial)}")
             outcome.costs[trial] = read_costs(run_folder, self._trial_folder(trial) / "forecasts", seconds)
-        scored = {trial: self._trial_folder(trial) for trial in trials if self._is_scored(trial, trials)}
+        scored = {trial: self._trial_folder(trial) for trial in self._score(trials)}
         if scored:
             outcome.scores = ComparisonScores(list(self._runs), load_tables(scored))
             if self._request.long_run is not None:
@@ -190,51 +192,66 @@ class _Workflow:
             checkpoint = str((run_folder / "checkpoints" / checkpoint).resolve())
         return [*overrides, f"inference.checkpoint={checkpoint}"]
 
-    def _is_trained(self, trial: Trial) -> bool:
-        """Train a trial unless it is done, and return True if it is done."""
-        if self._request.budget is None:
-            return True
-        name, label = trial
-        folder = self._trial_folder(trial)
-        seed = int(label.removeprefix("seed_"))
-        overrides = build_training_overrides(self._runs[name].config, seed, self._outcome.steps[name], str(folder))
-        part = Part(
-            f"train {describe_trial(trial)}",
-            "train",
-            self._config_paths[name],
-            tuple(overrides),
-            folder / "summary.json",
-            ranks=self._request.timing.ranks,
-        )
-        if not self._executor.run(part):
-            return False
-        status = read_status(folder).get("status")
-        if status != "done":
-            # On several ranks, a stop in time has the exit code 0.
-            self._executor.mark_failed(part, f"STATUS is {status}; the same command continues the training")
-        return status == "done"
+    def _run_parts(self, parts: Mapping[Trial, Part]) -> list[Trial]:
+        """Run the parts of trials that are not done, and return the trials whose part is done."""
+        results = self._executor.run_all(list(parts.values()))
+        return [trial for trial, is_done in zip(parts, results, strict=True) if is_done]
 
-    def _is_forecast(self, trial: Trial) -> bool:
-        """Make the forecasts of a trial unless they are there, and return True if they are."""
-        name, _ = trial
-        folder = self._trial_folder(trial)
-        part = Part(
-            f"forecast {describe_trial(trial)}",
-            "rollout",
-            self._config_paths[name],
-            (*self._base_overrides(trial), "inference.folder=forecasts"),
-            folder / "forecasts",
-            depends_on=self._forecast_fingerprint(name),
-            ranks=self._request.timing.ranks,
-        )
-        return self._executor.run(part)
+    def _train(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Train the trials that are not done, and return those that are done."""
+        if self._request.budget is None:
+            return list(trials)
+        parts = {}
+        for trial in trials:
+            name, label = trial
+            folder = self._trial_folder(trial)
+            seed = int(label.removeprefix("seed_"))
+            overrides = build_training_overrides(self._runs[name].config, seed, self._outcome.steps[name], str(folder))
+            parts[trial] = Part(
+                f"train {describe_trial(trial)}",
+                "train",
+                self._config_paths[name],
+                tuple(overrides),
+                folder / "summary.json",
+                ranks=self._request.timing.ranks,
+            )
+        trained = []
+        for trial in self._run_parts(parts):
+            status = read_status(self._trial_folder(trial)).get("status")
+            if status == "done":
+                trained.append(trial)
+            else:
+                # On several ranks, a stop in time has the exit code 0.
+                reason = f"STATUS is {status}; the same command continues the training"
+                self._executor.mark_failed(parts[trial], reason)
+        return trained
+
+    def _make_forecasts(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Make the forecasts of trials unless they are there, and return the trials that have them."""
+        parts = {}
+        for trial in trials:
+            name, _ = trial
+            parts[trial] = Part(
+                f"forecast {describe_trial(trial)}",
+                "rollout",
+                self._config_paths[name],
+                (*self._base_overrides(trial), "inference.folder=forecasts"),
+                self._trial_folder(trial) / "forecasts",
+                depends_on=self._forecast_fingerprint(name),
+                ranks=self._request.timing.ranks,
+            )
+        return self._run_parts(parts)
 
     def _forecast_fingerprint(self, name: str) -> tuple[str, ...]:
         """Return a text that changes with the settings of the forecasts of a run."""
         return (fingerprint([self._runs[name].config.model_dump_json(include={"inference"})]),)
 
-    def _is_scored(self, trial: Trial, trials: Sequence[Trial]) -> bool:
-        """Score the forecasts of a trial together with those of later runs with the same seed.
+    def _score(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Score the forecasts of trials unless the scores are there, and return the trials that have them."""
+        return self._run_parts({trial: self._score_part(trial, trials) for trial in trials})
+
+    def _score_part(self, trial: Trial, trials: Sequence[Trial]) -> Part:
+        """Return the part that scores the forecasts of a trial together with those of later runs with the same seed.
 
         All forecasts are scored with the data and the section `verification` of the first run, so that truth,
         climatology and grid are the same.
@@ -242,9 +259,6 @@ class _Workflow:
         Args:
             trial: the trial.
             trials: all trials with forecasts.
-
-        Returns:
-            True if the scores are there.
         """
         name, label = trial
         names = list(self._runs)
@@ -255,7 +269,7 @@ class _Workflow:
         depends_on = [first_config.model_dump_json(include={"verification"})]
         for scored_trial in [trial, *others]:
             depends_on += [*self._base_overrides(scored_trial), *self._forecast_fingerprint(scored_trial[0])]
-        part = Part(
+        return Part(
             f"score {describe_trial(trial)}",
             "verify",
             self._config_paths[names[0]],
@@ -270,7 +284,6 @@ class _Workflow:
             self._trial_folder(trial) / "scores.nc",
             depends_on=(fingerprint(depends_on),),
         )
-        return self._executor.run(part)
 
     def _make_long_runs(self, trials: Sequence[Trial]) -> None:
         """Make one long forecast for each trial, and measure its variability.
@@ -282,11 +295,12 @@ class _Workflow:
         scores = self._outcome.scores
         assert scores is not None
         truth = measure_truth(self._outcome.runs[0].config, headline_channels(scores.example))
+        parts = {}
         for trial in trials:
-            name, label = trial
+            name, _ = trial
             folder = self._trial_folder(trial)
             overrides = build_long_run_overrides(self._runs[name].config, folder / "forecasts", length)
-            part = Part(
+            parts[trial] = Part(
                 f"long forecast {describe_trial(trial)}",
                 "rollout",
                 self._config_paths[name],
@@ -294,8 +308,9 @@ class _Workflow:
                 folder / LONG_RUN_FOLDER,
                 depends_on=self._forecast_fingerprint(name),
             )
-            if self._executor.run(part):
-                self._outcome.curves += measure_long_run(name, label, folder / LONG_RUN_FOLDER, truth)
+        for trial in self._run_parts(parts):
+            name, label = trial
+            self._outcome.curves += measure_long_run(name, label, parts[trial].result, truth)
 
 
 def describe_trial(trial: Trial) -> str:

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from credit.cli.main import main
+from tests.unit.compare.finished_process import FinishedProcess
 
 COMMAND = ("--equal", "steps", "20", "--seeds", "1,2", "--long-run", "3d")
 
@@ -55,11 +56,11 @@ def kill_during_first_training(arguments: Sequence[str], run_folder: Path) -> No
     assert json.loads((run_folder / "STATUS").read_text())["status"] == "running"
 
 
-def run_here(words: Sequence[str], log_path: Path, stop_file: Path | None) -> int:
-    """Run the command of a part in this process, since a new one takes 5 s, and return its exit status."""
+def run_here(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> FinishedProcess:
+    """Run the command of a part in this process, since a new one takes 5 s."""
     with log_path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         log.write(f"$ {' '.join(words)}\n")
-        return main(words[words.index("credit.cli.main") + 1 :])
+        return FinishedProcess(main(words[words.index("credit.cli.main") + 1 :]))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -78,7 +79,7 @@ def test_killed_and_continued(
     kill_during_first_training(arguments, run_folder)
     rows_before = (run_folder / "metrics.jsonl").read_text().splitlines()[:4]
 
-    monkeypatch.setattr("credit.compare.execution.run_process", run_here)
+    monkeypatch.setattr("credit.compare.execution.start_process", run_here)
     assert main(["compare", *arguments]) == 0
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -90,7 +91,7 @@ def test_killed_and_continued(
 
     # Another call repeats only the part whose result is missing; its failure is named, and all other results stay.
     document = json.loads((folder / "compare.json").read_text())
-    monkeypatch.setattr("credit.compare.execution.run_process", lambda *arguments: 1)
+    monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(1))
     (folder / "wide" / "seed_2" / "scores.nc").unlink()
     assert main(["compare", *arguments]) == 1
     changed_document = json.loads((folder / "compare.json").read_text())

@@ -61,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each training, by torchrun")
     parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="trainings, forecasts and scorings at the same time; they share the processor cores and the GPUs evenly",
+    )  # fmt: skip
+    parser.add_argument(
         "--long-run", metavar="LENGTH", type=str,
         help="also make one long forecast of each run, such as 60d, and report when it becomes unstable",
     )  # fmt: skip
@@ -100,6 +104,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         seeds=parse_seeds(arguments.seeds),
         long_run=arguments.long_run,
         timing=TimingPlan(arguments.timing_steps, arguments.timing_rounds, arguments.ranks),
+        jobs=arguments.jobs,
     )
     outcome = compare_runs(request)
     document = build_document(outcome, budget)
@@ -131,6 +136,7 @@ def _require_positive(arguments: argparse.Namespace) -> None:
     # Two measurements of three steps are the least: the first one is left out.
     for option, value, least in (
         ("--ranks", arguments.ranks, 1),
+        ("--jobs", arguments.jobs, 1),
         ("--timing-steps", arguments.timing_steps, 6),
         ("--timing-rounds", arguments.timing_rounds, 1),
     ):

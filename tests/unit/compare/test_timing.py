@@ -20,6 +20,7 @@ from credit.compare.timing import (
 )
 from credit.config import load_config
 from tests.unit.compare.configs import QUICKSTART, make_run
+from tests.unit.compare.finished_process import FinishedProcess
 
 
 def write_training(folder: Path, seconds: list[float], tflop: float | None = 0.5) -> None:
@@ -93,17 +94,17 @@ def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypa
     seconds = {"a": [1.0, 5.0, 2.0], "b": [3.0, 4.0, 8.0]}
     trained = []
 
-    def train(words: list[str], log_path: Path, stop_file: Path) -> int:
+    def train(words: list[str], log_path: Path, environment: dict[str, str]) -> FinishedProcess:
         folder = Path(next(word for word in words if word.startswith("save_loc=")).removeprefix("save_loc="))
         name, _, number = folder.name.partition("_round_")
         trained.append(folder.name)
         if name == "broken":
             log_path.write_text("credit train: no memory\n")
-            return 1
+            return FinishedProcess(1)
         write_training(folder, [9.0, seconds[name][int(number)]])
-        return 0
+        return FinishedProcess(0)
 
-    monkeypatch.setattr("credit.compare.execution.run_process", train)
+    monkeypatch.setattr("credit.compare.execution.start_process", train)
     runs = [make_run("a"), make_run("broken"), make_run("b")]
     paths = {run.name: tmp_path / f"{run.name}.yml" for run in runs}
     executor = Executor(tmp_path)

@@ -1,0 +1,18 @@
+"""A process that has ended before it is looked at, for tests of what is done with its exit code."""
+
+from __future__ import annotations
+
+
+class FinishedProcess:
+    """Stands in for `subprocess.Popen`.
+
+    Args:
+        exit_code: exit code of the process.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+
+    def poll(self) -> int:
+        """Return the exit code."""
+        return self._exit_code
