@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from credit.errors import ConfigError, did_you_mean
-from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, stage_sizes, window_multiple
+from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding
 
 # Choices of the keys `mode` and `pole`, and all keys.
 MODES = ("earth", "mirror")
@@ -20,7 +19,7 @@ def build_padding(
     *,
     grid: tuple[int, int],
     strides: Sequence[int],
-    windows: Sequence[Sequence[int]],
+    multiple: int,
     vector_channels: Sequence[int],
     pole_points: bool,
 ) -> SpherePadding:
@@ -33,7 +32,7 @@ def build_padding(
             wind, so `exact` needs vector channels that are normalised by a scale without an offset.
         grid: number of rows and columns.
         strides: stride of each stage, which `auto` takes into account.
-        windows: (global, local) window edges of each stage in cells, which `auto` takes into account.
+        multiple: number of cells of which `auto` makes the padded size a multiple, so that every window fits.
         vector_channels: indices of the input channels that hold vector components; used by `pole: exact`.
         pole_points: True if the grid has rows at the poles; used by `pole: exact`.
 
@@ -49,9 +48,7 @@ def build_padding(
             raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
     mode = _read_choice("mode", padding.get("mode", "earth"), MODES)
     pole = _read_choice("pole", padding.get("pole", "published"), POLES)
-    # `auto` pads to a multiple of `multiple`, so that every window divides the size of its stage.
     height, width = grid
-    multiple = window_multiple(strides, windows)
     lat = _read_pads("lat", padding.get("lat", "auto"), height, multiple, strides)
     lon = _read_pads("lon", padding.get("lon", "auto"), width, multiple, strides)
     is_exact = pole == "exact"
@@ -76,66 +73,6 @@ def build_padding(
     return SpherePadding(mode, lat, lon, skip, sign_channels)
 
 
-def check_windows(
-    axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
-) -> None:
-    """Refuse pads with which a window does not divide the size of its stage, or a stage is not half the one before.
-
-    Args:
-        axis: `lat` or `lon`, for the message.
-        size: number of rows or columns of the grid.
-        pads: number of rows or columns added on the two sides.
-        strides: stride of each stage.
-        windows: (global, local) window edges of each stage, in cells.
-
-    Raises:
-        ConfigError: if a stage does not fit; the message names the stage and the nearest pads that fit.
-    """
-    sizes = stage_sizes(size + sum(pads), strides)
-    multiple = window_multiple(strides, windows)
-    # Texts for the messages.
-    padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
-    nearest_fit = _describe_nearest_fit(axis, size, pads, multiple)
-    for stage, cells in enumerate(sizes):
-        for key, window in zip(("global_window_size", "local_window_size"), windows[stage], strict=True):
-            # Every window divides 0, but a stage without cells computes nothing.
-            if cells == 0 or cells % window:
-                raise ConfigError(
-                    f"model.{key}: window {window} does not divide the {cells} cells of stage {stage}, "
-                    f"from {padded_size} padded; {nearest_fit}"
-                )
-        if stage and sizes[stage - 1] != 2 * cells:
-            raise ConfigError(
-                f"model.padding.{axis}: {list(pads)} makes {padded_size} padded, of which stage {stage - 1} has "
-                f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; {nearest_fit}"
-            )
-
-
-def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
-    """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
-
-    Args:
-        axis: `lat` or `lon`.
-        size: number of rows or columns of the grid.
-        pads: number of rows or columns added on the two sides.
-        multiple: number of which the padded size must be a multiple.
-    """
-    padded = size + sum(pads)
-    # The padded sizes that fit, on both sides of the given one. Pads cannot shrink the grid.
-    above = math.ceil(padded / multiple) * multiple
-    below = above - multiple
-    is_below_nearer = padded - below < above - padded
-    nearest = above
-    if below >= size and is_below_nearer:
-        nearest = below
-    before = (nearest - size) // 2
-    after = nearest - size - before
-    return (
-        f"every window fits a padded size that is a multiple of {multiple}; "
-        f"the nearest is model.padding.{axis}: [{before}, {after}]"
-    )
-
-
 def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value`, the value of a key of the section, if it is one of the choices.
 
@@ -154,7 +91,7 @@ def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence
         key: `lat` or `lon`.
         value: value of the key.
         size: number of rows or columns of the grid.
-        multiple: number of which the padded size must be a multiple so that every window fits; for `auto`.
+        multiple: number of cells of which `auto` makes the padded size a multiple.
         strides: stride of each stage; for `auto`.
 
     Raises:

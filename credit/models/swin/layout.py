@@ -16,6 +16,10 @@ from credit.models.swin.section import SwinSection
 
 # The transformer works at half the resolution of the patches.
 DOWN_SAMPLING = 2
+# Window of `auto` where it divides the tokens, and the windows among which `auto` chooses otherwise. Attention in
+# smaller windows sees few neighbours; the cost of larger ones grows with their area.
+PREFERRED_WINDOW = 4
+AUTO_WINDOWS = range(3, 9)
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class TokenLayout:
     """Sizes of the fields and tokens of a Swin transformer.
 
     Attributes:
+        window: edge of an attention window in tokens.
         padding: cells that are added around the grid before the embedding.
         patches: number of rows and columns of patches of the padded grid.
         tokens: number of rows and columns of tokens after the down-sampling.
@@ -31,6 +36,7 @@ class TokenLayout:
         output: number of rows and columns of the output without the padding, before the interpolation to the grid.
     """
 
+    window: int
     padding: SpherePadding
     patches: tuple[int, int]
     tokens: tuple[int, int]
@@ -56,7 +62,10 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
     """
     check_section(section)
     grid = spec.grid.shape
-    padding = _build_padding(spec, section)
+    window = choose_window(section, grid[1])
+    # Number of cells of a window along an axis.
+    multiple = DOWN_SAMPLING * section.patch_size * window
+    padding = _build_padding(spec, section, multiple)
     patches: list[int] = []
     tokens: list[int] = []
     token_pads: list[tuple[int, int]] = []
@@ -72,9 +81,9 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
                 f"at most {padded_size}"
             )
         if section.edges == "sphere":
-            _require_whole_windows(axis, size, pads, section)
+            _require_whole_windows(axis, size, pads, section, window)
         # Number of tokens that are missing to a multiple of the window: 0 if the windows fit.
-        remainder = -num_tokens % section.window_size
+        remainder = -num_tokens % window
         patches.append(num_patches)
         tokens.append(num_tokens)
         token_pads.append((remainder // 2, remainder - remainder // 2))
@@ -86,7 +95,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             f"{DOWN_SAMPLING * section.patch_size}"
         )
     # Both axes are known now; the lists become pairs.
-    return TokenLayout(padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
+    return TokenLayout(window, padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
 
 
 def check_section(section: SwinSection) -> None:
@@ -104,8 +113,40 @@ def check_section(section: SwinSection) -> None:
             )
 
 
-def _build_padding(spec: ModelSpec, section: SwinSection) -> SpherePadding:
+def choose_window(section: SwinSection, num_columns: int) -> int:
+    """Return the edge of an attention window in tokens, which ``model.window_size`` gives or leaves to the grid.
+
+    Args:
+        section: the model's section of the config.
+        num_columns: number of columns of the grid.
+
+    Raises:
+        ConfigError: if ``model.window_size`` is ``auto`` and no window divides the columns.
+    """
+    if section.window_size != "auto":
+        return section.window_size
+    if section.edges == "published":
+        # Tokens are padded until the windows fit, so any window does.
+        return PREFERRED_WINDOW
+    num_tokens, remaining_cells = divmod(num_columns, DOWN_SAMPLING * section.patch_size)
+    fitting = [window for window in AUTO_WINDOWS if num_tokens % window == 0]
+    if remaining_cells or not fitting:
+        raise ConfigError(
+            f"model.window_size: auto finds no window of {AUTO_WINDOWS[0]} to {AUTO_WINDOWS[-1]} tokens of "
+            f"{DOWN_SAMPLING * section.patch_size} cells that divides the {num_columns} columns of the grid; choose "
+            "another model.patch_size, or set model.edges: published"
+        )
+    # Of two windows that are equally near, the larger one.
+    return min(fitting, key=lambda window: (abs(window - PREFERRED_WINDOW), -window))
+
+
+def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> SpherePadding:
     """Return the padding that ``model.padding`` asks for.
+
+    Args:
+        spec: channels, grid and frames of the data.
+        section: the model's section of the config.
+        multiple: number of cells of a window along an axis.
 
     Raises:
         ConfigError: if the keys do not fit together, or the grid is smaller than the pads.
@@ -113,25 +154,19 @@ def _build_padding(spec: ModelSpec, section: SwinSection) -> SpherePadding:
     if section.padding is None:
         return NO_PADDING
     keys = section.padding.model_dump()
-    multiple = _window_multiple(section)
     if keys["lon"] == "auto" and section.edges == "sphere":
         keys["lon"] = [0, 0]
-    # Half of a token on each side, so that the edge of the padded grid is away from the poles.
-    strides = (section.patch_size, DOWN_SAMPLING)
-    for axis, size in zip(("lat", "lon"), spec.grid.shape, strict=True):
-        if keys[axis] == "auto":
-            keys[axis] = list(auto_padding(size, multiple, strides))
     return build_padding(
         keys,
         grid=spec.grid.shape,
-        strides=strides,
-        windows=[(1, 1), (section.window_size, section.window_size)],
+        strides=(section.patch_size, DOWN_SAMPLING),
+        multiple=multiple,
         vector_channels=spec.vector_inputs,
         pole_points=spec.grid.has_pole_points,
     )
 
 
-def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection) -> None:
+def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection, window: int) -> None:
     """Refuse pads with which windows do not divide the padded grid, or with which it does not wrap around.
 
     Args:
@@ -139,11 +174,13 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         size: number of rows or columns of the grid.
         pads: number of rows or columns added on the two sides.
         section: the model's section of the config.
+        window: edge of a window in tokens.
 
     Raises:
         ConfigError: naming a value that fits.
     """
-    multiple = _window_multiple(section)
+    cells_per_token = DOWN_SAMPLING * section.patch_size
+    multiple = cells_per_token * window
     if axis == "lon" and any(pads):
         raise ConfigError(
             f"model.padding.lon: {list(pads)}: with model.edges: sphere the columns wrap around by themselves; set it "
@@ -152,9 +189,8 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
     padded_size = size + sum(pads)
     if padded_size % multiple == 0:
         return
-    cells_per_token = DOWN_SAMPLING * section.patch_size
     message = (
-        f"model.window_size: {section.window_size} tokens of {cells_per_token} cells do not divide the {padded_size} "
+        f"model.window_size: {window} tokens of {cells_per_token} cells do not divide the {padded_size} "
         f"cells of the padded grid along {axis}"
     )
     # Rows can be padded across the poles until the windows fit. Columns cannot, so the window must change.
@@ -165,13 +201,8 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         raise ConfigError(
             f"{message}; choose a model.patch_size of which twice is a divisor of {size}, or set model.edges: published"
         )
-    nearest = find_nearest_divisor(size // cells_per_token, section.window_size)
+    nearest = find_nearest_divisor(size // cells_per_token, window)
     raise ConfigError(f"{message}; the nearest window that does is {nearest}; or set model.edges: published")
-
-
-def _window_multiple(section: SwinSection) -> int:
-    """Return the number of cells of a window along an axis."""
-    return DOWN_SAMPLING * section.patch_size * section.window_size
 
 
 def check_noise(layout: TokenLayout, section: SwinSection) -> None:

@@ -89,7 +89,7 @@ class Swin(ForecastModel):
             attention = ShiftedWindowAttention(
                 dim,
                 section.heads,
-                section.window_size,
+                layout.window,
                 layout.padded_tokens,
                 is_shifted=number % 2 == 1,
                 wraps_columns=wraps_columns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -40,8 +40,10 @@ class SwinSection(ModelSection):
     dim: int = Field(128, ge=1, description="Number of channels of a token.")
     depth: int = Field(6, ge=1, description="Number of transformer blocks. Every second one shifts its windows.")
     heads: int = Field(4, ge=1, description="Number of attention heads; it divides `dim`.")
-    window_size: int = Field(
-        4, ge=1, description="Edge of an attention window in tokens of the transformer, each of 2 x 2 patches."
+    window_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="Edge of an attention window in tokens of the transformer, each of 2 x 2 patches. `auto`: 4 if it "
+        "divides the tokens along longitude, else the nearest number from 3 to 8 that does.",
     )
     num_groups: int = Field(
         32, ge=1, description="Number of groups of the group norms beside the convolutions; it divides `dim`."

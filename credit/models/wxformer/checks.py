@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from credit.errors import ConfigError
 from credit.models.checks import find_nearest_divisor
-from credit.models.layers.padding import SpherePadding, stage_sizes
+from credit.models.layers.padding import SpherePadding, stage_sizes, window_multiple
 from credit.models.wxformer.section import WXFormerSection
 
 
@@ -132,3 +133,63 @@ def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[in
                 f"model.cross_embed_kernel_sizes: {list(kernels)} in stage {stage}: every kernel must be at least the "
                 f"stride, {stride}"
             )
+
+
+def check_windows(
+    axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
+) -> None:
+    """Refuse pads with which a window does not divide the size of its stage, or a stage is not half the one before.
+
+    Args:
+        axis: `lat` or `lon`, for the message.
+        size: number of rows or columns of the grid.
+        pads: number of rows or columns added on the two sides.
+        strides: stride of each stage.
+        windows: (global, local) window edges of each stage, in cells.
+
+    Raises:
+        ConfigError: if a stage does not fit; the message names the stage and the nearest pads that fit.
+    """
+    sizes = stage_sizes(size + sum(pads), strides)
+    multiple = window_multiple(strides, windows)
+    # Texts for the messages.
+    padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
+    nearest_fit = _describe_nearest_fit(axis, size, pads, multiple)
+    for stage, cells in enumerate(sizes):
+        for key, window in zip(("global_window_size", "local_window_size"), windows[stage], strict=True):
+            # Every window divides 0, but a stage without cells computes nothing.
+            if cells == 0 or cells % window:
+                raise ConfigError(
+                    f"model.{key}: window {window} does not divide the {cells} cells of stage {stage}, "
+                    f"from {padded_size} padded; {nearest_fit}"
+                )
+        if stage and sizes[stage - 1] != 2 * cells:
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} makes {padded_size} padded, of which stage {stage - 1} has "
+                f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; {nearest_fit}"
+            )
+
+
+def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
+    """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
+
+    Args:
+        axis: `lat` or `lon`.
+        size: number of rows or columns of the grid.
+        pads: number of rows or columns added on the two sides.
+        multiple: number of which the padded size must be a multiple.
+    """
+    padded = size + sum(pads)
+    # The padded sizes that fit, on both sides of the given one. Pads cannot shrink the grid.
+    above = math.ceil(padded / multiple) * multiple
+    below = above - multiple
+    is_below_nearer = padded - below < above - padded
+    nearest = above
+    if below >= size and is_below_nearer:
+        nearest = below
+    before = (nearest - size) // 2
+    after = nearest - size - before
+    return (
+        f"every window fits a padded size that is a multiple of {multiple}; "
+        f"the nearest is model.padding.{axis}: [{before}, {after}]"
+    )

@@ -20,7 +20,7 @@ from credit.models.checks import parse_keyword_arguments
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
-from credit.models.layers.padding import NO_PADDING, SpherePadding
+from credit.models.layers.padding import NO_PADDING, SpherePadding, window_multiple
 from credit.models.layers.resize import BilinearResize
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
@@ -33,11 +33,12 @@ from credit.models.noise.noise_input import (
     build_condition_dims,
     count_noise_channels,
 )
-from credit.models.padding.build import build_padding, check_windows
+from credit.models.padding.build import build_padding
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import (
     check_output_size,
     check_section,
+    check_windows,
     find_output_shape,
 )
 from credit.models.wxformer.section import WXFormerSection
@@ -176,7 +177,7 @@ def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequ
         padding_section,
         grid=(height, width),
         strides=strides,
-        windows=windows,
+        multiple=window_multiple(strides, windows),
         vector_channels=spec.vector_inputs,
         pole_points=spec.grid.has_pole_points,
     )

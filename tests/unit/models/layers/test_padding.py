@@ -24,7 +24,7 @@ def padding_for(height: int, pole_points: bool, vector_channels: tuple[int, ...]
         section,
         grid=(height, WIDTH),
         strides=STRIDES,
-        windows=WINDOWS,
+        multiple=window_multiple(STRIDES, WINDOWS),
         vector_channels=vector_channels,
         pole_points=pole_points,
     )
@@ -141,9 +141,7 @@ def test_errors_say_what_to_do(section: dict[str, Any], message: str) -> None:
 
 def test_an_odd_number_of_longitudes_has_no_opposite_meridian() -> None:
     with pytest.raises(ConfigError, match="even number of longitudes, the grid has 15"):
-        build_padding(
-            {"lat": [1, 1]}, grid=(8, 15), strides=STRIDES, windows=WINDOWS, vector_channels=(), pole_points=False
-        )
+        build_padding({"lat": [1, 1]}, grid=(8, 15), strides=STRIDES, multiple=1, vector_channels=(), pole_points=False)
 
 
 def test_vectors_of_all_frames_turn_at_a_pole() -> None:

@@ -82,7 +82,9 @@ def test_odd_rows_several_frames_and_vectors(edges: str, spectral: bool) -> None
     ("grid", "settings"),
     [
         ((32, 64), {}),
+        ((181, 360), {}),
         ((181, 360), {"window_size": 9}),
+        ((721, 1440), {}),
         ((721, 1440), {"patch_size": 4, "window_size": 10}),
         ((721, 1440), {"patch_size": 4, "window_size": 7, "edges": "published", "padding": None}),
     ],
@@ -94,6 +96,27 @@ def test_grids(grid: tuple[int, int], settings: dict[str, Any]) -> None:
         model = Swin.from_kwargs(**sizes, pole_points=grid[0] % 2 == 1, **settings)
         assert model(torch.empty(1, 20, 1, *grid)).shape == (1, 10, 1, *grid)
     assert 1e6 < sum(parameter.numel() for parameter in model.parameters()) < 3e6
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "window"),
+    [
+        (64, {}, 4),
+        (1440, {}, 4),
+        (1440, {"patch_size": 4}, 4),
+        # 90 tokens: 3 and 5 are equally near to 4, and the larger one is chosen.
+        (360, {}, 5),
+        (72, {}, 3),
+        (28, {}, 7),
+        (30, {"edges": "published", "padding": None}, 4),
+        (360, {"window_size": 9}, 9),
+    ],
+)
+def test_window_of_auto(columns: int, settings: dict[str, Any], window: int) -> None:
+    with torch.device("meta"):
+        model = build(**{**SETTINGS, "image_width": columns, "window_size": "auto", **settings})
+    assert model.layout.window == window
+    assert {block.attention.window for block in model.blocks} == {window}
 
 
 def test_sizes_of_the_paper() -> None:
@@ -228,6 +251,8 @@ def test_lora() -> None:
         ({"window_size": 4}, r"model.window_size: 4 .* along lon; the nearest window that does is 3"),
         ({"padding": {"lat": [1, 1]}}, r"18 cells of the padded grid along lat; model.padding.lat: \[4, 4\] fits"),
         ({"padding": {"lon": [4, 4]}}, r"model.padding.lon: \[4, 4\]: with model.edges: sphere .* \[0, 0\]"),
+        ({"image_width": 44, "window_size": "auto"}, "auto finds no window .* 44 columns .* another model.patch_size"),
+        ({"image_width": 22, "window_size": "auto"}, "auto finds no window .* 22 columns"),
         ({"image_width": 22}, "choose a model.patch_size of which twice is a divisor of 22"),
         ({"padding": None, "edges": "published", "patch_size": 20}, "model.patch_size: 20 is larger than the 16 cells"),
         (
