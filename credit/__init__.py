@@ -1,3 +1,3 @@
 """Train, run and score global AI weather models of the WXFormer kind."""
 
-__version__ = "0.17.0"
+__version__ = "0.18.0"

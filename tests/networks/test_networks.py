@@ -26,7 +26,7 @@ from credit.models.registry import build_model, model_class, model_names
 from credit.train.build.model import compile_blocks
 from tests.networks.networks import DIVIDED, FIRST_LAYERS, LORA_TARGETS, NOISE, PLANNED_SECTIONS, REFUSAL, SECTIONS
 from tests.parallel.forked import launch
-from tests.smoke.conftest import world
+from tests.smoke.conftest import world, write_extra_variable
 from tests.unit.hpc.measured import allocated, small_config, traced
 
 pytestmark = pytest.mark.slow
@@ -184,13 +184,22 @@ def test_export_and_adapters(network: TrainedNetwork) -> None:
     assert adapted[-1]["loss"] != adapted[0]["loss"]
 
 
-def test_frozen_and_slow_weights(network: TrainedNetwork) -> None:
-    """Fine-tuning with the first layers frozen and low rates elsewhere is the same on two ranks as on one."""
+def test_fine_tuning_with_new_channels_and_frozen_weights(network: TrainedNetwork) -> None:
+    """Fine-tuning with new channels, frozen first layers and low rates elsewhere is the same on two ranks as on one."""
+    extra = network.folder / "extra.nc"
+    write_extra_variable(network.folder / "data.nc", extra)
+    base = (
+        f"trainer.resume={network.folder / 'run'}",
+        "trainer.resume_changes=[channels]",
+        f"data.sources=[{{path: {network.folder / 'data.nc'}}}, {{path: {extra}}}]",
+        "data.variables.diagnostic.vars_2D=[cloud, rain]",
+        "data.variables.dynamic_forcing.vars_2D=[sin_year, sst, toa_incident_solar_radiation]",
+    )
     factors = {FIRST_LAYERS[network.name]: 0, "*": 0.1}
-    settings = (f"trainer.resume={network.folder / 'run'}", f"trainer.learning_rate_factors={json.dumps(factors)}")
+    settings = (*base, f"trainer.learning_rate_factors={json.dumps(factors)}")
     rows = network.train_on(1, "frozen", *settings)
     require_equal_steps(network.train_on(2, "frozen_on_ranks", *settings, "trainer.train_batch_size=2"), rows)
-    all_rows = network.train_on(1, "thawed", settings[0])
+    all_rows = network.train_on(1, "thawed", *base)
     assert rows[0]["loss"] == pytest.approx(all_rows[0]["loss"], rel=1e-3)
     assert 0 < rows[0]["grad_norm"] < all_rows[0]["grad_norm"]
 

@@ -57,6 +57,19 @@ def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calenda
     xr.Dataset(data, coords).to_netcdf(path)
 
 
+def write_extra_variable(data: Path, path: Path) -> None:
+    """Write a file with another variable, ``cloud``, at the times of the file `data` of `write_world`.
+
+    Args:
+        data: file of `write_world`.
+        path: file to write.
+    """
+    with xr.open_dataset(data) as world_fields:
+        cloud = (world_fields["t2m"] - 270.0) / 20.0
+        cloud.attrs = {"units": "1", "standard_name": "cloud_area_fraction"}
+        cloud.to_dataset(name="cloud").to_netcdf(path)
+
+
 CONFIG = {
     "experiment": "small",
     "data": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from credit.channels import ChannelMap
 from credit.cli.check.data import DataSummary
 from credit.cli.check.report import CheckReport
 from credit.config import Config
@@ -14,20 +15,16 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import DryRunResult, dummy_assets
 from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function, require_same_run
 from credit.train.checkpoint.external_weights import (
     adapt_assets_to_weights,
     describe_added_tensors,
     find_added_tensors,
+    read_exported_meta,
     read_state_file,
 )
-from credit.train.checkpoint.resume import (
-    EXTENDABLE_KEYS,
-    choose_checkpoint,
-    find_initial_weights,
-    load_run_state,
-    require_same_function,
-    require_same_run,
-)
+from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state
+from credit.train.checkpoint.trained_fields import adapt_weights, describe_adaptation, find_adapted_names
 
 
 def check_resume(
@@ -73,9 +70,12 @@ def check_resume(
             if continues_run:
                 require_same_run(config, meta["config"], path)
             else:
-                require_same_function(config, meta["config"], path, extendable_keys=EXTENDABLE_KEYS)
+                trained_channels = ChannelMap.from_dict(meta["channels"])
+                extendable_keys = list_extendable_keys(config, trained_channels)
+                require_same_function(config, meta["config"], path, extendable_keys=extendable_keys)
             return config, first_step
-        config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run)
+        own_assets = dummy_assets(config, data.grid, data.attributes, data.masks)
+        config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run, own_assets)
         _require_unseen_test_period(config, data, assets, path, report)
 
         if dry_run is not None:
@@ -101,7 +101,15 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
         state = checkpoint_state_dict(dry_run.model)
         stored_shapes = checkpoint.read_stored_shapes(path, "model")
     else:
+        meta = checkpoint.load_meta(path)
         stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
+        adapted_names = find_adapted_names(dry_run.model, meta)
+        stored = checkpoint.load_tensors(path, "forecast", adapted_names)
+        for name, value in adapt_weights(dry_run.model, stored, meta).items():
+            stored_shapes[name] = value.shape
+        adaptation = describe_adaptation(dry_run.model, meta)
+        if adaptation:
+            report.add_note(f"weights: {adaptation}")
         state = base_state_dict(dry_run.model, stored_shapes.keys())
         added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
         if added_values:
@@ -130,7 +138,14 @@ def _check_initial_weights(
         _require_unseen_test_period(config, data, adapted_assets, path, report)
     if dry_run is not None:
         # Tensors that the file lacks, such as those of noise layers, get their initial values.
-        shapes = {name: value.shape for name, value in read_state_file(path).items()}
+        state = read_state_file(path)
+        meta = read_exported_meta(path)
+        if meta is not None:
+            state |= adapt_weights(dry_run.model, state, meta)
+            adaptation = describe_adaptation(dry_run.model, meta)
+            if adaptation:
+                report.add_note(f"weights: {adaptation}")
+        shapes = {name: value.shape for name, value in state.items()}
         added_values = find_added_tensors(dry_run.model, shapes.keys(), config.seed)
         added_shapes = {name: value.shape for name, value in added_values.items()}
         all_shapes = {**shapes, **added_shapes}

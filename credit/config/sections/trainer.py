@@ -309,6 +309,11 @@ class TrainerConfig(StrictModel):
         "undamaged checkpoint is then an error. The path of a checkpoint: its weights, optimizer state and "
         "step. The folder of another run: its best weights, at step 0. A file: its weights, at step 0.",
     )
+    resume_changes: list[Literal["channels", "grid"]] = Field(
+        [],
+        description="Ways in which this run may differ from the run in `resume`. `channels`: it has more channels. "
+        "`grid`: its fields lie on another grid.",
+    )
     max_bad_steps: int = Field(
         10,
         ge=1,
@@ -374,6 +379,12 @@ class TrainerConfig(StrictModel):
             self.require_divisible_fields()
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
+        if self.resume_changes and self.resume in ("auto", "never", "best", "latest"):
+            raise ValueError(
+                f"resume_changes: {self.resume_changes} needs resume: the folder of another run, or a file of weights"
+            )
+        if self.resume_changes and self.lora is not None:
+            raise ValueError("resume_changes: does not work with lora, whose base keeps its weights; remove one")
         if self.lora is not None and self.fsdp2_mp_policy is not None:
             raise ValueError(
                 "lora and fsdp2_mp_policy exclude each other, because weights in bfloat16 would lose the small changes "

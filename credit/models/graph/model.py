@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from credit.errors import ConfigError
 from credit.models.base import ForecastModel, ModelSpec
+from credit.models.data_axes import mark_input_layer, mark_output_layer
 from credit.models.graph.connections import choose_refinements
 from credit.models.graph.layers import EDGE_FEATURES, Decoder, Encoder, MessagePassingLayer
 from credit.models.graph.mlp import MLP
@@ -68,6 +69,7 @@ class GraphNetwork(ForecastModel):
                 self.noise_embeddings[kind] = NoiseFieldEmbedding(channels, dim, stride=1)
 
         self.encoder = Encoder(spec.in_channels * spec.input_frames, dim, condition_dims)
+        mark_input_layer(self.encoder.embed_grid.expand[0], spec.input_frames)
         self.embed_edges = None
         if section.processor == "message_passing":
             self.embed_edges = MLP((EDGE_FEATURES,), dim, dim)
@@ -79,6 +81,7 @@ class GraphNetwork(ForecastModel):
                 layer = MeshTransformerLayer(dim, section.dim_head, condition_dims)
             self.layers.append(layer)
         self.decoder = Decoder(dim, spec.out_channels * spec.output_frames, condition_dims)
+        mark_output_layer(self.decoder.head.contract, spec.output_frames)
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from credit.models.data_axes import mark_output_layer, mark_output_to_output_layer
 from credit.models.initialise import kaiming_normal
 from credit.models.kernels.merged_head import (
     WHOLE,
@@ -152,6 +153,10 @@ class TransposedHead(nn.ConvTranspose2d):
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 4, stride=2, padding=1)
 
+    def mark_channels(self, frames: int) -> None:
+        """Declare that the block writes the output channels, of so many frames each."""
+        mark_output_layer(self, frames)
+
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
         """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.
 
@@ -179,6 +184,12 @@ class SubpixelHead(nn.Sequential):
         # Merged kernels, which `precompute` keeps for weights that do not change any more.
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
+
+    def mark_channels(self, frames: int) -> None:
+        """Declare that the block writes the output channels, of so many frames each."""
+        # The four phases of a channel are neighbours before the pixel shuffle.
+        mark_output_layer(self[0], frames, inner=4)
+        mark_output_to_output_layer(self[1], frames)
 
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
         """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.

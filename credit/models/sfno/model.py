@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 from credit.models.base import ForecastModel, ModelSpec
+from credit.models.data_axes import mark_input_layer, mark_output_layer
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.padding import NO_PADDING
 from credit.models.layers.transformer_layer import FeedForward
@@ -70,6 +71,8 @@ class RowEmbedding(nn.Module):
 
     # A vector is an offset like a bias, and is not pulled towards zero.
     has_weight_decay = False
+    # Dimension that counts the rows of the grid, for runs that begin with weights of another grid.
+    row_dims = {"vectors": 0}
 
     def __init__(self, num_rows: int, dim: int) -> None:
         super().__init__()
@@ -161,6 +164,7 @@ class SFNO(ForecastModel):
         outer, inner = self.transforms
 
         self.encoder = PointwiseMLP(in_dim, section.hidden_dim, dim)
+        mark_input_layer(self.encoder.expand, spec.input_frames)
         self.row_embedding = None
         if section.row_embedding:
             self.row_embedding = RowEmbedding(spec.grid.shape[0], dim)
@@ -180,6 +184,8 @@ class SFNO(ForecastModel):
             self.blocks.append(SFNOBlock(section, analysis, synthesis, condition_dims))
         # The skip connection from the input has the waves that the inner grid lacks.
         self.decoder = PointwiseMLP(dim + in_dim, section.hidden_dim, spec.out_channels * spec.output_frames)
+        mark_input_layer(self.decoder.expand, spec.input_frames, start=dim)
+        mark_output_layer(self.decoder.contract, spec.output_frames)
         add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
         self.initialise_unless_meta()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from credit.config.sections.model import ModelSection
 from credit.models.base import ForecastModel, ModelSpec
 from credit.models.checks import parse_keyword_arguments
+from credit.models.data_axes import mark_input_layer, mark_output_layer
 from credit.models.layers.resize import BilinearResize
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.noise.noise_embedding import NoiseFieldEmbedding
@@ -76,6 +77,8 @@ class Swin(ForecastModel):
         self.noise = NoiseInput(section, layout.padding, (section.patch_size, DOWN_SAMPLING))
         in_channels = spec.in_channels * spec.input_frames
         self.embedding = CubeEmbedding(in_channels, dim, section.patch_size, layout.padding)
+        cells_per_patch = section.patch_size**2
+        mark_input_layer(self.embedding.project, spec.input_frames, inner=cells_per_patch)
         field_channels = count_noise_channels(section, "spherical")
         self.noise_embed = None
         if field_channels:
@@ -102,6 +105,7 @@ class Swin(ForecastModel):
         # Back to the resolution of the patches, to cells, and to the grid.
         self.up = SwinUpBlock(dim, section.num_groups, condition_dims, wraps_columns=wraps_columns)
         self.head = PatchHead(dim, spec.out_channels * spec.output_frames, section.patch_size)
+        mark_output_layer(self.head, spec.output_frames, outer=cells_per_patch)
         self.crop = Crop((layout.padding.lat, layout.padding.lon))
         self.resize = BilinearResize(spec.grid.shape)
 

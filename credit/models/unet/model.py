@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.base import ForecastModel, ModelSpec
+from credit.models.data_axes import mark_input_layer, mark_output_layer
 from credit.models.layers.norm import NO_CONDITION_DIMS, ConditionDims, Conditions, GroupNorm
 from credit.models.layers.padding import SpherePadding
 from credit.models.layers.sphere_conv import SphereConv2d
@@ -159,6 +160,7 @@ class UNet(ForecastModel):
             skip=self.levels[0].pole_skip,
             vector_channels=spec.vector_inputs,
         )
+        mark_input_layer(self.stem, spec.input_frames)
         self.latitude = LatitudeProjection(spec.grid.lat, dim[0])
         field_channels = count_noise_channels(section, "spherical")
         self.noise_embed = NoiseFieldEmbedding(field_channels, dim[0], stride=1) if field_channels else None
@@ -186,6 +188,7 @@ class UNet(ForecastModel):
         )
         out_channels = spec.out_channels * spec.output_frames
         self.head = OutputHead(dim[0], out_channels, self.levels[0], condition_dims)
+        mark_output_layer(self.head.conv, spec.output_frames)
         add_dropout_noise(self, section, feed_forward_rate=section.ff_dropout)
         self.initialise_unless_meta()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from credit.config.sections.model import ModelSection
 from credit.models.base import ForecastModel, ModelSpec
 from credit.models.checks import parse_keyword_arguments
+from credit.models.data_axes import mark_input_layer
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
@@ -231,6 +232,9 @@ class WXFormer(ForecastModel):
             stage_padding = self.padding if stage == 0 else NO_PADDING
             kernel_sizes = tuple(section.cross_embed_kernel_sizes[stage])
             embed = CrossScaleEmbedding(in_widths[stage], dim[stage], kernel_sizes, strides[stage], stage_padding)
+            if stage == 0:
+                for conv in embed.convs:
+                    mark_input_layer(conv, spec.input_frames)
             layers = []
             for _ in range(section.depth[stage]):
                 layer = TransformerLayer(
@@ -254,6 +258,7 @@ class WXFormer(ForecastModel):
         self.decoder_output_shape = find_output_shape(spec.grid.shape, self.padding, strides)
         self.resize = BilinearResize(spec.grid.shape)
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
+        self.decoder.head.mark_channels(spec.output_frames)
         add_dropout_noise(self, section, section.attn_dropout, section.ff_dropout)
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,13 @@ from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf
-from credit.data.formats.units import find_conversion, normalise_units
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.levels.vertical_layers import VerticalLayers, build_layers
 from credit.data.sources.value_check import check_sampled_values
 from credit.data.splits import Split, build_splits
 from credit.data.store.statistics import Statistics, fit_statistics
-from credit.errors import CheckpointError, ConfigError, DataError
+from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.models.base import ModelSpec
 
@@ -330,55 +328,3 @@ def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[
     """
     standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
     return cf.is_vector_component(conf.options_of(channel.variable).vector, standard_name)
-
-
-def require_same_fields(
-    assets: ModelAssets, reader: FieldReader, path: Path, channels: ChannelMap | None = None
-) -> None:
-    """Require the channels, grid and units of the data to be those of the checkpoint.
-
-    Args:
-        assets: the assets of the checkpoint.
-        reader: the data. Units of variables that it does not have are not compared.
-        path: the checkpoint, for messages.
-        channels: the channels of the config, if the reader has only some of them; by default those of the reader.
-
-    Raises:
-        CheckpointError: if the channels differ.
-        DataError: if the grid or the units of a variable differ.
-    """
-    difference = assets.channels.describe_mismatch(channels or reader.channels)
-    if difference:
-        raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
-    difference = assets.grid.describe_mismatch(reader.grid)
-    if difference:
-        raise DataError(
-            f"{path}: trained on another grid than the data have: {difference}; set data.grid to the grid of the run, "
-            "to which the data are then interpolated"
-        )
-    for variable, attributes in assets.attributes.items():
-        trained_units = attributes.get("units")
-        data_units = reader.attributes.get(variable, {}).get("units")
-        if not trained_units or not data_units:
-            continue
-        if normalise_units(trained_units) != normalise_units(data_units):
-            remedy = _describe_units_remedy(variable, data_units, trained_units)
-            raise DataError(
-                f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "
-                f"{remedy}"
-            )
-
-
-def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:
-    """Return advice on how to read a variable in the units of the checkpoint, as the end of an error message."""
-    try:
-        find_conversion(data_units, trained_units, variable, "the data")
-    except DataError:
-        return (
-            "these units measure different quantities: correct the units in the file, or read the quantity that was "
-            "trained on (data.sources.N.rename)"
-        )
-    except ConfigError:
-        # Without UDUNITS it is unknown whether the units can be converted; setting the key reports what is missing.
-        pass
-    return f'data.variable_options.{variable}.units: "{trained_units}" converts them'

@@ -7,7 +7,7 @@ adapters. Its meta.json identifies the base by its path and by a checksum of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -21,13 +21,14 @@ from credit.parallel.domain.split import split_domain
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.parallelize import parallelize
-from credit.parallel.state.materialise import allocate_, fill_, require_filled
+from credit.parallel.state.materialise import allocate_, fill_, named_tensors, require_filled
 from credit.parallel.tensor.dropout import remove_dropout
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import describe_added_tensors, find_added_tensors
 from credit.train.checkpoint.resume import starts_from_run_folder
+from credit.train.checkpoint.trained_fields import adapt_weights, describe_adaptation, find_adapted_names
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """Collective: load the forecast weights of `base` into a model, and initialise its adapters, if it has any.
 
     Noise parameters that the base lacks get their initial values, with which the model computes what the base computes.
+    If the model has other channels or another grid, the weights that depend on them are adapted, see
+    `credit.train.checkpoint.trained_fields.adapt_weights`.
 
     Args:
         model: the model, with memory and without values.
@@ -124,7 +127,20 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     Raises:
         CheckpointError: on every rank, if the base has other weights than the model.
     """
-    stored_names = _load_base_weights(model, base)
+    meta = checkpoint.load_meta(base)
+    adapted_names = find_adapted_names(model, meta)
+    stored_names = _load_base_weights(model, base, adapted_names)
+    if adapted_names:
+        # These tensors are small, so every rank gets them whole.
+        stored = run_on_rank0(lambda: checkpoint.load_tensors(base, "forecast", adapted_names))
+        adapted = adapt_weights(model, stored, meta)
+        model_state = {name: tensor for name, tensor in named_tensors(model).items() if name in adapted_names}
+        shapes = {name: value.shape for name, value in adapted.items()}
+        checkpoint.require_same_tensors(model_state, shapes, base)
+        fill_(model, adapted.items())
+    adaptation = describe_adaptation(model, meta)
+    if adaptation:
+        logger.info("%s: %s", base, adaptation)
     # The product of a new adapter is zero, so the model begins as its base.
     fill_(model, initial_adapters(model, seed))
     added_values = find_added_tensors(model, stored_names, seed)
@@ -133,10 +149,18 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     fill_(model, added_values.items())
 
 
-def _load_base_weights(model: nn.Module, base: Path) -> set[str]:
-    """Collective: load the forecast weights of `base` into all of a model but its adapters; return the stored names."""
+def _load_base_weights(model: nn.Module, base: Path, skipped_names: Collection[str] = ()) -> set[str]:
+    """Collective: load the forecast weights of a base into a model, and return the names of the stored tensors.
+
+    Args:
+        model: the model, whose adapters are left out.
+        base: the base checkpoint.
+        skipped_names: names of tensors that are not loaded.
+    """
     stored_names = run_on_rank0(lambda: set(checkpoint.read_stored_shapes(base, "forecast")))
-    checkpoint.load_into(base, "forecast", base_state_dict(model, stored_names))
+    state = base_state_dict(model, stored_names)
+    loaded = {name: tensor for name, tensor in state.items() if name not in skipped_names}
+    checkpoint.load_into(base, "forecast", loaded, skipped_names)
     return stored_names
 
 

@@ -24,13 +24,14 @@ from credit.models.inference import prepare_for_inference
 from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.process_info import ProcessInfo
-from credit.train.build.assets import ModelAssets, build_budget_layers, require_same_fields
+from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.initial_condition_checks import find_masked_cells
 from credit.train.build.model import choose_device
 from credit.train.build.open_data import build_frame_reader
 from credit.train.build.stepper import build_stepper, select_part
 from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.trained_fields import require_same_fields
 from credit.utils.malloc import retain_freed_memory
 
 logger = logging.getLogger(__name__)

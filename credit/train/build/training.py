@@ -203,15 +203,17 @@ def prepare_assets(
         CheckpointError: if the checkpoint was trained on other channels.
         DataError: if values of the data are not plausible, or in other units than the checkpoint was trained on.
     """
-    if origin.checkpoint is not None:
-        config, assets = load_run_state(
-            config, reader, mesh, origin.checkpoint, is_continuation=origin.resumed is not None
-        )
-    else:
+    own_assets = None
+    is_continuation = origin.resumed is not None
+    if origin.checkpoint is None or (config.trainer.resume_changes and not is_continuation):
         # Rank 0 alone reads the training period; the result is sent to the other ranks.
-        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
-        if origin.weights is not None:
-            assets = adapt_assets_to_weights(config, assets, reader, origin.weights)
+        own_assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+    if origin.checkpoint is not None:
+        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, is_continuation, own_assets)
+    elif origin.weights is not None:
+        assets = adapt_assets_to_weights(config, own_assets, reader, origin.weights)
+    else:
+        assets = own_assets
     return config, assets.with_trained_periods((splits["train"], splits["valid"]), reader.calendar)
 
 

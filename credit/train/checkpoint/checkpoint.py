@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -274,14 +274,23 @@ def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
-def load_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """Return the tensors of one stem, or of ``assets``, of a checkpoint: name -> whole tensor on the CPU."""
+def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Return tensors of one stem, or of ``assets``, of a checkpoint: name -> whole tensor on the CPU.
+
+    Args:
+        path: the checkpoint.
+        stem: the set of tensors, such as ``model``.
+        names: names of the tensors that are read; None for all. Names that are not stored are left out.
+    """
     if (path / stem).is_dir():
-        return sharded.read_whole(path / stem)
-    return load_file(path / f"{stem}.safetensors")
+        return sharded.read_whole(path / stem, names)
+    tensors = load_file(path / f"{stem}.safetensors")
+    if names is None:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
-def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
+def load_into(path: Path, stem: str, state: Mapping[str, Tensor], skipped_names: Collection[str] = ()) -> None:
     """Collective: fill tensors in place from a checkpoint, which may have been saved on another mesh.
 
     Args:
@@ -289,6 +298,7 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
         stem: the set of tensors to load, such as ``model``.
         state: name -> tensor to fill, with exactly the names and shapes of the stored set; plain tensors, or DTensors
             on any mesh.
+        skipped_names: names of stored tensors that are not loaded and that `state` lacks.
 
     Raises:
         CheckpointError: on every rank, if names or shapes differ; the message names the tensors that are missing, left
@@ -306,12 +316,15 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
 
     def load() -> None:
         if metadata is not None:
-            require_same_tensors(state, sharded.tensor_shapes(metadata), path)
+            stored_shapes = sharded.tensor_shapes(metadata)
+        else:
+            stored_tensors = load_tensors(path, stem)
+            stored_shapes = {name: tensor.shape for name, tensor in stored_tensors.items()}
+        loaded_shapes = {name: shape for name, shape in stored_shapes.items() if name not in skipped_names}
+        require_same_tensors(state, loaded_shapes, path)
+        if metadata is not None:
             sharded.read_into(path / stem, metadata, state)
             return
-        stored_tensors = load_tensors(path, stem)
-        stored_shapes = {name: tensor.shape for name, tensor in stored_tensors.items()}
-        require_same_tensors(state, stored_shapes, path)
         _fill(state, stored_tensors)
 
     run_on_all_ranks(load)

@@ -26,9 +26,10 @@ from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
 from credit.models.initialise import initial_values_of_addable
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
-from credit.train.build.assets import ModelAssets, read_trained_periods, require_same_fields
+from credit.train.build.assets import ModelAssets, read_trained_periods
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.resume import EXTENDABLE_KEYS, require_same_function
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function
+from credit.train.checkpoint.trained_fields import adapt_assets, adapt_weights, require_same_fields
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
     The model may have parameters that the file lacks if they belong to noise modules, which declare ``may_be_added``.
     They get initial values with which the model computes what the weights in the file were trained to compute.
+    If the file tells the channels and the grid of its weights, those of the model may be others, see `adapt_weights`.
 
     Args:
         model: the model, with memory.
@@ -122,6 +124,9 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
     def load() -> None:
         state = read_state_file(path)
+        meta = read_exported_meta(path)
+        if meta is not None:
+            state |= adapt_weights(model, state, meta)
         added_values = find_added_tensors(model, state.keys(), seed)
         if added_values:
             logger.info("%s: %s", path, describe_added_tensors(state.keys(), added_values.keys()))
@@ -177,27 +182,34 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
         CheckpointError: if the weights were trained with another config of the model, or with other channels.
         DataError: if they were trained on another grid, or with another unit of a variable.
     """
-    meta = run_on_rank0(lambda: _read_exported_meta(path))
+    meta = run_on_rank0(lambda: read_exported_meta(path))
+    changes = config.trainer.resume_changes
+    if meta is None and changes:
+        raise CheckpointError(
+            f"trainer.resume_changes: {changes}: {path} does not tell the channels and the grid of its weights; set "
+            "trainer.resume to a file of credit convert --export or to the folder of a run"
+        )
     if meta is None:
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip
         return assets
-    require_same_function(config, meta["config"], path, extendable_keys=EXTENDABLE_KEYS)
+    channels = ChannelMap.from_dict(meta["channels"])
+    require_same_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
     # What the weights depend on comes from the file. Arrays such as static fields are not in it, so those of the run's
     # own data are used.
     trained = replace(
         assets,
-        channels=ChannelMap.from_dict(meta["channels"]),
+        channels=channels,
         grid=LatLonGrid.from_dict(meta["grid"]),
         statistics=Statistics.from_dict(meta["statistics"]),
         attributes=meta["attributes"],
         trained_periods=read_trained_periods(meta),
     )
-    require_same_fields(trained, reader, path)
-    return trained
+    require_same_fields(trained, reader, path, changes=changes)
+    return adapt_assets(trained, assets) if changes else trained
 
 
-def _read_exported_meta(path: Path) -> dict[str, Any] | None:
+def read_exported_meta(path: Path) -> dict[str, Any] | None:
     """Return the meta.json in a file that ``credit convert --export`` wrote, None for any other file.
 
     Raises:

@@ -1,23 +1,22 @@
-"""Start of a run: choice of the checkpoint or weights to begin with, and comparison with the config stored in them."""
+"""Start of a run: its folder, and the choice of the checkpoint or weights that it begins with."""
 
 from __future__ import annotations
 
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from credit.config import Config, build_config, dump_config
+from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
-from credit.errors import CheckpointError, ConfigError
+from credit.errors import ConfigError
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
-from credit.train.build.assets import ModelAssets, require_same_fields
+from credit.train.build.assets import ModelAssets
 from credit.train.checkpoint import checkpoint, retention
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function, require_same_run
+from credit.train.checkpoint.trained_fields import adapt_assets, require_same_fields
 from credit.train.monitor.metrics_log import write_status
 from credit.train.monitor.run_files import read_status
 from credit.utils.atomic import atomic_write_text
@@ -26,19 +25,6 @@ logger = logging.getLogger(__name__)
 
 # Values of trainer.resume that are never paths, even if the working folder has a file of that name.
 _RESUME_MODES = ("auto", "never", "best", "latest")
-# Keys that decide on what the network computes with its weights, in addition to their shapes. Channels, grid and units
-# are compared elsewhere.
-_FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
-# Keys that must not change during a run.
-_RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora")
-# Exceptions from both: dropout does not change the network in eval mode.
-_CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
-# Keys that a run may change when it starts with weights of another one. New noise leaves their function unchanged.
-EXTENDABLE_KEYS = ("model.noise",)
-# Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
-_UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
-                "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
-                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.preview")  # fmt: skip
 
 
 def prepare_folder(folder: Path) -> None:
@@ -205,7 +191,12 @@ def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
 
 
 def load_run_state(
-    config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, is_continuation: bool
+    config: Config,
+    reader: FieldReader,
+    mesh: DeviceGrid,
+    origin: Path,
+    is_continuation: bool,
+    own_assets: ModelAssets | None = None,
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config and the assets of a run that starts from a checkpoint.
 
@@ -216,19 +207,34 @@ def load_run_state(
         origin: the checkpoint.
         is_continuation: True if this run continues the run of the checkpoint, with the same global batch size; False if
             it is another run that only starts with the weights.
+        own_assets: assets that were fitted to the run's data, which another run needs with ``trainer.resume_changes``.
 
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
         DataError: if the checkpoint was trained on another grid, or with another unit of a variable.
-        ConfigError: if no ``trainer.grad_accum_every`` gives the checkpoint's global batch size on these ranks.
+        ConfigError: if no ``trainer.grad_accum_every`` gives the checkpoint's global batch size on these ranks, or the
+            run of another folder would be continued with ``trainer.resume_changes``.
     """
     meta = checkpoint.load_meta(origin)
     # Statistics and static fields stay those that the weights were trained with.
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(origin, "assets"))
-    require_same_fields(assets, reader, origin)
     if not is_continuation:
-        require_same_function(config, meta["config"], origin, extendable_keys=EXTENDABLE_KEYS)
+        changes = config.trainer.resume_changes
+        require_same_fields(assets, reader, origin, changes=changes)
+        extendable_keys = list_extendable_keys(config, assets.channels)
+        require_same_function(config, meta["config"], origin, extendable_keys=extendable_keys)
+        if changes:
+            assert own_assets is not None
+            assets = adapt_assets(assets, own_assets)
         return config, assets
+    is_in_this_run = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
+    if config.trainer.resume_changes and not is_in_this_run:
+        raise ConfigError(
+            f"trainer.resume_changes: {config.trainer.resume_changes}: {origin} is a checkpoint, whose run would go on "
+            "with its optimizer state; set trainer.resume to the folder of the run, whose best weights a new run "
+            "begins with"
+        )
+    require_same_fields(assets, reader, origin)
     require_same_run(config, meta["config"], origin)
     return keep_global_batch(config, mesh.num_sample_ranks, meta["samples_a_step"], origin), assets
 
@@ -273,103 +279,3 @@ def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path:
     )  # fmt: skip
     trainer = conf.model_copy(update={"grad_accum_every": accumulation})
     return config.model_copy(update={"trainer": trainer})
-
-
-def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
-    """Require that a run can continue with its present config, and log a warning that lists other changes.
-
-    Args:
-        config: the present config of the run.
-        trained: the config in the checkpoint, as plain values.
-        path: the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: if a key has changed that must not change during a run; the message lists these keys.
-    """
-    require_same_function(config, trained, path, _RUN_KEYS)
-    changes = []
-    for key, trained_value, value in _list_changes(config, trained):
-        concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
-        # The keys of a run are either unchanged, as required above, or exceptions such as dropout.
-        is_reported = concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
-        if is_reported:
-            changes.append(f"{key} ({trained_value} before, {value} now)")
-    if changes:
-        logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
-
-
-def require_same_function(
-    config: Config,
-    trained: Mapping[str, Any],
-    path: Path,
-    fixed_keys: tuple[str, ...] = _FUNCTION_KEYS,
-    extendable_keys: tuple[str, ...] = (),
-) -> None:
-    """Require that a network of this config computes the same with these weights as the network that was trained.
-
-    Args:
-        config: the present config.
-        trained: the config in the checkpoint, as plain values.
-        path: the checkpoint, for messages.
-        fixed_keys: keys that must not have changed; this includes all keys below them.
-        extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
-
-    Raises:
-        CheckpointError: if a fixed key has changed; the message lists all such keys with both values.
-    """
-    changes = []
-    advice = "Go back to it, or choose another save_loc"
-    for key, trained_value, value in _list_changes(config, trained):
-        is_exception = _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
-        if _is_below(key, fixed_keys) and not is_exception:
-            changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
-            if _is_below(key, EXTENDABLE_KEYS):
-                advice = f"Go back to it. To change {key}, begin a new run with weights of credit convert --export"
-    if changes:
-        raise CheckpointError(f"{path}: these weights were trained with another config: {'; '.join(changes)}. {advice}")
-
-
-def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, value in the checkpoint, present value) of each key whose values differ."""
-    # An earlier version may have written the config: old keys get their new names, and new keys their defaults. A
-    # config that this version refuses is compared as it is.
-    trained_values = _flatten(trained)
-    with suppress(ConfigError):
-        trained_values = _flatten(_dump_comparable(build_config(trained)))
-    values = _flatten(_dump_comparable(config))
-    changes = []
-    for key in sorted(trained_values.keys() | values.keys()):
-        if trained_values.get(key) != values.get(key):
-            changes.append((key, trained_values.get(key), values.get(key)))
-    return changes
-
-
-def _dump_comparable(config: Config) -> dict[str, Any]:
-    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of `postprocess`."""
-    sections = config.model_dump(mode="json")
-    for name in ("model", "inference"):
-        entries = getattr(config, name).postprocess_entries.values()
-        sections[name]["hyperdiffusion"] = None
-        sections[name]["postprocess"] = [entry.model_dump(mode="json") for entry in entries]
-    return sections
-
-
-def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
-    """Return True if a dotted key is one of `prefixes` or in a section below one of them."""
-    return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
-
-
-def _flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the values of nested sections by dotted key, such as ``trainer.amp``.
-
-    Args:
-        value: a section, or a single value.
-        key: dotted key of `value`, empty for the whole config.
-    """
-    if not isinstance(value, Mapping):
-        return {key: value}
-    values = {}
-    for name, item in value.items():
-        item_key = f"{key}.{name}" if key else name
-        values |= _flatten(item, item_key)
-    return values

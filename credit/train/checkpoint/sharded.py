@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,12 +247,13 @@ def read_into(folder: Path, metadata: Metadata, state: Mapping[str, Tensor]) -> 
     reader.read_data(planner.create_local_plan(), planner).wait()
 
 
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Return name -> whole tensor of a folder, on the CPU."""
+def read_whole(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Return name -> whole tensor of a folder, on the CPU; only of the tensors in `names`, if it is not None."""
     metadata = read_metadata(folder)
     entries: dict[str, Any] = metadata.state_dict_metadata
     state = {}
     for name, entry in entries.items():
-        state[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        if names is None or name in names:
+            state[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     read_into(folder, metadata, state)
     return state

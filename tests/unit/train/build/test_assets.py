@@ -16,9 +16,10 @@ from credit.config import Config, build_config
 from credit.data.samples.frames import FrameReader
 from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
-from credit.train.build.assets import ModelAssets, fit_assets, require_same_fields
+from credit.train.build.assets import ModelAssets, fit_assets
 from credit.train.build.initial_condition_checks import describe_distribution_shift, find_masked_cells
 from credit.train.build.stepper import build_normalizer
+from credit.train.checkpoint.trained_fields import require_same_fields
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 RAW = {

@@ -14,7 +14,8 @@ import torch
 from credit.config import build_config
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, prepare_folder, require_same_run
+from credit.train.checkpoint.config_changes import require_same_run
+from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, prepare_folder
 from tests.unit.config.test_load import MINIMAL, with_key
 
 

@@ -1,0 +1,253 @@
+"""Weights whose size follows from the channels or the rows of the data, and their change to other data.
+
+A network declares these weights where it builds the layers (`mark_input_layer`, `mark_output_layer`, and the attribute
+`row_dims`). A run may then begin with the weights of a run that had fewer channels or another grid
+(``trainer.resume_changes``). The entries of new channels are zero, so the network computes for the other channels what
+it computed before. Entries of rows are interpolated in latitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from credit.channels import ChannelMap
+from credit.grid import LatLonGrid
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+
+# A layer from the output channels to the output channels passes a new channel on with this fraction of the largest
+# singular value of its weight. A fraction below 1 leaves that singular value, and so the spectral norm, unchanged.
+PASS_ON = 0.5
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """Dimension of a tensor that has entries for each channel.
+
+    From the index `start` on, the entries of the dimension are those of an array (outer, channels, inner).
+
+    Attributes:
+        group: ``input`` or ``output``, the channels that are counted.
+        dim: the dimension of the tensor.
+        start: number of entries before those of the channels.
+        outer: number of repetitions of the list of channels.
+        inner: number of neighbouring entries of a channel, such as one for each time frame.
+    """
+
+    group: Literal["input", "output"]
+    dim: int
+    start: int = 0
+    outer: int = 1
+    inner: int = 1
+
+    def fits(self, stored: Tensor, trained: ChannelMap) -> bool:
+        """Return True if a tensor has the entries of the channels `trained` along the dimension."""
+        channels = trained.input if self.group == "input" else trained.output
+        return (
+            stored.dim() > self.dim and stored.shape[self.dim] >= self.start + self.outer * len(channels) * self.inner
+        )
+
+    def extend(self, stored: Tensor, stored_names: Sequence[str], names: Sequence[str]) -> Tensor:
+        """Return a tensor for more channels, or another order, with zeros for channels that are not stored.
+
+        Args:
+            stored: whole tensor for the stored channels.
+            stored_names: names of the stored channels in order; all of them must be among `names`.
+            names: names of all channels in order.
+        """
+        channel_entries = self.outer * len(stored_names) * self.inner
+        after = stored.shape[self.dim] - self.start - channel_entries
+        entries_before, entries, entries_after = stored.split([self.start, channel_entries, after], self.dim)
+        # The dimension becomes three: outer, channel, inner.
+        entries = entries.unflatten(self.dim, (self.outer, len(stored_names), self.inner))
+        shape = list(entries.shape)
+        shape[self.dim + 1] = len(names)
+        positions = torch.tensor([names.index(name) for name in stored_names])
+        extended = entries.new_zeros(shape).index_copy(self.dim + 1, positions, entries)
+        extended = extended.flatten(self.dim, self.dim + 2)
+        return torch.cat([entries_before, extended, entries_after], self.dim)
+
+
+def mark_input_layer(layer: nn.Module, frames: int, start: int = 0, inner: int = 1) -> None:
+    """Declare that a linear layer or convolution reads the input channels.
+
+    Args:
+        layer: the layer; dimension 1 of its weight counts its inputs.
+        frames: number of input frames; the frames of a channel are neighbours.
+        start: number of inputs before those of the channels.
+        inner: number of neighbouring inputs of a frame of a channel, such as the cells of a patch.
+    """
+    layer.channel_axes = {"weight": (ChannelAxis("input", 1, start, inner=frames * inner),)}
+
+
+def mark_output_layer(layer: nn.Module, frames: int, outer: int = 1, inner: int = 1) -> None:
+    """Declare that a linear layer or convolution writes the output channels.
+
+    Args:
+        layer: the layer.
+        frames: number of output frames; the frames of a channel are neighbours.
+        outer: number of repetitions of the list of channels, such as the cells of a patch.
+        inner: number of neighbouring outputs of a frame of a channel.
+    """
+    out_dim = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+    weight_axis = ChannelAxis("output", out_dim, outer=outer, inner=frames * inner)
+    layer.channel_axes = {"weight": (weight_axis,), "bias": (replace(weight_axis, dim=0),)}
+
+
+def mark_output_to_output_layer(layer: nn.Module, frames: int) -> None:
+    """Declare that a linear layer or convolution both reads and writes the output channels.
+
+    Args:
+        layer: the layer; not a transposed convolution.
+        frames: number of output frames; the frames of a channel are neighbours.
+    """
+    row_axis = ChannelAxis("output", 0, inner=frames)
+    layer.channel_axes = {"weight": (row_axis, replace(row_axis, dim=1)), "bias": (row_axis,)}
+
+
+def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
+    """Return the tensors of a model that have entries for each channel, by name in the state dict.
+
+    Args:
+        model: the model; it may be sharded and wrapped. Its layers may have spectral norm.
+    """
+    axes: dict[str, tuple[ChannelAxis, ...]] = {}
+    for path, module in model.named_modules():
+        plain_path = strip_wrapper_prefixes(path)
+        for key, tensor_axes in getattr(module, "channel_axes", {}).items():
+            # A wrapper shows the attributes of the layer in it, and has its plain path.
+            is_parametrized = parametrize.is_parametrized(module, key)
+            name = f"{plain_path}.parametrizations.{key}.original" if is_parametrized else f"{plain_path}.{key}"
+            axes[name] = tensor_axes
+            if not is_parametrized:
+                continue
+            chain = module.parametrizations[key]
+            for number, parametrization in enumerate(chain):
+                for buffer_name, buffer_axes in _find_vector_axes(chain.original.shape, parametrization, tensor_axes):
+                    axes[f"{plain_path}.parametrizations.{key}.{number}.{buffer_name}"] = buffer_axes
+    return axes
+
+
+def _find_vector_axes(
+    shape: Sequence[int], parametrization: nn.Module, axes: Sequence[ChannelAxis]
+) -> list[tuple[str, tuple[ChannelAxis, ...]]]:
+    """Return (name, axes) of the singular vectors u and v of spectral norm; an empty list for other parametrizations.
+
+    The vectors of the extended matrix are those of the stored one with zeros for the new rows and columns.
+
+    Args:
+        shape: shape of the weight.
+        parametrization: parametrization of the weight.
+        axes: axes of the weight.
+    """
+    out_dim = getattr(parametrization, "out_dim", None)
+    if out_dim is None:
+        return []
+    vectors = []
+    for axis in axes:
+        if axis.dim == out_dim:
+            vectors.append(("u", (replace(axis, dim=0),)))
+        else:
+            # v runs over the inputs and the cells of the kernel.
+            cells = math.prod(shape[2:])
+            vectors.append(("v", (replace(axis, dim=0, start=axis.start * cells, inner=axis.inner * cells),)))
+    return vectors
+
+
+def find_row_dims(model: nn.Module) -> dict[str, int]:
+    """Return the tensors of a model that have entries for each row of the grid: name in the state dict -> dimension.
+
+    A layer declares them by an attribute `row_dims`: name of the tensor in the layer -> dimension.
+
+    Args:
+        model: the model; it may be sharded and wrapped.
+    """
+    dims = {}
+    for path, module in model.named_modules():
+        for key, dim in getattr(module, "row_dims", {}).items():
+            dims[f"{strip_wrapper_prefixes(path)}.{key}"] = dim
+    return dims
+
+
+def interpolate_rows(
+    dims: Mapping[str, int], stored: Mapping[str, Tensor], trained: LatLonGrid, new: LatLonGrid
+) -> dict[str, Tensor]:
+    """Return the tensors of `dims` for the rows of another grid, interpolated linearly in latitude.
+
+    Rows of the other grid that lie beyond the outermost rows of the trained one get the values of these.
+
+    Args:
+        dims: output of `find_row_dims`.
+        stored: name -> whole tensor on the CPU, for all names in `dims`.
+        trained: grid of the stored tensors.
+        new: grid of the new run.
+    """
+    # Latitudes fall from north to south, but `np.interp` needs rising numbers.
+    trained_south_H, new_south_H = -np.asarray(trained.lat), -np.asarray(new.lat)
+    position_H = np.interp(new_south_H, trained_south_H, np.arange(len(trained_south_H)))
+    north_H = torch.from_numpy(np.minimum(np.floor(position_H), len(trained_south_H) - 2).astype(np.int64))
+    fraction_H = torch.from_numpy(position_H) - north_H
+    interpolated = {}
+    for name, dim in dims.items():
+        rows_first = stored[name].movedim(dim, 0)
+        fraction = fraction_H.to(rows_first.dtype).view(-1, *[1] * (rows_first.dim() - 1))
+        rows = torch.lerp(rows_first[north_H], rows_first[north_H + 1], fraction)
+        interpolated[name] = rows.movedim(0, dim)
+    return interpolated
+
+
+def extend_channels(
+    axes: Mapping[str, tuple[ChannelAxis, ...]], stored: Mapping[str, Tensor], trained: ChannelMap, new: ChannelMap
+) -> dict[str, Tensor]:
+    """Return the tensors of `axes` for the channels of a new run, from those of the run that it begins with.
+
+    New entries are zero. In a layer from the output channels to the output channels, a new channel is passed on, since
+    two layers of zeros in a row would have no gradient.
+
+    Args:
+        axes: output of `find_channel_axes`.
+        stored: name -> whole tensor on the CPU, for all names in `axes`.
+        trained: channels of the stored tensors; all of them must be among `new`.
+        new: channels of the new run.
+    """
+    names = {
+        "input": ([channel.name for channel in trained.input], [channel.name for channel in new.input]),
+        "output": ([channel.name for channel in trained.output], [channel.name for channel in new.output]),
+    }
+    extended = {}
+    for name, tensor_axes in axes.items():
+        value = stored[name]
+        for axis in tensor_axes:
+            value = axis.extend(value, *names[axis.group])
+        if len(tensor_axes) == 2:
+            _pass_on_new_channels(value, stored[name], tensor_axes[0].inner, *names["output"])
+        extended[name] = value
+    return extended
+
+
+def _pass_on_new_channels(
+    weight: Tensor, stored: Tensor, frames: int, stored_names: Sequence[str], names: Sequence[str]
+) -> None:
+    """Let a layer from the output channels to the output channels pass new channels on, in place.
+
+    Args:
+        weight: extended weight of a linear layer or convolution.
+        stored: weight before the extension.
+        frames: number of frames of a channel.
+        stored_names: names of the stored output channels.
+        names: names of all output channels in order.
+    """
+    factor = PASS_ON * torch.linalg.matrix_norm(stored.flatten(1).double(), ord=2).item()
+    # The cell in the middle of the kernel; none for a linear layer.
+    middle = tuple(size // 2 for size in weight.shape[2:])
+    for index, name in enumerate(names):
+        if name not in stored_names:
+            for entry in range(index * frames, (index + 1) * frames):
+                weight[(entry, entry, *middle)] = factor

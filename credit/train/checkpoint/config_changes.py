@@ -1,0 +1,148 @@
+"""Comparison of the config of a run with the config in the checkpoint or weights that it begins with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from credit.channels import ChannelMap
+from credit.config import Config, build_config
+from credit.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Keys that decide on what the network computes with its weights, in addition to their shapes. Channels, grid and units
+# are compared elsewhere.
+_FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
+# Keys that must not change during a run.
+_RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora")
+# Exceptions from both: dropout does not change the network in eval mode.
+_CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
+# Keys that a run may change when it starts with weights of another one. New noise leaves their function unchanged.
+EXTENDABLE_KEYS = ("model.noise",)
+# Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
+_UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
+                "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
+                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.preview")  # fmt: skip
+
+
+def list_extendable_keys(config: Config, trained: ChannelMap) -> tuple[str, ...]:
+    """Return the keys that a run may change when it starts with weights of another one.
+
+    Args:
+        config: the config of the run, whose ``trainer.resume_changes`` may allow more keys.
+        trained: the channels of the other run.
+    """
+    keys = EXTENDABLE_KEYS
+    if "grid" in config.trainer.resume_changes:
+        # Sizes such as padding depend on the grid. The shapes of the weights are compared in any case.
+        keys += ("model",)
+    if "channels" in config.trainer.resume_changes:
+        trained_variables = {channel.variable for channel in (*trained.input, *trained.output)}
+        for channel in (*config.data.channel_map().input, *config.data.channel_map().output):
+            if channel.variable not in trained_variables:
+                keys += (f"data.transforms.{channel.variable}",)
+    return keys
+
+
+def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
+    """Require that a run can continue with its present config, and log a warning that lists other changes.
+
+    Args:
+        config: the present config of the run.
+        trained: the config in the checkpoint, as plain values.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if a key has changed that must not change during a run; the message lists these keys.
+    """
+    require_same_function(config, trained, path, _RUN_KEYS)
+    changes = []
+    for key, trained_value, value in _list_changes(config, trained):
+        concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
+        # The keys of a run are either unchanged, as required above, or exceptions such as dropout.
+        is_reported = concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
+        if is_reported:
+            changes.append(f"{key} ({trained_value} before, {value} now)")
+    if changes:
+        logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
+
+
+def require_same_function(
+    config: Config,
+    trained: Mapping[str, Any],
+    path: Path,
+    fixed_keys: tuple[str, ...] = _FUNCTION_KEYS,
+    extendable_keys: tuple[str, ...] = (),
+) -> None:
+    """Require that a network of this config computes the same with these weights as the network that was trained.
+
+    Args:
+        config: the present config.
+        trained: the config in the checkpoint, as plain values.
+        path: the checkpoint, for messages.
+        fixed_keys: keys that must not have changed; this includes all keys below them.
+        extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
+
+    Raises:
+        CheckpointError: if a fixed key has changed; the message lists all such keys with both values.
+    """
+    changes = []
+    advice = "Go back to it, or choose another save_loc"
+    for key, trained_value, value in _list_changes(config, trained):
+        is_exception = _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
+        if _is_below(key, fixed_keys) and not is_exception:
+            changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
+            if _is_below(key, EXTENDABLE_KEYS):
+                advice = f"Go back to it. To change {key}, begin a new run with weights of credit convert --export"
+    if changes:
+        raise CheckpointError(f"{path}: these weights were trained with another config: {'; '.join(changes)}. {advice}")
+
+
+def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (key, value in the checkpoint, present value) of each key whose values differ."""
+    # An earlier version may have written the config: old keys get their new names, and new keys their defaults. A
+    # config that this version refuses is compared as it is.
+    trained_values = _flatten(trained)
+    with suppress(ConfigError):
+        trained_values = _flatten(_dump_comparable(build_config(trained)))
+    values = _flatten(_dump_comparable(config))
+    changes = []
+    for key in sorted(trained_values.keys() | values.keys()):
+        if trained_values.get(key) != values.get(key):
+            changes.append((key, trained_values.get(key), values.get(key)))
+    return changes
+
+
+def _dump_comparable(config: Config) -> dict[str, Any]:
+    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of `postprocess`."""
+    sections = config.model_dump(mode="json")
+    for name in ("model", "inference"):
+        entries = getattr(config, name).postprocess_entries.values()
+        sections[name]["hyperdiffusion"] = None
+        sections[name]["postprocess"] = [entry.model_dump(mode="json") for entry in entries]
+    return sections
+
+
+def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
+    """Return True if a dotted key is one of `prefixes` or in a section below one of them."""
+    return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _flatten(value: Any, key: str = "") -> dict[str, Any]:
+    """Return the values of nested sections by dotted key, such as ``trainer.amp``.
+
+    Args:
+        value: a section, or a single value.
+        key: dotted key of `value`, empty for the whole config.
+    """
+    if not isinstance(value, Mapping):
+        return {key: value}
+    values = {}
+    for name, item in value.items():
+        item_key = f"{key}.{name}" if key else name
+        values |= _flatten(item, item_key)
+    return values

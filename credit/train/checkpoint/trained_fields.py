@@ -1,0 +1,237 @@
+"""Comparison of the data of a run with those that its weights were trained on, and the change of both to other data.
+
+With ``trainer.resume_changes``, a run may begin with weights that were trained on fewer channels or on another grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit.channels import ChannelMap
+from credit.data.formats.units import find_conversion, normalise_units
+from credit.data.reader import FieldReader
+from credit.data.store.statistics import Statistics
+from credit.errors import CheckpointError, ConfigError, DataError
+from credit.grid import LatLonGrid
+from credit.models.base import ForecastModel
+from credit.models.data_axes import extend_channels, find_channel_axes, find_row_dims, interpolate_rows
+from credit.train.build.assets import ModelAssets
+
+
+def require_same_fields(
+    assets: ModelAssets,
+    reader: FieldReader,
+    path: Path,
+    channels: ChannelMap | None = None,
+    changes: Collection[str] = (),
+) -> None:
+    """Require the channels, grid and units of the data to be those of the checkpoint.
+
+    Args:
+        assets: the assets of the checkpoint.
+        reader: the data. Units of variables that it does not have are not compared.
+        path: the checkpoint, for messages.
+        channels: the channels of the config, if the reader has only some of them; by default those of the reader.
+        changes: ``trainer.resume_changes``. With ``channels``, the data may have further channels; with ``grid``, their
+            grid may be another one.
+
+    Raises:
+        CheckpointError: if the channels differ.
+        DataError: if the grid or the units of a variable differ.
+    """
+    own_channels = channels or reader.channels
+    difference = assets.channels.describe_mismatch(own_channels)
+    if difference and "channels" not in changes:
+        raise CheckpointError(
+            f"{path}: trained on other channels than data.variables asks for: {difference}; a new run may add channels "
+            "with trainer.resume_changes: [channels]"
+        )
+    if difference:
+        _require_added_channels(assets.channels, own_channels, path)
+    difference = assets.grid.describe_mismatch(reader.grid)
+    if difference and "grid" not in changes:
+        raise DataError(
+            f"{path}: trained on another grid than the data have: {difference}; set data.grid to the grid of the run, "
+            "to which the data are then interpolated; a new run may take another grid with trainer.resume_changes: "
+            "[grid]"
+        )
+    for variable, attributes in assets.attributes.items():
+        trained_units = attributes.get("units")
+        data_units = reader.attributes.get(variable, {}).get("units")
+        if not trained_units or not data_units:
+            continue
+        if normalise_units(trained_units) != normalise_units(data_units):
+            remedy = _describe_units_remedy(variable, data_units, trained_units)
+            raise DataError(
+                f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "
+                f"{remedy}"
+            )
+
+
+def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) -> None:
+    """Require that the input and the output of a run have all channels of the checkpoint that it begins with.
+
+    Args:
+        trained: the channels of the checkpoint.
+        new: the channels of the run.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: naming the channels that are missing.
+    """
+    for kind, trained_channels, own_channels in (
+        ("input", trained.input, new.input),
+        ("output", trained.output, new.output),
+    ):
+        own_names = {channel.name for channel in own_channels}
+        missing_names = [channel.name for channel in trained_channels if channel.name not in own_names]
+        if missing_names:
+            raise CheckpointError(
+                f"{path}: trained with the {kind} {', '.join(missing_names)}, which data.variables lacks; with "
+                "trainer.resume_changes: [channels], a run may add channels but not remove them"
+            )
+
+
+def find_adapted_names(model: ForecastModel, meta: Mapping[str, Any]) -> set[str]:
+    """Return the names of the stored tensors that must be changed for the channels or the grid of a new run.
+
+    Args:
+        model: the model of the new run; it may be sharded.
+        meta: contents of the meta.json of the stored weights.
+
+    Raises:
+        CheckpointError: if the channels differ and the model does not declare which weights belong to channels.
+    """
+    names: set[str] = set()
+    if ChannelMap.from_dict(meta["channels"]) != model.spec.channels:
+        names |= find_channel_axes(model).keys()
+        if not names:
+            raise CheckpointError(
+                f"trainer.resume_changes: [channels]: {type(model).__name__} does not declare which of its weights "
+                "belong to channels; declare them in its constructor, see docs/add_a_model.md"
+            )
+    if _has_other_rows(model, meta):
+        names |= find_row_dims(model).keys()
+    return names
+
+
+def adapt_weights(
+    model: ForecastModel, stored: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Return the stored tensors that depend on channels or rows, changed to the channels and the grid of a model.
+
+    Args:
+        model: the model of a new run; it may be sharded.
+        stored: name -> whole tensor on the CPU, at least for the names that `find_adapted_names` returns. Tensors that
+            are missing, or whose shape is that of another model, are left out or unchanged.
+        meta: contents of the meta.json of the stored weights.
+
+    Raises:
+        CheckpointError: if the channels differ and the model does not declare which weights belong to channels.
+    """
+    adapted = {name: stored[name] for name in find_adapted_names(model, meta) if name in stored}
+    trained = ChannelMap.from_dict(meta["channels"])
+    if trained != model.spec.channels:
+        axes = {}
+        for name, tensor_axes in find_channel_axes(model).items():
+            if name in adapted and all(axis.fits(adapted[name], trained) for axis in tensor_axes):
+                axes[name] = tensor_axes
+        adapted |= extend_channels(axes, adapted, trained, model.spec.channels)
+    trained_grid = LatLonGrid.from_dict(meta["grid"])
+    if _has_other_rows(model, meta):
+        row_dims = {}
+        for name, dim in find_row_dims(model).items():
+            if name in adapted and adapted[name].shape[dim] == trained_grid.shape[0]:
+                row_dims[name] = dim
+        adapted |= interpolate_rows(row_dims, adapted, trained_grid, model.spec.grid)
+    return adapted
+
+
+def _has_other_rows(model: ForecastModel, meta: Mapping[str, Any]) -> bool:
+    """Return True if the rows of the model's grid are others than those of the stored weights."""
+    trained_lat = LatLonGrid.from_dict(meta["grid"]).lat
+    return not np.array_equal(trained_lat, model.spec.grid.lat)
+
+
+def describe_adaptation(model: ForecastModel, meta: Mapping[str, Any]) -> str | None:
+    """Return a sentence about what is new compared with the stored weights; None if nothing is.
+
+    Args:
+        model: the model of a new run; it may be sharded.
+        meta: contents of the meta.json of the stored weights.
+    """
+    trained = ChannelMap.from_dict(meta["channels"])
+    sentences = []
+    for kind, trained_channels, own_channels in (
+        ("input", trained.input, model.spec.channels.input),
+        ("output", trained.output, model.spec.channels.output),
+    ):
+        trained_names = {channel.name for channel in trained_channels}
+        new_names = [channel.name for channel in own_channels if channel.name not in trained_names]
+        if new_names:
+            sentences.append(f"new {kind} channels, whose weights begin as zeros: {', '.join(new_names)}")
+    difference = LatLonGrid.from_dict(meta["grid"]).describe_mismatch(model.spec.grid)
+    if difference:
+        sentences.append(f"another grid: {difference}")
+    return "; ".join(sentences) or None
+
+
+def adapt_assets(trained: ModelAssets, fitted: ModelAssets) -> ModelAssets:
+    """Return the assets of a run that begins with weights of other channels or another grid.
+
+    The channels of the checkpoint keep their statistics and units, because the weights depend on them. On the same
+    grid, they also keep their static fields and masks. Everything else comes from the data of the run.
+
+    Args:
+        trained: the assets of the checkpoint, which `require_same_fields` has accepted.
+        fitted: the assets that were fitted to the data of the run.
+    """
+    statistics = fitted.statistics
+    arrays = {}
+    trained_rows = {name: row for row, name in enumerate(trained.statistics.names)}
+    for field in fields(Statistics):
+        if field.name == "names":
+            continue
+        values_C = np.array(getattr(statistics, field.name))
+        for row, name in enumerate(statistics.names):
+            if name in trained_rows:
+                values_C[row] = getattr(trained.statistics, field.name)[trained_rows[name]]
+        arrays[field.name] = values_C
+    static_CHW = fitted.static_CHW
+    masks = dict(fitted.masks)
+    if trained.grid.describe_mismatch(fitted.grid) is None:
+        static_CHW = np.array(static_CHW)
+        trained_names = [channel.name for channel in trained.channels.group("static")]
+        for index, channel in enumerate(fitted.channels.group("static")):
+            if channel.name in trained_names:
+                static_CHW[index] = trained.static_CHW[trained_names.index(channel.name)]
+        masks |= trained.masks
+    return replace(
+        fitted,
+        statistics=replace(statistics, **arrays),
+        attributes={**fitted.attributes, **trained.attributes},
+        static_CHW=static_CHW,
+        masks=masks,
+        trained_periods=trained.trained_periods,
+    )
+
+
+def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:
+    """Return advice on how to read a variable in the units of the checkpoint, as the end of an error message."""
+    try:
+        find_conversion(data_units, trained_units, variable, "the data")
+    except DataError:
+        return (
+            "these units measure different quantities: correct the units in the file, or read the quantity that was "
+            "trained on (data.sources.N.rename)"
+        )
+    except ConfigError:
+        # Without UDUNITS it is unknown whether the units can be converted; setting the key reports what is missing.
+        pass
+    return f'data.variable_options.{variable}.units: "{trained_units}" converts them'
