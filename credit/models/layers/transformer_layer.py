@@ -18,13 +18,14 @@ from credit.models.layers.window_attention import BiasIndex, WindowAttention
 
 
 class FeedForward(nn.Module):
-    """Pre-norm MLP over the channels of each token, without the residual connection.
+    """MLP over the channels of each token, after a norm, without the residual connection.
 
     Args:
         dim: channels of the tokens.
         dropout: probability of dropping a hidden channel in training.
         condition_dims: lengths of the conditions that the norm depends on.
         hidden_dim: hidden channels; None for 4 * `dim`.
+        has_norm: False to leave the norm out.
     """
 
     # As in `WindowAttention`.
@@ -36,10 +37,11 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         condition_dims: ConditionDims = NO_CONDITION_DIMS,
         hidden_dim: int | None = None,
+        has_norm: bool = True,
     ) -> None:
         super().__init__()
         hidden_dim = hidden_dim or 4 * dim
-        self.norm = LayerNorm(dim, condition_dims)
+        self.norm = LayerNorm(dim, condition_dims) if has_norm else None
         self.expand = RecomputeLinear(dim, hidden_dim)
         self.contract = RecomputeLinear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
@@ -54,7 +56,8 @@ class FeedForward(nn.Module):
             conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         # From here on, cells are independent of each other.
-        normed_NC = self.norm(x_BHWC, conditions).flatten(0, 2)
+        normed_BHWC = x_BHWC if self.norm is None else self.norm(x_BHWC, conditions)
+        normed_NC = normed_BHWC.flatten(0, 2)
         # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed one by one.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             hidden_NK = F.gelu(self.expand(normed_NC))
@@ -64,7 +67,7 @@ class FeedForward(nn.Module):
         else:
             norm = None
             # The kernel can compute only such norms again that do not depend on a condition.
-            if self.saves_memory and not conditions.changes_norms:
+            if self.norm is not None and self.saves_memory and not conditions.changes_norms:
                 norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
             # The first layer defers its product to the second one, where one kernel computes both.
             deferred = self.expand(normed_NC, defer)

@@ -7,14 +7,11 @@ patch.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.kernels.mlp import mlp
-from credit.models.kernels.recompute_linear import RecomputeLinear, defer
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
-from credit.models.layers.seeded_dropout import SeededDropout
+from credit.models.layers.transformer_layer import FeedForward
 from credit.models.layers.up_sampling import Refinement
 from credit.models.swin.attention import ShiftedWindowAttention
 
@@ -55,41 +52,6 @@ class CubeEmbedding(nn.Module):
         return self.norm(self.project(patches_BHWC))
 
 
-class SwinFeedForward(nn.Module):
-    """MLP over the channels of each token, with 4 * `dim` hidden channels, without norm and residual connection.
-
-    Args:
-        dim: channels of the tokens.
-        dropout: probability of dropping a hidden channel in training.
-    """
-
-    def __init__(self, dim: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.expand = RecomputeLinear(dim, 4 * dim)
-        self.contract = RecomputeLinear(4 * dim, dim)
-        self.dropout = nn.Dropout(dropout)
-        # Dropout as noise, which `use_seeded_dropout` puts here.
-        self.seeded_dropout: SeededDropout | None = None
-
-    def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the tokens (B, H, W, C).
-
-        Args:
-            x_BHWC: tokens.
-            conditions: vectors of each sample, of which dropout uses the seeds.
-        """
-        x_NC = x_BHWC.flatten(0, 2)
-        # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed one by one.
-        if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
-            hidden_NK = F.gelu(self.expand(x_NC))
-            y_NC = self.contract(self.seeded_dropout.drop_channels(hidden_NK, conditions.dropout_seeds_BM))
-        elif self.dropout.training and self.dropout.p:
-            y_NC = self.contract(self.dropout(F.gelu(self.expand(x_NC))))
-        else:
-            y_NC = self.contract(self.expand(x_NC, defer), mlp)
-        return y_NC.view(x_BHWC.shape)
-
-
 class SwinBlock(nn.Module):
     """Swin-V2 block: attention and feed-forward layer, each followed by a norm and added to the tokens.
 
@@ -120,7 +82,7 @@ class SwinBlock(nn.Module):
         super().__init__()
         self.attention = attention
         self.attention_norm = LayerNorm(dim, condition_dims)
-        self.feed_forward = SwinFeedForward(dim, dropout)
+        self.feed_forward = FeedForward(dim, dropout, has_norm=False)
         self.feed_forward_norm = LayerNorm(dim, condition_dims)
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
