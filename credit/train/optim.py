@@ -1,9 +1,10 @@
-"""AdamW without weight decay on norms and biases, and schedules of learning rate and rollout length."""
+"""The optimizer of a run, and schedules of learning rate and rollout length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,10 +12,14 @@ from torch import nn
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.train.learning_rates import find_learning_rate_factors
+from credit.train.muon import Muon, find_matrices
 
 
-def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
-    """Return fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for the trainable parameters of a model.
+def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW | Muon:
+    """Return the optimizer of ``trainer.optimizer`` for the trainable parameters of a model.
+
+    It is fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), or `Muon` for the matrices inside the network with
+    AdamW for all other parameters.
 
     Weight decay applies to matrices and convolution kernels only. It applies neither to gains, biases and other
     vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False. The training step multiplies
@@ -29,19 +34,26 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
-    # (has weight decay, factor on the learning rate, mesh) -> parameters. A fused kernel takes only parameters of one
-    # mesh.
-    groups: dict[tuple[bool, float, object], list[nn.Parameter]] = {}
+    matrices = find_matrices(model) if conf.optimizer == "muon" else {}
+    # (has weight decay, factor on the learning rate, mesh, is a matrix of Muon) -> parameters. A fused kernel takes
+    # only parameters of one mesh.
+    groups: dict[tuple[bool, float, object, bool], list[nn.Parameter]] = {}
     factors = find_learning_rate_factors(model, conf.learning_rate_factors)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             has_decay = parameter.dim() > 1 and id(parameter) not in ids_without_decay
             device_mesh = getattr(parameter, "device_mesh", None)
-            groups.setdefault((has_decay, factors[name], device_mesh), []).append(parameter)
-    param_groups = []
-    for (has_decay, factor, _), parameters in groups.items():
+            key = (has_decay, factors[name], device_mesh, parameter in matrices)
+            groups.setdefault(key, []).append(parameter)
+    param_groups: list[dict[str, Any]] = []
+    for (has_decay, factor, _, is_matrix), parameters in groups.items():
         weight_decay = conf.weight_decay if has_decay else 0.0
-        param_groups.append({"params": parameters, "weight_decay": weight_decay, "lr_factor": factor})
+        group = {"params": parameters, "weight_decay": weight_decay, "lr_factor": factor}
+        if is_matrix:
+            group["out_dims"] = [matrices[parameter] for parameter in parameters]
+        param_groups.append(group)
+    if conf.optimizer == "muon":
+        return Muon(param_groups, conf.learning_rate, conf.betas)
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
     # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():

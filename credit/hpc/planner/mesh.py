@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from credit.config.sections.trainer import MixedPrecisionConfig
+from credit.config.sections.parallelism import MixedPrecisionConfig
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.memory import (
     Memory,

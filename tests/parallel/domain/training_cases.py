@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from credit.config.sections.trainer import ParallelismConfig
+from credit.config.sections.parallelism import ParallelismConfig
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from tests.parallel.training.cases import Case, train
 
@@ -29,7 +29,7 @@ MESHES: dict[str, dict[str, Any]] = {
 CASES = {
     "long rollout": Case(True, "selective", 2, 3, "pixel_shuffle", rows=15, samples=4, steps=2),
     # A global mean couples all cells, so the ranks gather the outputs for the loss.
-    "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0, samples=4),
+    "global mean": Case(True, True, 1, 2, "transposed", recompute=True, global_mean=1.0, samples=4, optimizer="muon"),
     "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15, samples=2, steps=3),
     "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, samples=2),
     "bfloat16": Case(True, True, 1, 2, "pixel_shuffle", amp=True, rows=15, samples=4, steps=3),

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from credit.channels import ChannelMap
-from credit.config.sections.trainer import ParallelismConfig, TrainerConfig
+from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.trainer import TrainerConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
@@ -105,6 +106,7 @@ class Case:
     alike: bool = False
     # Kinds of noise of an ensemble.
     noise: tuple[str, ...] = ("global", "cell", "spherical", "dropout")
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -118,7 +120,7 @@ CASES = [
     Case(True, False, 2, 2, "pixel_shuffle", recompute=True, steps=2),
     Case(True, True, 1, 2, "pixel_shuffle", alike=True),
     Case(True, "selective", 2, 1, "transposed", alike=True),
-    Case(False, False, 2, 1, "pixel_shuffle"),
+    Case(False, False, 2, 1, "pixel_shuffle", optimizer="muon"),
     Case(False, True, 2, 2, "transposed", recompute=True, steps=2),
     Case(True, True, 2, 2, "pixel_shuffle", recompute=True, steps=2, members=3),
     # members shared by ranks: rows of the loss are divided, then channels, then both kept whole in float64
@@ -216,7 +218,8 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
             module.double()
         static = static.double()
     stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
-    optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
+    conf = TrainerConfig(max_steps=5, optimizer=case.optimizer, learning_rate=1e-3, weight_decay=0.1)
+    optimizer = build_optimizer(model, conf)
     average = EMA(model, 0.9)
 
     def build_part_losses(parts: Sequence[LossPart]) -> list[Loss]:

@@ -1,0 +1,160 @@
+"""Muon: updates with equal singular values, for the matrices inside a network, skipped and scaled like AdamW's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from credit.config.registry import MODELS
+from credit.config.sections.trainer import TrainerConfig
+from credit.models.base import ModelSpec
+from credit.models.registry import build_model
+from credit.parallel.matrix_exchange import MatrixExchange, assign_owners
+from credit.train.muon import (
+    MOMENTUM,
+    NEWTON_SCHULZ,
+    NUM_ITERATIONS,
+    UPDATE_RMS,
+    Muon,
+    count_operations,
+    find_matrices,
+    orthogonalize,
+    orthogonalize_weight,
+)
+from credit.train.optim import build_optimizer, optimizer_tensors
+from tests.networks.networks import SECTIONS
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Return a float64 tensor of random numbers."""
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def apply_to_singular_values(matrix: Tensor) -> Tensor:
+    """Return what the iterations do to a matrix, from its singular value decomposition."""
+    u, singular_values, vh = torch.linalg.svd(matrix, full_matrices=False)
+    a, b, c = NEWTON_SCHULZ
+    x = singular_values / matrix.norm()
+    for _ in range(NUM_ITERATIONS):
+        x = a * x + b * x**3 + c * x**5
+    return u @ torch.diag(x) @ vh
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 10), (10, 4)])
+def test_the_iterations_change_the_singular_values_alone(shape: tuple[int, int]) -> None:
+    matrix = draw(*shape)
+    torch.testing.assert_close(orthogonalize(matrix), apply_to_singular_values(matrix), rtol=0, atol=1e-6)
+
+
+def test_singular_values_become_about_equal() -> None:
+    values = torch.linalg.svdvals(orthogonalize(draw(20, 60)))
+    assert values.min() > 0.6 and values.max() < 1.2
+
+
+def test_kernels_are_matrices_of_outputs_and_inputs() -> None:
+    kernel = draw(5, 3, 2, 2)
+    expected = UPDATE_RMS * 12**0.5 * orthogonalize(kernel.flatten(1))
+    torch.testing.assert_close(orthogonalize_weight(kernel, 0).flatten(1), expected)
+    # A transposed convolution counts its outputs in dimension 1.
+    transposed = kernel.transpose(0, 1).contiguous()
+    torch.testing.assert_close(orthogonalize_weight(transposed, 1), orthogonalize_weight(kernel, 0).transpose(0, 1))
+
+
+def build_pair(seed: int = 0) -> nn.Sequential:
+    """Return two linear layers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0, bad: float = 0.0) -> None:
+    """Take a step with gradients of fixed inputs, multiplied by a factor that `grad_scale` takes out again."""
+    optimizer.zero_grad()
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+    (scale * model(x).square().sum()).backward()
+    optimizer.grad_scale = torch.tensor(scale)
+    optimizer.found_inf = torch.tensor(bad)
+    optimizer.step()
+
+
+def test_agrees_with_torch() -> None:
+    """torch iterates in bfloat16, so updates agree to its precision."""
+    ours, theirs = build_pair(), build_pair()
+    optimizer = Muon(
+        [{"params": [layer.weight for layer in ours], "weight_decay": 0.1, "out_dims": [0, 0]}], 0.02, (0.9, 0.95)
+    )
+    reference = torch.optim.Muon(
+        [layer.weight for layer in theirs], lr=0.02, weight_decay=0.1, momentum=MOMENTUM,
+        adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    for _ in range(4):
+        before = copy.deepcopy(ours)
+        take_step(ours, optimizer)
+        take_step(theirs, reference)
+        for layer, other, old in zip(ours, theirs, before, strict=True):
+            change, other_change = layer.weight - old.weight, other.weight - old.weight
+            assert (change - other_change).norm() < 0.1 * change.norm()
+            other.weight.data.copy_(layer.weight)
+
+
+def test_gradients_are_scaled_and_bad_steps_are_skipped() -> None:
+    conf = TrainerConfig(max_steps=1, optimizer="muon", learning_rate=0.02, weight_decay=0.1)
+    plain, scaled = build_pair(), build_pair()
+    plain_optimizer, scaled_optimizer = build_optimizer(plain, conf), build_optimizer(scaled, conf)
+    for _ in range(2):
+        take_step(plain, plain_optimizer)
+        take_step(scaled, scaled_optimizer, scale=64.0)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(scaled.state_dict()[name], value)
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    state = {name: value.clone() for name, value in optimizer_tensors(plain, plain_optimizer).items()}
+    take_step(plain, plain_optimizer, scale=float("nan"), bad=1.0)
+    assert all(torch.equal(plain.state_dict()[name], value) for name, value in before.items())
+    after = optimizer_tensors(plain, plain_optimizer)
+    assert state.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in state.items())
+
+
+def test_state_of_matrices_and_of_other_parameters() -> None:
+    optimizer = build_optimizer(build_pair(), TrainerConfig(max_steps=1, optimizer="muon"))
+    names = {name.split("/")[1] for name in optimizer_tensors(nn.Sequential(), optimizer)}
+    assert names == set()
+    kinds = [set(state) for state in optimizer.state.values()]
+    assert kinds.count({"momentum"}) == 2 and kinds.count({"step", "exp_avg", "exp_avg_sq"}) == 2
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_layers_at_the_border_of_a_network_keep_adamw(name: str) -> None:
+    section = MODELS.find_section(name).model_validate({**SECTIONS[name], "noise": [{"kind": "global", "channels": 4}]})
+    spec = ModelSpec.from_sizes(image_height=16, image_width=32, in_channels=3, out_channels=2)
+    with torch.device("meta"):
+        model = build_model(spec, section)
+    names = {parameter: key for key, parameter in model.named_parameters()}
+    matrices = {names[parameter] for parameter in find_matrices(model)}
+    # Most weights are matrices, but for the filters of sfno. No layer of noise is among them.
+    share = sum(model.get_parameter(key).numel() for key in matrices) / sum(p.numel() for p in model.parameters())
+    assert share > (0.1 if name == "sfno" else 0.7)
+    assert not any("scale_shift" in key or "bias" in key.split(".")[-1] for key in matrices)
+    assert len(matrices) < len(names) / 2
+
+
+def test_learning_rates_and_decay_of_groups() -> None:
+    conf = TrainerConfig(
+        max_steps=1, optimizer="muon", weight_decay=0.3, learning_rate_factors={"0": 0.1}, learning_rate=0.5
+    )
+    optimizer = build_optimizer(build_pair(), conf)
+    groups = {(group["out_dims"] is not None, group["lr_factor"]): group for group in optimizer.param_groups}
+    assert groups.keys() == {(True, 0.1), (True, 1.0), (False, 0.1), (False, 1.0)}
+    assert groups[True, 0.1]["weight_decay"] == 0.3 and groups[False, 1.0]["weight_decay"] == 0.0
+
+
+def test_work_is_divided_evenly() -> None:
+    assert assign_owners([1.0, 5.0, 2.0, 2.0], 2) == [1, 0, 1, 1]
+    assert assign_owners([1.0], 4) == [0]
+    # A product of 4 x 10 with its transpose has 2 * 4 * 4 * 10 operations, and so on.
+    assert count_operations((4, 10)) == count_operations((10, 2, 2)) == 5 * (4 * 160 + 2 * 64)
+    exchange = MatrixExchange([torch.zeros(2, 3), torch.zeros(4)], [1.0, 1.0])
+    doubled = exchange.apply(lambda index, whole: whole * (index + 1), [torch.ones(2, 3), torch.ones(4)])
+    assert doubled[0].sum() == 6 and doubled[1].sum() == 8
