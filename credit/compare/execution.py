@@ -104,7 +104,10 @@ class Slots:
         # Progress bars and colours do not belong into a log file.
         environment = {**os.environ, "NO_COLOR": "1"}
         if self.num_threads is not None:
-            environment.setdefault("OMP_NUM_THREADS", str(self.num_threads))
+            # A job script may have set the threads of a process that has the whole host.
+            requested = environment.get("OMP_NUM_THREADS", "")
+            num_threads = min(int(requested), self.num_threads) if requested.isdigit() else self.num_threads
+            environment["OMP_NUM_THREADS"] = str(max(1, num_threads))
         devices_per_slot = len(self.devices) // self.num_slots
         if devices_per_slot:
             start = slot * devices_per_slot
@@ -121,10 +124,17 @@ def divide_host(jobs: int, ranks: int) -> Slots:
     if jobs == 1:
         return Slots()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    devices = [name for name in visible.split(",") if name]
+    devices = [name.strip() for name in visible.split(",") if name.strip()]
     num_devices = torch.cuda.device_count()
-    if len(devices) != num_devices:
+    if not devices:
         devices = [str(number) for number in range(num_devices)]
+    elif num_devices and len(devices) != num_devices:
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES: {visible} names {len(devices)} GPUs, but torch sees {num_devices}; name GPUs that "
+            "exist, or unset the variable"
+        )
+    if not num_devices:
+        devices = []
     num_processes = jobs * ranks
     if devices and len(devices) < num_processes:
         raise ConfigError(
@@ -212,9 +222,9 @@ class Executor:
                         self._record(running_part.part, exit_code, time.monotonic() - running_part.start_time)
                 if running:
                     time.sleep(_POLL_SECONDS)
-        except (KeyboardInterrupt, SystemExit):
+        finally:
+            # Nothing runs any more, unless Ctrl-C, SIGTERM or an error such as a full disk has ended the loop.
             stop_parts(running)
-            raise
         return [self._is_done(part) for part in parts]
 
     def _start(self, part: Part, slot: int) -> RunningPart:
@@ -245,14 +255,17 @@ class Executor:
             logger.warning("%s: stopped before its end; the same command continues it", part.name)
         self._records[part.name] = {
             **part.inputs,
-            "status": FAILED if exit_code else DONE,
+            "status": DONE,
             "exit_code": exit_code,
             "seconds": round(seconds, 1),
             "log": str(log_path),
         }
-        self.save()
         if exit_code:
+            self._records[part.name]["status"] = FAILED
             logger.error("%s: failed with exit code %s: %s", part.name, exit_code, describe_failure(log_path))
+        elif not part.result.exists():
+            self.mark_failed(part, f"{part.result} is missing (log {log_path})")
+        self.save()
 
     def mark_failed(self, part: Part, reason: str) -> None:
         """Record that a part whose process succeeded did not do its work.
@@ -311,6 +324,8 @@ def stop_parts(running: Sequence[RunningPart]) -> None:
     """
     stop_files = []
     for running_part in running:
+        if running_part.process.poll() is not None:
+            continue
         stop_file = running_part.part.stop_file
         if stop_file is not None and stop_file.parent.is_dir():
             stop_file.touch()

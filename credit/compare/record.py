@@ -1,6 +1,7 @@
 """Record of the inputs of a comparison in its folder, so that a second call continues the same comparison.
 
-``settings.json`` has the budget and the number of processes, and ``configs/NAME.yml`` the config of each run. Configs
+``settings.json`` has the budget and the numbers of processes and of commands at the same time, and
+``configs/NAME.yml`` the config of each run. Configs
 and seeds may be added later. The sections `inference` and `verification` may change, because forecasts and scores can
 be repeated cheaply. Other changes would make the trainings of different calls unequal.
 """
@@ -23,7 +24,9 @@ from credit.utils.atomic import atomic_write_text
 _CHANGEABLE_KEYS = re.compile(r"(save_loc|seed|(inference|verification|pbs|slurm)\..*)")
 
 
-def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | None, ranks: int) -> dict[str, Path]:
+def record_inputs(
+    folder: Path, runs: Sequence[ComparedRun], budget: Budget | None, ranks: int, jobs: int = 1
+) -> dict[str, Path]:
     """Write the inputs of a comparison into its folder, after comparing them with those of earlier calls.
 
     Args:
@@ -31,6 +34,7 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
         runs: the runs.
         budget: training that every run gets; None for finished runs.
         ranks: number of processes of each command.
+        jobs: number of commands at the same time, which share the host.
 
     Returns:
         Name of a run -> its config file in the folder, from which all commands read.
@@ -39,7 +43,7 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
         ConfigError: if an earlier call had another budget, number of processes or config.
         CreditError: if a file cannot be written.
     """
-    settings = {"equal": "none", "ranks": ranks}
+    settings = {"equal": "none", "ranks": ranks, "jobs": jobs}
     if budget is not None:
         settings["equal"] = f"{budget.kind} {budget.text}"
     settings_path = folder / "settings.json"
@@ -48,8 +52,8 @@ def record_inputs(folder: Path, runs: Sequence[ComparedRun], budget: Budget | No
     if settings_path.exists() and (has_trials or (folder / "timing.json").exists()):
         earlier = json.loads(settings_path.read_text(encoding="utf-8"))
         for key, value in settings.items():
-            is_binding = has_trials or key == "ranks"
-            if is_binding and earlier.get(key) != value:
+            is_binding = has_trials or key != "equal"
+            if is_binding and earlier.get(key, value) != value:
                 raise ConfigError(
                     f"{folder}: was made with {_describe_setting(key, earlier.get(key))}, but this call has "
                     f"{_describe_setting(key, value)}; such runs cannot be compared, so repeat the earlier setting or "

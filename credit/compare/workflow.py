@@ -119,7 +119,7 @@ class _Workflow:
         self._request = request
         self._folder = request.folder.resolve()
         self._runs = {run.name: run for run in runs}
-        self._config_paths = record_inputs(self._folder, runs, request.budget, request.timing.ranks)
+        self._config_paths = record_inputs(self._folder, runs, request.budget, request.timing.ranks, request.jobs)
         self._executor = Executor(self._folder, divide_host(request.jobs, request.timing.ranks))
         self._outcome = CompareOutcome(runs)
 

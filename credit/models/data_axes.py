@@ -22,9 +22,9 @@ from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
-# A layer from the output channels to the output channels passes a new channel on with this fraction of the largest
-# singular value of its weight. A fraction below 1 leaves that singular value, and so the spectral norm, unchanged.
-PASS_ON = 0.5
+# Factor with which a layer from output channels to output channels passes a new channel on, as a fraction of the
+# largest singular value of its weight. A fraction below 1 leaves that value, and so the spectral norm, unchanged.
+NEW_CHANNEL_GAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class ChannelAxis:
     inner: int = 1
 
     def fits(self, stored: Tensor, trained: ChannelMap) -> bool:
-        """Return True if a tensor has the entries of the channels `trained` along the dimension."""
+        """Return True if a tensor has the entries of the channels `trained` along the dimension.
+
+        Other entries, such as those of tokens, may follow the channels, so the tensor may be longer.
+        """
         channels = trained.input if self.group == "input" else trained.output
         return (
             stored.dim() > self.dim and stored.shape[self.dim] >= self.start + self.outer * len(channels) * self.inner
@@ -190,15 +193,16 @@ def interpolate_rows(
         new: grid of the new run.
     """
     # Latitudes fall from north to south, but `np.interp` needs rising numbers.
-    trained_south_H, new_south_H = -np.asarray(trained.lat), -np.asarray(new.lat)
-    position_H = np.interp(new_south_H, trained_south_H, np.arange(len(trained_south_H)))
-    north_H = torch.from_numpy(np.minimum(np.floor(position_H), len(trained_south_H) - 2).astype(np.int64))
-    fraction_H = torch.from_numpy(position_H) - north_H
+    negated_trained_lat_H, negated_lat_H = -np.asarray(trained.lat), -np.asarray(new.lat)
+    position_H = np.interp(negated_lat_H, negated_trained_lat_H, np.arange(len(negated_trained_lat_H)))
+    last_interval = len(negated_trained_lat_H) - 2
+    north_row_index_H = torch.from_numpy(np.minimum(np.floor(position_H), last_interval).astype(np.int64))
+    fraction_H = torch.from_numpy(position_H) - north_row_index_H
     interpolated = {}
     for name, dim in dims.items():
         rows_first = stored[name].movedim(dim, 0)
         fraction = fraction_H.to(rows_first.dtype).view(-1, *[1] * (rows_first.dim() - 1))
-        rows = torch.lerp(rows_first[north_H], rows_first[north_H + 1], fraction)
+        rows = torch.lerp(rows_first[north_row_index_H], rows_first[north_row_index_H + 1], fraction)
         interpolated[name] = rows.movedim(0, dim)
     return interpolated
 
@@ -244,7 +248,7 @@ def _pass_on_new_channels(
         stored_names: names of the stored output channels.
         names: names of all output channels in order.
     """
-    factor = PASS_ON * torch.linalg.matrix_norm(stored.flatten(1).double(), ord=2).item()
+    factor = NEW_CHANNEL_GAIN * torch.linalg.matrix_norm(stored.flatten(1).double(), ord=2).item()
     # The cell in the middle of the kernel; none for a linear layer.
     middle = tuple(size // 2 for size in weight.shape[2:])
     for index, name in enumerate(names):

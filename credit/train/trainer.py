@@ -108,7 +108,8 @@ class Trainer:
             log.flush()
             if reason is None:
                 state.require_best(self._conf.monitor)
-            if state.step > first_step:
+            # A run that was killed after its last checkpoint has no summary yet.
+            if state.step > first_step or run_on_rank0(lambda: not read_summary(self._folder)):
                 bar.print_line(write_run_summary(*self._summary_arguments()))
         except BaseException as error:
             step = self._committed_step()

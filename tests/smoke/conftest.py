@@ -58,7 +58,7 @@ def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calenda
 
 
 def write_extra_variable(data: Path, path: Path) -> None:
-    """Write a file with another variable, ``cloud``, at the times of the file `data` of `write_world`.
+    """Write a file with two more variables, ``cloud`` at the times of `data` and ``height`` without a time.
 
     Args:
         data: file of `write_world`.
@@ -67,7 +67,9 @@ def write_extra_variable(data: Path, path: Path) -> None:
     with xr.open_dataset(data) as world_fields:
         cloud = (world_fields["t2m"] - 270.0) / 20.0
         cloud.attrs = {"units": "1", "standard_name": "cloud_area_fraction"}
-        cloud.to_dataset(name="cloud").to_netcdf(path)
+        height = 500.0 * world_fields["land"]
+        height.attrs = {"units": "m", "standard_name": "surface_altitude"}
+        xr.Dataset({"cloud": cloud, "height": height}).to_netcdf(path)
 
 
 CONFIG = {

@@ -17,11 +17,11 @@ STILL = ("trainer.max_steps=1", "trainer.validate_every=1", "trainer.checkpoint_
          "trainer.weight_decay=0", "trainer.use_ema=false")  # fmt: skip
 FORECAST = ("inference.lead_time=24h", "inference.initial_times=[2000-02-10]")
 PLAIN = "model.use_spectral_norm=false"
-# A new output, a new input, and a forcing that becomes prognostic.
+# A new prognostic variable, a new forcing, and a new static field that stands before the others.
 VARIABLES = (
     "data.variables.prognostic.vars_2D=[cloud, t2m]",
     "data.variables.dynamic_forcing.vars_2D=[cos_year, sst, toa_incident_solar_radiation]",
-    "data.variables.diagnostic.vars_2D=[rain]",
+    "data.variables.static.vars_2D=[height, land, sin_latitude]",
 )
 
 
@@ -34,6 +34,12 @@ def base(small_run: Path) -> list[str]:
     assert main(["train", *arguments, *SHORT]) == 0
     assert main(["rollout", *arguments, *FORECAST]) == 0
     return arguments
+
+
+def require_same_forecast(forecast: xr.Dataset, expected: xr.Dataset) -> None:
+    """Assert that the variables of the base are forecast as the base forecasts them."""
+    for name in ("z", "t2m", "rain"):
+        xr.testing.assert_allclose(forecast[name], expected[name], rtol=1e-5, atol=1e-4)
 
 
 def read_forecast(run: Path) -> xr.Dataset:
@@ -58,8 +64,7 @@ def test_new_channels_leave_the_forecast_of_the_others_unchanged(
     assert main(["train", *wider, *STILL]) == 0
     assert main(["rollout", *wider, *FORECAST]) == 0
     forecast, expected = read_forecast(small_run / "wider"), read_forecast(small_run / "run")
-    for name in ("z", "t2m", "rain"):
-        xr.testing.assert_allclose(forecast[name], expected[name], rtol=1e-5, atol=1e-4)
+    require_same_forecast(forecast, expected)
     # The predicted change of the new prognostic channel is zero.
     cloud = forecast["cloud"]
     first = xr.open_dataset(small_run / "extra.nc")["cloud"].sel(time="2000-02-10T00:00")
@@ -86,14 +91,17 @@ def test_an_exported_file_may_have_fewer_channels(
     assert main(["train", *wider, *STILL]) == 0
     assert main(["rollout", *wider, *FORECAST]) == 0
     forecast, expected = read_forecast(small_run / "wider"), read_forecast(small_run / "run")
-    xr.testing.assert_allclose(forecast["t2m"], expected["t2m"], rtol=1e-5)
+    require_same_forecast(forecast, expected)
 
 
 def test_what_cannot_change_is_refused(small_run: Path, base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     changed = [*base, f"save_loc={small_run / 'changed'}", f"trainer.resume={small_run / 'run'}", *STILL]
     allowed = "trainer.resume_changes=[channels]"
     assert main(["train", *changed, allowed, "data.variables.static.vars_2D=[land]"]) == 1
-    assert "trained with the input sin_latitude, which data.variables lacks" in capsys.readouterr().err
+    assert "trained with sin_latitude, which data.variables lacks" in capsys.readouterr().err
+    groups = ("data.variables.prognostic.vars_2D=[rain, t2m]", "data.variables.diagnostic.vars_2D=[]")
+    assert main(["train", *changed, allowed, *groups]) == 1
+    assert "trained with rain as diagnostic, but it is prognostic in data.variables" in capsys.readouterr().err
     # Only new variables may have a new transform.
     assert main(["train", *changed, *VARIABLES, allowed, "data.transforms.rain.unit=0.5"]) == 1
     assert "data.transforms.rain.unit" in capsys.readouterr().err
@@ -104,11 +112,12 @@ def test_what_cannot_change_is_refused(small_run: Path, base: list[str], capsys:
     checkpoint = (small_run / "run" / "checkpoints" / "latest").resolve()
     assert main(["train", *changed, *VARIABLES, f"trainer.resume={checkpoint}", allowed]) == 2
     assert "set trainer.resume to the folder of the run" in capsys.readouterr().err
-    # The sizes of weights do not depend on the grid, but they must be the same.
+    # Of the keys of the network, only those that depend on the grid may change with it.
     grid = ("data.grid={rows: 20, columns: 40, poles: false}", "trainer.resume_changes=[grid]")
-    sizes = ("model.padding={lat: [6, 6], lon: [4, 4]}", "model.dim=[16, 32, 64, 128]")
+    sizes = ("model.padding={lat: [6, 6], lon: [4, 4]}", "model.residual=false")
     assert main(["train", *changed, *grid, *sizes]) == 1
-    assert "of another shape" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "model.residual: True in the checkpoint, False in the config" in error and "model.padding" not in error
 
 
 def test_another_grid(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +130,8 @@ def test_another_grid(small_run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", *changed]) == 2
     assert "trainer.resume_changes: [grid]" in capsys.readouterr().err
     changed.append("trainer.resume_changes=[grid]")
+    assert main(["check", *changed, "model.max_degree=11"]) == 2
+    assert "such as model.max_degree of sfno" in capsys.readouterr().out
     assert main(["check", *changed]) == 0
     assert "another grid" in capsys.readouterr().out
     assert main(["train", *changed]) == 0

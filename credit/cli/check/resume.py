@@ -24,7 +24,12 @@ from credit.train.checkpoint.external_weights import (
     read_state_file,
 )
 from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state
-from credit.train.checkpoint.trained_fields import adapt_weights, describe_adaptation, find_adapted_names
+from credit.train.checkpoint.trained_fields import (
+    adapt_weights,
+    advise_on_grid,
+    describe_adaptation,
+    find_adapted_names,
+)
 
 
 def check_resume(
@@ -50,6 +55,8 @@ def check_resume(
     folder = Path(config.save_loc)
     first_step = 0
     with report.collect():
+        if data is not None:
+            config = config.model_copy(update={"model": config.model.resolve(data.grid.shape)})
         # Find what the run would start from: a checkpoint, or weights of another run or program, or nothing.
         path = choose_checkpoint(config, folder)
         starts_anew = config.trainer.resume == "never"
@@ -74,8 +81,11 @@ def check_resume(
                 extendable_keys = list_extendable_keys(config, trained_channels)
                 require_same_function(config, meta["config"], path, extendable_keys=extendable_keys)
             return config, first_step
-        own_assets = dummy_assets(config, data.grid, data.attributes, data.masks)
-        config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run, own_assets)
+
+        def build_dummy_assets() -> ModelAssets:
+            return dummy_assets(config, data.grid, data.attributes, data.masks)
+
+        config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run, build_dummy_assets)
         _require_unseen_test_period(config, data, assets, path, report)
 
         if dry_run is not None:
@@ -114,6 +124,9 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
         added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
         if added_values:
             report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
+        with advise_on_grid(dry_run.model, meta):
+            checkpoint.require_same_tensors(state, stored_shapes, path)
+        return
     checkpoint.require_same_tensors(state, stored_shapes, path)
 
 

@@ -8,7 +8,7 @@ data.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -149,6 +149,20 @@ class ModelSection(StrictModel):
     def _noise_of_different_kinds(self) -> ModelSection:
         """Refuse a kind of noise that is listed twice."""
         require_different_kinds(self.noise)
+        return self
+
+    # Keys that may change when a run begins with the weights of a run on another grid.
+    grid_keys: ClassVar[tuple[str, ...]] = ()
+
+    def resolve(self, grid_shape: tuple[int, int]) -> ModelSection:
+        """Return the section with a number for each key whose value `auto` leaves the choice to the grid.
+
+        Args:
+            grid_shape: number of rows and columns of the grid.
+
+        Raises:
+            ConfigError: if no number fits the grid.
+        """
         return self
 
     def find_noise(self, kind: str) -> ModelNoiseSection | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from credit.config.sections.model import ModelSection
 
 class GraphSection(ModelSection):
     """Graph network: an encoder from the grid to an icosahedral mesh, a processor on the mesh, and a decoder."""
+
+    grid_keys: ClassVar[tuple[str, ...]] = ("refinements",)
 
     type: Literal["graph"] = Field(description="Registered name of the model.")
     dim: int = Field(128, ge=4, description="Number of channels of nodes and edges, and of the MLPs' hidden layers.")

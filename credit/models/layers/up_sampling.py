@@ -154,7 +154,11 @@ class TransposedHead(nn.ConvTranspose2d):
         super().__init__(in_channels, out_channels, 4, stride=2, padding=1)
 
     def mark_channels(self, frames: int) -> None:
-        """Declare that the block writes the output channels, of so many frames each."""
+        """Declare that the block writes the output channels.
+
+        Args:
+            frames: number of output frames.
+        """
         mark_output_layer(self, frames)
 
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
@@ -186,7 +190,11 @@ class SubpixelHead(nn.Sequential):
         self.register_buffer("merged_bias", None, persistent=False)
 
     def mark_channels(self, frames: int) -> None:
-        """Declare that the block writes the output channels, of so many frames each."""
+        """Declare that the block writes the output channels.
+
+        Args:
+            frames: number of output frames.
+        """
         # The four phases of a channel are neighbours before the pixel shuffle.
         mark_output_layer(self[0], frames, inner=4)
         mark_output_to_output_layer(self[1], frames)

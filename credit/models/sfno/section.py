@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from credit.config.sections.model import ModelSection
 
 class SFNOSection(ModelSection):
     """SFNO: filters of spherical-harmonic coefficients, alternating with MLPs of each cell."""
+
+    grid_keys: ClassVar[tuple[str, ...]] = ("max_degree",)
 
     type: Literal["sfno"] = Field(description="Registered name of the model.")
     dim: int = Field(80, ge=1, description="Number of channels of the tokens.")

@@ -12,14 +12,7 @@ from credit.models.base import ModelSpec
 from credit.models.checks import find_nearest_divisor
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding
 from credit.models.padding.build import build_padding
-from credit.models.swin.section import SwinSection
-
-# The transformer works at half the resolution of the patches.
-DOWN_SAMPLING = 2
-# Window of `auto` where it divides the tokens, and the windows among which `auto` chooses otherwise. Attention in
-# smaller windows sees few neighbours; the cost of larger ones grows with their area.
-PREFERRED_WINDOW = 4
-AUTO_WINDOWS = range(3, 9)
+from credit.models.swin.section import DOWN_SAMPLING, SwinSection, choose_window
 
 
 @dataclass(frozen=True)
@@ -111,33 +104,6 @@ def check_section(section: SwinSection) -> None:
                 f"model.{key}: {number} does not divide model.dim: {section.dim}; the nearest number that does is "
                 f"{nearest}"
             )
-
-
-def choose_window(section: SwinSection, num_columns: int) -> int:
-    """Return the edge of an attention window in tokens, which ``model.window_size`` gives or leaves to the grid.
-
-    Args:
-        section: the model's section of the config.
-        num_columns: number of columns of the grid.
-
-    Raises:
-        ConfigError: if ``model.window_size`` is ``auto`` and no window divides the columns.
-    """
-    if section.window_size != "auto":
-        return section.window_size
-    if section.edges == "published":
-        # Tokens are padded until the windows fit, so any window does.
-        return PREFERRED_WINDOW
-    num_tokens, remaining_cells = divmod(num_columns, DOWN_SAMPLING * section.patch_size)
-    fitting = [window for window in AUTO_WINDOWS if num_tokens % window == 0]
-    if remaining_cells or not fitting:
-        raise ConfigError(
-            f"model.window_size: auto finds no window of {AUTO_WINDOWS[0]} to {AUTO_WINDOWS[-1]} tokens of "
-            f"{DOWN_SAMPLING * section.patch_size} cells that divides the {num_columns} columns of the grid; choose "
-            "another model.patch_size, or set model.edges: published"
-        )
-    # Of two windows that are equally near, the larger one.
-    return min(fitting, key=lambda window: (abs(window - PREFERRED_WINDOW), -window))
 
 
 def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> SpherePadding:

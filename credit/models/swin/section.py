@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from credit.config.sections.model import ModelSection
+from credit.errors import ConfigError
 from credit.models.padding.section import PaddingConfig
+
+# The transformer works at half the resolution of the patches.
+DOWN_SAMPLING = 2
+# Window of `auto` where it divides the tokens, and the windows among which `auto` chooses otherwise. Attention in
+# smaller windows sees few neighbours; the cost of larger ones grows with their area.
+PREFERRED_WINDOW = 4
+AUTO_WINDOWS = range(3, 9)
 
 
 class SwinPaddingConfig(PaddingConfig):
@@ -32,6 +40,8 @@ class SwinPaddingConfig(PaddingConfig):
 
 class SwinSection(ModelSection):
     """Swin: a U-shaped transformer with Swin-V2 attention, in the form of FuXi."""
+
+    grid_keys: ClassVar[tuple[str, ...]] = ("padding", "window_size")
 
     type: Literal["swin"] = Field(description="Registered name of the model.")
     patch_size: int = Field(
@@ -66,3 +76,34 @@ class SwinSection(ModelSection):
     padding: SwinPaddingConfig | None = Field(
         SwinPaddingConfig(), description="Padding of the input across the poles and around the globe. null: no padding."
     )
+
+    def resolve(self, grid_shape: tuple[int, int]) -> SwinSection:
+        """Return the section with a number for `window_size`; see the base class."""
+        return self.model_copy(update={"window_size": choose_window(self, grid_shape[1])})
+
+
+def choose_window(section: SwinSection, num_columns: int) -> int:
+    """Return the edge of an attention window in tokens, which ``model.window_size`` gives or leaves to the grid.
+
+    Args:
+        section: the model's section of the config.
+        num_columns: number of columns of the grid.
+
+    Raises:
+        ConfigError: if ``model.window_size`` is ``auto`` and no window divides the columns.
+    """
+    if section.window_size != "auto":
+        return section.window_size
+    if section.edges == "published":
+        # Tokens are padded until the windows fit, so any window does.
+        return PREFERRED_WINDOW
+    num_tokens, remaining_cells = divmod(num_columns, DOWN_SAMPLING * section.patch_size)
+    fitting = [window for window in AUTO_WINDOWS if num_tokens % window == 0]
+    if remaining_cells or not fitting:
+        raise ConfigError(
+            f"model.window_size: auto finds no window of {AUTO_WINDOWS[0]} to {AUTO_WINDOWS[-1]} tokens of "
+            f"{DOWN_SAMPLING * section.patch_size} cells that divides the {num_columns} columns of the grid; choose "
+            "another model.patch_size, or set model.edges: published"
+        )
+    # Of two windows that are equally near, the larger one.
+    return min(fitting, key=lambda window: (abs(window - PREFERRED_WINDOW), -window))

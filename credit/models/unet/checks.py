@@ -32,13 +32,6 @@ def check_section(section: UNetSection) -> None:
             f"model.attention_levels: {section.attention_levels} is more than the {num_levels} levels of model.dim; "
             f"choose at most {num_levels}"
         )
-    default_dim_head = type(section).model_fields["dim_head"].default
-    # The config in a run folder has every key, also those without effect, with their defaults.
-    if section.attention_levels == 0 and section.dim_head != default_dim_head:
-        raise ConfigError(
-            f"model.dim_head: {section.dim_head} has no effect with model.attention_levels: 0; remove the key, or set "
-            "attention_levels to at least 1"
-        )
     first_with_attention = num_levels - section.attention_levels
     for width in section.dim[first_with_attention:]:
         if width % section.dim_head:

@@ -26,7 +26,9 @@ class UNetSection(ModelSection):
         max_length=6,
         description="Number of residual blocks of each level of the encoder. The decoder has one block more per level.",
     )
-    dim_head: int = Field(16, gt=0, description="Number of channels of an attention head.")
+    dim_head: int = Field(
+        16, gt=0, description="Number of channels of an attention head; without effect if no level has attention."
+    )
     attention_levels: int = Field(
         2, ge=0, description="Number of the coarsest levels whose blocks have attention to all cells; 0 for none."
     )

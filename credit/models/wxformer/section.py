@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from credit.models.padding.section import PaddingConfig
 
 class WXFormerSection(ModelSection):
     """WXFormer: a CrossFormer encoder and a convolutional decoder."""
+
+    grid_keys: ClassVar[tuple[str, ...]] = ("padding",)
 
     type: Literal["wxformer"] = Field(description="Registered name of the model.")
     dim: list[int] = Field(

@@ -28,7 +28,12 @@ from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import describe_added_tensors, find_added_tensors
 from credit.train.checkpoint.resume import starts_from_run_folder
-from credit.train.checkpoint.trained_fields import adapt_weights, describe_adaptation, find_adapted_names
+from credit.train.checkpoint.trained_fields import (
+    adapt_weights,
+    advise_on_grid,
+    describe_adaptation,
+    find_adapted_names,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +134,8 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """
     meta = checkpoint.load_meta(base)
     adapted_names = find_adapted_names(model, meta)
-    stored_names = _load_base_weights(model, base, adapted_names)
+    with advise_on_grid(model, meta):
+        stored_names = _load_base_weights(model, base, adapted_names)
     if adapted_names:
         # These tensors are small, so every rank gets them whole.
         stored = run_on_rank0(lambda: checkpoint.load_tensors(base, "forecast", adapted_names))

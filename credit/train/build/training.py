@@ -85,6 +85,7 @@ def assemble_training(
     require_domain_support(config)
     # Data and assets. The monitor is checked before the statistics are fitted, which can take hours.
     reader, splits = open_training_reader(config)
+    config = config.model_copy(update={"model": config.model.resolve(reader.grid.shape)})
     require_measured_monitor(config, reader.channels)
     origin = choose_origin(config, process_info)
     config, assets = prepare_assets(config, reader, splits, mesh, origin)
@@ -203,17 +204,18 @@ def prepare_assets(
         CheckpointError: if the checkpoint was trained on other channels.
         DataError: if values of the data are not plausible, or in other units than the checkpoint was trained on.
     """
-    own_assets = None
-    is_continuation = origin.resumed is not None
-    if origin.checkpoint is None or (config.trainer.resume_changes and not is_continuation):
+
+    def fit_run_assets() -> ModelAssets:
         # Rank 0 alone reads the training period; the result is sent to the other ranks.
-        own_assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+        return run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+
     if origin.checkpoint is not None:
-        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, is_continuation, own_assets)
-    elif origin.weights is not None:
-        assets = adapt_assets_to_weights(config, own_assets, reader, origin.weights)
+        is_continuation = origin.resumed is not None
+        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, is_continuation, fit_run_assets)
     else:
-        assets = own_assets
+        assets = fit_run_assets()
+        if origin.weights is not None:
+            assets = adapt_assets_to_weights(config, assets, reader, origin.weights)
     return config, assets.with_trained_periods((splits["train"], splits["valid"]), reader.calendar)
 
 

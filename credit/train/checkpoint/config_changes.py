@@ -38,8 +38,7 @@ def list_extendable_keys(config: Config, trained: ChannelMap) -> tuple[str, ...]
     """
     keys = EXTENDABLE_KEYS
     if "grid" in config.trainer.resume_changes:
-        # Sizes such as padding depend on the grid. The shapes of the weights are compared in any case.
-        keys += ("model",)
+        keys += tuple(f"model.{key}" for key in config.model.grid_keys)
     if "channels" in config.trainer.resume_changes:
         trained_variables = {channel.variable for channel in (*trained.input, *trained.output)}
         for channel in (*config.data.channel_map().input, *config.data.channel_map().output):

@@ -29,7 +29,12 @@ from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.train.build.assets import ModelAssets, read_trained_periods
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function
-from credit.train.checkpoint.trained_fields import adapt_assets, adapt_weights, require_same_fields
+from credit.train.checkpoint.trained_fields import (
+    adapt_assets,
+    adapt_weights,
+    describe_adaptation,
+    require_same_fields,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +132,9 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
         meta = read_exported_meta(path)
         if meta is not None:
             state |= adapt_weights(model, state, meta)
+            adaptation = describe_adaptation(model, meta)
+            if adaptation:
+                logger.info("%s: %s", path, adaptation)
         added_values = find_added_tensors(model, state.keys(), seed)
         if added_values:
             logger.info("%s: %s", path, describe_added_tensors(state.keys(), added_values.keys()))
@@ -186,8 +194,8 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
     changes = config.trainer.resume_changes
     if meta is None and changes:
         raise CheckpointError(
-            f"trainer.resume_changes: {changes}: {path} does not tell the channels and the grid of its weights; set "
-            "trainer.resume to a file of credit convert --export or to the folder of a run"
+            f"trainer.resume_changes: {changes}: {path} contains no metadata of channels and grid; set trainer.resume "
+            "to a file of credit convert --export or to the folder of a run"
         )
     if meta is None:
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
@@ -196,11 +204,14 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
     channels = ChannelMap.from_dict(meta["channels"])
     require_same_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
     # What the weights depend on comes from the file. Arrays such as static fields are not in it, so those of the run's
-    # own data are used.
+    # data are used.
+    fitted_names = [channel.name for channel in assets.channels.group("static")]
+    static_names = [channel.name for channel in channels.group("static") if channel.name in fitted_names]
     trained = replace(
         assets,
         channels=channels,
         grid=LatLonGrid.from_dict(meta["grid"]),
+        static_CHW=assets.static_CHW[[fitted_names.index(name) for name in static_names]],
         statistics=Statistics.from_dict(meta["statistics"]),
         attributes=meta["attributes"],
         trained_periods=read_trained_periods(meta),

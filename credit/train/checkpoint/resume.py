@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from credit.config import Config, dump_config
@@ -196,7 +197,7 @@ def load_run_state(
     mesh: DeviceGrid,
     origin: Path,
     is_continuation: bool,
-    own_assets: ModelAssets | None = None,
+    fit_run_assets: Callable[[], ModelAssets],
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config and the assets of a run that starts from a checkpoint.
 
@@ -207,7 +208,8 @@ def load_run_state(
         origin: the checkpoint.
         is_continuation: True if this run continues the run of the checkpoint, with the same global batch size; False if
             it is another run that only starts with the weights.
-        own_assets: assets that were fitted to the run's data, which another run needs with ``trainer.resume_changes``.
+        fit_run_assets: function that fits assets to the run's data. It is called after all comparisons, because it may
+            take hours, and only if another run needs these assets (``trainer.resume_changes``). It may be collective.
 
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
@@ -224,8 +226,8 @@ def load_run_state(
         extendable_keys = list_extendable_keys(config, assets.channels)
         require_same_function(config, meta["config"], origin, extendable_keys=extendable_keys)
         if changes:
-            assert own_assets is not None
-            assets = adapt_assets(assets, own_assets)
+            _warn_without_changes(changes, assets, reader, origin)
+            assets = adapt_assets(assets, fit_run_assets())
         return config, assets
     is_in_this_run = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
     if config.trainer.resume_changes and not is_in_this_run:
@@ -237,6 +239,17 @@ def load_run_state(
     require_same_fields(assets, reader, origin)
     require_same_run(config, meta["config"], origin)
     return keep_global_batch(config, mesh.num_sample_ranks, meta["samples_a_step"], origin), assets
+
+
+def _warn_without_changes(changes: Sequence[str], trained: ModelAssets, reader: FieldReader, origin: Path) -> None:
+    """Log a warning for each of ``trainer.resume_changes`` in which the run does not differ from its origin."""
+    differences = {
+        "channels": trained.channels.describe_mismatch(reader.channels),
+        "grid": trained.grid.describe_mismatch(reader.grid),
+    }
+    for change in changes:
+        if differences[change] is None:
+            logger.warning("trainer.resume_changes: %s are those of %s, so the entry has no effect", change, origin)
 
 
 def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path: Path) -> Config:

@@ -1,11 +1,12 @@
-"""Comparison of the data of a run with those that its weights were trained on, and the change of both to other data.
+"""Comparison of the data of a run with those of its weights, and adaptation of weights to other channels or grids.
 
 With ``trainer.resume_changes``, a run may begin with weights that were trained on fewer channels or on another grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def require_same_fields(
     reader: FieldReader,
     path: Path,
     channels: ChannelMap | None = None,
-    changes: Collection[str] = (),
+    changes: Collection[str] | None = None,
 ) -> None:
     """Require the channels, grid and units of the data to be those of the checkpoint.
 
@@ -38,28 +39,27 @@ def require_same_fields(
         reader: the data. Units of variables that it does not have are not compared.
         path: the checkpoint, for messages.
         channels: the channels of the config, if the reader has only some of them; by default those of the reader.
-        changes: ``trainer.resume_changes``. With ``channels``, the data may have further channels; with ``grid``, their
-            grid may be another one.
+        changes: ``trainer.resume_changes`` at the start of a new run, None in any other case. With ``channels``, the
+            data may have further channels; with ``grid``, their grid may be another one.
 
     Raises:
         CheckpointError: if the channels differ.
         DataError: if the grid or the units of a variable differ.
     """
-    own_channels = channels or reader.channels
-    difference = assets.channels.describe_mismatch(own_channels)
-    if difference and "channels" not in changes:
-        raise CheckpointError(
-            f"{path}: trained on other channels than data.variables asks for: {difference}; a new run may add channels "
-            "with trainer.resume_changes: [channels]"
-        )
+    allowed_changes = changes or ()
+    run_channels = channels or reader.channels
+    difference = assets.channels.describe_mismatch(run_channels)
+    if difference and "channels" not in allowed_changes:
+        advice = "" if changes is None else "; trainer.resume_changes: [channels] lets a new run add channels"
+        raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}{advice}")
     if difference:
-        _require_added_channels(assets.channels, own_channels, path)
+        _require_added_channels(assets.channels, run_channels, path)
     difference = assets.grid.describe_mismatch(reader.grid)
-    if difference and "grid" not in changes:
+    if difference and "grid" not in allowed_changes:
+        advice = "" if changes is None else "; trainer.resume_changes: [grid] lets a new run use another grid"
         raise DataError(
             f"{path}: trained on another grid than the data have: {difference}; set data.grid to the grid of the run, "
-            "to which the data are then interpolated; a new run may take another grid with trainer.resume_changes: "
-            "[grid]"
+            f"to which the data are then interpolated{advice}"
         )
     for variable, attributes in assets.attributes.items():
         trained_units = attributes.get("units")
@@ -75,7 +75,11 @@ def require_same_fields(
 
 
 def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) -> None:
-    """Require that the input and the output of a run have all channels of the checkpoint that it begins with.
+    """Require that a run has all channels of the checkpoint that it begins with, in the same groups.
+
+    A forcing may become prognostic: its input stays the same, and its change is a new output. Other changes of the
+    group would change the meaning of an output: it is the value of a diagnostic variable, but the change of a
+    prognostic one.
 
     Args:
         trained: the channels of the checkpoint.
@@ -83,18 +87,20 @@ def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) ->
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: naming the channels that are missing.
+        CheckpointError: naming the channels that are missing or in another group.
     """
-    for kind, trained_channels, own_channels in (
-        ("input", trained.input, new.input),
-        ("output", trained.output, new.output),
-    ):
-        own_names = {channel.name for channel in own_channels}
-        missing_names = [channel.name for channel in trained_channels if channel.name not in own_names]
-        if missing_names:
+    group_by_name = {channel.name: channel.group for channel in (*new.input, *new.output)}
+    for channel in dict.fromkeys((*trained.input, *trained.output)):
+        new_group = group_by_name.get(channel.name)
+        if new_group is None:
             raise CheckpointError(
-                f"{path}: trained with the {kind} {', '.join(missing_names)}, which data.variables lacks; with "
-                "trainer.resume_changes: [channels], a run may add channels but not remove them"
+                f"{path}: trained with {channel.name}, which data.variables lacks; with trainer.resume_changes: "
+                "[channels], a run may add channels but not remove them"
+            )
+        if new_group != channel.group and (channel.group, new_group) != ("dynamic_forcing", "prognostic"):
+            raise CheckpointError(
+                f"{path}: trained with {channel.name} as {channel.group}, but it is {new_group} in data.variables; "
+                "with trainer.resume_changes: [channels], only a dynamic_forcing may become prognostic"
             )
 
 
@@ -159,6 +165,25 @@ def _has_other_rows(model: ForecastModel, meta: Mapping[str, Any]) -> bool:
     return not np.array_equal(trained_lat, model.spec.grid.lat)
 
 
+@contextmanager
+def advise_on_grid(model: ForecastModel, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Context that adds advice to the error for tensors of another shape, if the grid of the model is another one.
+
+    Args:
+        model: the model of a new run; it may be sharded.
+        meta: contents of the meta.json of the stored weights.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if LatLonGrid.from_dict(meta["grid"]).describe_mismatch(model.spec.grid) is None:
+            raise
+        raise CheckpointError(
+            f"{error}. On another grid, sizes that the grid decides must be set to those of the old run, such as "
+            "model.max_degree of sfno; see docs/fine_tuning.md, Use another grid"
+        ) from error
+
+
 def describe_adaptation(model: ForecastModel, meta: Mapping[str, Any]) -> str | None:
     """Return a sentence about what is new compared with the stored weights; None if nothing is.
 
@@ -186,23 +211,13 @@ def adapt_assets(trained: ModelAssets, fitted: ModelAssets) -> ModelAssets:
     """Return the assets of a run that begins with weights of other channels or another grid.
 
     The channels of the checkpoint keep their statistics and units, because the weights depend on them. On the same
-    grid, they also keep their static fields and masks. Everything else comes from the data of the run.
+    grid, they also keep their static fields and masks. Climatology, vertical layers and all of new channels come from
+    the data of the run.
 
     Args:
         trained: the assets of the checkpoint, which `require_same_fields` has accepted.
         fitted: the assets that were fitted to the data of the run.
     """
-    statistics = fitted.statistics
-    arrays = {}
-    trained_rows = {name: row for row, name in enumerate(trained.statistics.names)}
-    for field in fields(Statistics):
-        if field.name == "names":
-            continue
-        values_C = np.array(getattr(statistics, field.name))
-        for row, name in enumerate(statistics.names):
-            if name in trained_rows:
-                values_C[row] = getattr(trained.statistics, field.name)[trained_rows[name]]
-        arrays[field.name] = values_C
     static_CHW = fitted.static_CHW
     masks = dict(fitted.masks)
     if trained.grid.describe_mismatch(fitted.grid) is None:
@@ -214,12 +229,32 @@ def adapt_assets(trained: ModelAssets, fitted: ModelAssets) -> ModelAssets:
         masks |= trained.masks
     return replace(
         fitted,
-        statistics=replace(statistics, **arrays),
+        statistics=_merge_statistics(trained.statistics, fitted.statistics),
         attributes={**fitted.attributes, **trained.attributes},
         static_CHW=static_CHW,
         masks=masks,
         trained_periods=trained.trained_periods,
     )
+
+
+def _merge_statistics(trained: Statistics, fitted: Statistics) -> Statistics:
+    """Return the statistics of all channels: those of the weights, and for channels that they lack those of the data.
+
+    Args:
+        trained: the statistics that the weights were trained with. Published ones may have more channels than the data,
+            such as a computed forcing.
+        fitted: the statistics of the data of the run.
+    """
+    new_names = [name for name in fitted.names if name not in trained.names]
+    added = fitted.select(new_names)
+    arrays = {}
+    for field in fields(Statistics):
+        if field.name != "names":
+            arrays[field.name] = np.concatenate([getattr(trained, field.name), getattr(added, field.name)])
+    merged = Statistics(names=(*trained.names, *new_names), **arrays)
+    # The order is that of the data, with further channels at the end.
+    further_names = [name for name in trained.names if name not in fitted.names]
+    return merged.select((*fitted.names, *further_names))
 
 
 def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:

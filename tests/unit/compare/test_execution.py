@@ -115,6 +115,7 @@ def test_a_part_without_a_folder_is_terminated(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.timeout(60)
 def test_parts_run_at_the_same_time_each_with_its_share(tmp_path: Path) -> None:
     # Each process waits for the file of the other one, so one after the other would never end.
     script = """
@@ -143,7 +144,33 @@ sys.exit({code})
     assert len(executor.list_failures()) == 1
 
 
+def test_a_part_without_its_result_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(0))
+    executor = Executor(tmp_path)
+    assert not executor.run(Part("train a", "train", tmp_path / "a.yml", (), tmp_path / "summary.json"))
+    (failure,) = executor.list_failures()
+    assert f"train a failed: {tmp_path}/summary.json is missing" in failure
+
+
+def test_an_error_stops_the_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = ScriptPart("score a", "verify", tmp_path, ("import time; time.sleep(60)",), tmp_path / "scores.nc")
+    quick = ScriptPart("score b", "verify", tmp_path, ("pass",), tmp_path / "scores.nc")
+    stopped = []
+    monkeypatch.setattr("credit.compare.execution.stop_parts", lambda running: stopped.extend(running))
+
+    def fail(self: Executor) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Executor, "save", fail)
+    with pytest.raises(OSError, match="no space left"):
+        Executor(tmp_path, Slots(2)).run_all([slow, quick])
+    assert [running_part.part.name for running_part in stopped] == ["score a"]
+    stop_parts(stopped)
+    assert stopped[0].process.returncode == -signal.SIGTERM
+
+
 def test_the_host_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert divide_host(1, 4) == Slots()
@@ -157,6 +184,10 @@ def test_the_host_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divide_host(2, 1).devices == ["2", "3"]
     with pytest.raises(ConfigError, match="--jobs 3 --ranks 2: need 6 GPUs, but this host shows 4"):
         divide_host(3, 2)
-    # The user's number of threads is kept.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,9")
+    with pytest.raises(ConfigError, match="names 2 GPUs, but torch sees 4"):
+        divide_host(2, 1)
+    # A smaller number of threads from the user is kept, but not one that is meant for a single process.
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert Slots(2, 8).build_environment(1)["OMP_NUM_THREADS"] == "5"
+    assert Slots(4, 2).build_environment(1)["OMP_NUM_THREADS"] == "2"

@@ -71,7 +71,6 @@ def test_groups_of_the_norms() -> None:
         ({}, {"depth": [1, 0, 1]}, r"model\.depth: \[1, 0, 1\] must be 1 or more"),
         ({}, {"dim": [8, -1, 8]}, r"model\.dim: \[8, -1, 8\] must be 1 or more"),
         ({}, {"dim_head": 5}, r"model\.dim_head: 5 does not divide the 12 channels .* nearest is 4"),
-        ({}, {"attention_levels": 0}, "model.dim_head: 4 has no effect with model.attention_levels: 0"),
         ({}, {"attention_levels": 4}, r"model\.attention_levels: 4 is more than the 3 levels .* at most 3"),
         (
             {"image_width": 22},

@@ -34,7 +34,7 @@ def test_noise_changes_the_output_only_after_training(entry: dict[str, Any]) -> 
 
 def test_noise_of_a_cell_acts_on_cells_around_it() -> None:
     entry = {"kind": "cell", "channels": 4}
-    network = build(noise=[entry], attention_levels=0, dim_head=16).eval()
+    network = build(noise=[entry], attention_levels=0).eval()
     train_noise(network)
     x_BCTHW = draw_fields(network, batch=1)
     condition = draw_condition(network, [entry], batch=1)
