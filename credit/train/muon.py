@@ -92,9 +92,15 @@ def orthogonalize_weight(weight: Tensor, out_dim: int) -> Tensor:
     return result.view(outputs_first.shape).movedim(0, out_dim)
 
 
-def count_operations(shape: Sequence[int]) -> float:
-    """Return the floating-point operations of `orthogonalize_weight` for a weight whose dimension 0 counts outputs."""
-    outputs, inputs = shape[0], math.prod(shape[1:])
+def count_matrix_operations(weight: Tensor, out_dim: int) -> float:
+    """Return the floating-point operations of `orthogonalize_weight`.
+
+    Args:
+        weight: weight of a linear layer or convolution; only its shape is read.
+        out_dim: dimension that counts the outputs.
+    """
+    outputs = weight.shape[out_dim]
+    inputs = math.prod(weight.shape) // outputs
     short, long = min(outputs, inputs), max(outputs, inputs)
     return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
 
@@ -189,7 +195,7 @@ class Muon(torch.optim.Optimizer):
             # Not in the constructor, because a plan of a run builds an optimizer without other ranks.
             costs = []
             for parameter, out_dim in zip(parameters, out_dims, strict=True):
-                costs.append(count_operations(parameter.movedim(out_dim, 0).shape))
+                costs.append(count_matrix_operations(parameter, out_dim))
             self._exchange = MatrixExchange(parameters, costs)
         updates = [self._advance_momentum(parameter) for parameter in parameters]
         directions = self._exchange.apply(lambda index, whole: orthogonalize_weight(whole, out_dims[index]), updates)

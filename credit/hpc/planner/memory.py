@@ -10,7 +10,7 @@ argument `degrees` is the number of ranks along each axis of the mesh.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,10 @@ from torch.distributed.tensor import DTensor
 from credit.parallel.dtensor import shard_dim, to_local
 from credit.parallel.mesh import ParallelDims
 
-# AdamW has two moments of each element, and one float32 count of steps for each weight.
-_NUM_MOMENTS = 2
+# AdamW has two moments of each element, and one float32 count of steps for each weight. Muon has one moment and no
+# count.
+ADAMW_MOMENTS = 2
+MUON_MOMENTS = 1
 _STEP_COUNT_BYTES = 4
 
 
@@ -37,6 +39,7 @@ class Weight:
         trains: True if the weight has a gradient, False if it is frozen.
         averaged: True if sequence parallelism averages its gradient over the tensor-parallel ranks in a unit with split
             weights: False for split weights, and for whole ones that belong to a split one, such as adapters.
+        moments: number of the optimizer's tensors with the size of the weight.
     """
 
     rows: int
@@ -44,6 +47,7 @@ class Weight:
     element_bytes: int
     trains: bool
     averaged: bool
+    moments: int = ADAMW_MOMENTS
 
     def elements_per_rank(self, num_ranks: int) -> int:
         """Return the number of elements on the fullest rank if FSDP2 shards the weight over `num_ranks` ranks."""
@@ -162,7 +166,7 @@ class Memory:
     Attributes:
         parameters: the rank's shard of the weights.
         gradients: the rank's shard of the gradients, which exist from the backward pass to the update.
-        optimizer: AdamW's moments and step counts.
+        optimizer: the optimizer's moments and step counts.
         average: moving average of the weights.
         buffers: vectors of spectral norm and other buffers of the model.
         fields: static fields, masks and weights of the loss.
@@ -198,13 +202,16 @@ class Memory:
         return always_on_device + self.states
 
 
-def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit, ...]:
+def read_units(
+    model: nn.Module, reshard_after_forward: bool, matrices: Collection[nn.Parameter] = ()
+) -> tuple[ShardUnit, ...]:
     """Return the sharding units of a model, last layers first; a model without FSDP2 is a single unit.
 
     Args:
         model: model that `credit.parallel.parallelize.parallelize` has processed, on any device.
         reshard_after_forward: value with which the model was sharded; False keeps every unit gathered. Two units stay
             gathered in any case: the one where the backward pass begins, and the weights outside all blocks.
+        matrices: the weights that Muon updates; AdamW updates all others.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # FSDP2 gives each weight to the innermost sharded module around it, so inner modules are taken first.
@@ -217,7 +224,7 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
         begins_backward = number == 0
         is_outside_blocks = module is model
         unit = ShardUnit(
-            weights=tuple(_read_weight(parameter) for parameter in parameters),
+            weights=tuple(_read_weight(parameter, parameter in matrices) for parameter in parameters),
             split=any(_split_dim(parameter) is not None for parameter in parameters),
             stays_gathered=not reshard_after_forward or begins_backward or is_outside_blocks,
         )
@@ -241,20 +248,22 @@ def compute_state_memory(
     """
     all_bytes = 0
     trained_bytes = 0
-    num_trained = 0
+    optimizer_bytes = 0
     for unit in units:
         for weight in unit.weights:
             shard_bytes = weight.element_bytes * weight.elements_per_rank(unit.num_ranks(degrees))
             all_bytes += shard_bytes
             if weight.trains:
                 trained_bytes += shard_bytes
-                num_trained += 1
+                optimizer_bytes += weight.moments * shard_bytes
+                if weight.moments == ADAMW_MOMENTS:
+                    optimizer_bytes += _STEP_COUNT_BYTES
     # Gradients, moments and average of a weight have its dtype; frozen weights have none of them.
     average_bytes = trained_bytes if average else 0
     return Memory(
         parameters=all_bytes,
         gradients=trained_bytes,
-        optimizer=_NUM_MOMENTS * trained_bytes + _STEP_COUNT_BYTES * num_trained,
+        optimizer=optimizer_bytes,
         average=average_bytes,
         buffers=buffers,
         host=host,
@@ -334,8 +343,13 @@ def _split_dim(parameter: torch.Tensor) -> int | None:
     return shard_dim(parameter.placements[tensor_axis])
 
 
-def _read_weight(parameter: nn.Parameter) -> Weight:
-    """Return the size of a parameter, or of the part of it that tensor parallelism gives to a rank."""
+def _read_weight(parameter: nn.Parameter, is_matrix: bool) -> Weight:
+    """Return the size of a parameter, or of the part of it that tensor parallelism gives to a rank.
+
+    Args:
+        parameter: the parameter.
+        is_matrix: True if Muon updates it.
+    """
     shape = list(parameter.shape)
     split_dim = _split_dim(parameter)
     if split_dim is not None:
@@ -345,4 +359,5 @@ def _read_weight(parameter: nn.Parameter) -> Weight:
     rows = shape[0] if shape else 1
     row_elements = math.prod(shape[1:])
     is_on_tensor_mesh = isinstance(parameter, DTensor) and "tp" in parameter.device_mesh.mesh_dim_names
-    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad, not is_on_tensor_mesh)
+    moments = MUON_MOMENTS if is_matrix else ADAMW_MOMENTS
+    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad, not is_on_tensor_mesh, moments)

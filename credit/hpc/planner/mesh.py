@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from credit.config.sections.parallelism import MixedPrecisionConfig
-from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
+from credit.hpc.planner.gpus import Gpu
 from credit.hpc.planner.memory import (
     Memory,
     Precision,
@@ -30,25 +30,23 @@ from credit.hpc.planner.memory import (
     read_units,
 )
 from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
-from credit.hpc.planner.trace import Collective, Kernel, Trace, extrapolate_trace, trace_step
+from credit.hpc.planner.times import estimate_collective_seconds, estimate_matrix_seconds, estimate_step_seconds
+from credit.hpc.planner.trace import Collective, Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
     count_member_collectives,
     count_sequence_collectives,
     count_sharding_collectives,
-    estimate_seconds,
     read_iterated_bytes,
 )
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
+from credit.train.muon import count_matrix_operations, find_matrices
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
-# Number of times that an update reads or writes an element of each weight: 8 for AdamW with clipping, 1 for the norm of
-# the gradients and 3 for the moving average.
-_UPDATE_MOVES = 12
 
 
 @dataclass(frozen=True)
@@ -117,6 +115,7 @@ class _NetworkProperties:
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
         field_ranks: ranks whose steps are traced, of those that divide the fields, see `list_busy_ranks`.
+        matrix_flops: floating-point operations of Muon for each matrix of the network; empty without Muon.
     """
 
     units: tuple[ShardUnit, ...]
@@ -126,6 +125,7 @@ class _NetworkProperties:
     precision: Precision
     dtypes: tuple[torch.dtype, ...]
     field_ranks: tuple[int, ...]
+    matrix_flops: tuple[float, ...]
 
 
 class Planner:
@@ -193,8 +193,10 @@ class Planner:
             collectives += count_sequence_collectives(network.units, degrees)
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
-        kernel_seconds = self._estimate_kernel_seconds(trace.kernels, memory.parameters)
-        blocking_seconds, overlapped_seconds = self._estimate_collective_seconds(collectives)
+        rate = "tf32" if trainer.tf32 else "float32"
+        kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, gpu)
+        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees.world, rate, gpu)
+        blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, gpu)
         plan = MeshPlan(
             data=data,
             degrees=degrees,
@@ -214,33 +216,6 @@ class Planner:
         # Shorter rollouts are taken to need proportionally less time.
         hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
-
-    def _estimate_kernel_seconds(self, kernels: Mapping[Kernel, int], parameter_bytes: int) -> float:
-        """Return the seconds of all kernels of an optimizer step, including the update, which is not traced.
-
-        Args:
-            kernels: kernel -> number of its runs in the traced step.
-            parameter_bytes: bytes of this rank's shard of the weights.
-        """
-        gpu = self._gpu
-        traced_seconds = []
-        for kernel, count in kernels.items():
-            seconds_per_run = gpu.estimate_kernel_seconds(kernel.rate, kernel.flops, kernel.bytes)
-            traced_seconds.append(seconds_per_run * count)
-        # The update does little arithmetic, so its time is that of its memory traffic.
-        update_seconds = parameter_bytes * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
-        return sum(traced_seconds) + update_seconds
-
-    def _estimate_collective_seconds(self, collectives: Mapping[Collective, int]) -> tuple[float, float]:
-        """Return the seconds of the collectives that kernels wait for, and of those that run together with kernels."""
-        blocking_seconds = 0.0
-        overlapped_seconds = 0.0
-        for collective, count in collectives.items():
-            if collective.blocks:
-                blocking_seconds += estimate_seconds(collective, self._gpu) * count
-            else:
-                overlapped_seconds += estimate_seconds(collective, self._gpu) * count
-        return blocking_seconds, overlapped_seconds
 
     def require_domain(self, domain: int) -> None:
         """Refuse to divide the fields of the network among `domain` ranks if this is not possible.
@@ -278,7 +253,8 @@ class Planner:
                 reduce_dtype = getattr(torch, policy.reduce_dtype)
                 precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
-            units = read_units(model, trainer.parallelism.reshard_after_forward)
+            matrices = find_matrices(model) if trainer.optimizer == "muon" else {}
+            units = read_units(model, trainer.parallelism.reshard_after_forward, matrices)
             return _NetworkProperties(
                 units=units,
                 buffers=count_buffer_bytes(model),
@@ -287,6 +263,7 @@ class Planner:
                 precision=precision,
                 dtypes=dtypes,
                 field_ranks=(0,) if model.domain is None else list_busy_ranks(model.domain.grid),
+                matrix_flops=tuple(count_matrix_operations(matrix, dim) for matrix, dim in matrices.items()),
             )
 
     def _trace_step(

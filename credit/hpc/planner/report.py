@@ -30,7 +30,7 @@ _MIN_USUAL_STEPS = 1000
 _MEMORY_KINDS = {
     "parameters": "weights, this rank's part (exact)",
     "gradients": "gradients, this rank's part (exact)",
-    "optimizer": "AdamW's state, this rank's part (exact)",
+    "optimizer": "the optimizer's state, this rank's part (exact)",
     "average": "moving average of the weights (exact)",
     "buffers": "buffers (exact)",
     "fields": "static fields, masks, weights of the loss (exact)",

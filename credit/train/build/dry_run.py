@@ -36,6 +36,7 @@ from credit.train.build.domain_support import require_domain_support
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
 from credit.train.learning_rates import select_trained_weights
+from credit.train.optim import build_optimizer, optimizer_tensors
 
 _META = torch.device("meta")
 # Errors that torch raises when the values of a tensor without values are needed.
@@ -56,10 +57,12 @@ class DryRunResult:
     Attributes:
         model: the network on the meta device, with adapters if only those train.
         skip_reason: the reason why a step could not be tried, empty if it was.
+        optimizer_bytes: bytes of the optimizer's state.
     """
 
     model: nn.Module
     skip_reason: str
+    optimizer_bytes: int
 
     @property
     def parameters(self) -> int:
@@ -73,11 +76,11 @@ class DryRunResult:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's two moments."""
+        """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's state."""
         tensors = checkpoint_state_dict(self.model).values()
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        # The weights are saved twice, and each trained parameter has two float32 moments, of 4 bytes each.
-        return 2 * weight_bytes + 8 * self.trained_parameters
+        # The weights are saved twice: those of the last step and their average.
+        return 2 * weight_bytes + self.optimizer_bytes
 
 
 def dummy_assets(
@@ -150,6 +153,8 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     with _model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     select_trained_weights(model, trainer)
+    optimizer_state = optimizer_tensors(model, build_optimizer(model, trainer))
+    optimizer_bytes = sum(tensor.nbytes for tensor in optimizer_state.values())
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
@@ -181,8 +186,8 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
             with _step_errors(config):
                 objective.accumulate_gradients(batch, micro_step)
     except _NeedsValues as error:
-        return DryRunResult(model, str(error))
-    return DryRunResult(model, "")
+        return DryRunResult(model, str(error), optimizer_bytes)
+    return DryRunResult(model, "", optimizer_bytes)
 
 
 def try_bfloat16(config: Config, assets: ModelAssets) -> None:

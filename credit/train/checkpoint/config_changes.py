@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # are compared elsewhere.
 _FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # Keys that must not change during a run.
-_RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora")
+_RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora", "trainer.optimizer")
 # Exceptions from both: dropout does not change the network in eval mode.
 _CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
 # Keys that a run may change when it starts with weights of another one. New noise leaves their function unchanged.
