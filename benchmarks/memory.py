@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from networks import PUBLISHED
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.wxformer import WXFormer

@@ -23,7 +23,7 @@ from live_memory import LiveMemory
 from memory import MESHES, require_num_ranks
 from torch import nn
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm

@@ -9,7 +9,7 @@ from credit.cli.common import add_config_arguments, path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
-    from credit.config.sections.jobs import PbsConfig, SlurmConfig
+    from credit.config.sections.execution import PbsConfig, SlurmConfig
     from credit.hpc.cluster import Cluster
     from credit.hpc.job import Job
 

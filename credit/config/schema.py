@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from credit.calendar import parse_duration
 from credit.config.sections.base import PathText, StrictModel
 from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.execution import PbsConfig, SlurmConfig
 from credit.config.sections.inference import InferenceConfig
-from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.config.sections.loss import LossEntry, default_loss
 from credit.config.sections.model import ModelEntry
 from credit.config.sections.postprocess import replace_entries, require_order

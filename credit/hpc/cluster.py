@@ -12,7 +12,7 @@ from pydantic import Field
 from credit.calendar import parse_duration
 from credit.config.load import build_section, read_yaml
 from credit.config.sections.base import Duration, StrictModel
-from credit.config.sections.jobs import Name, PbsConfig, SchedulerConfig, SlurmConfig, Word
+from credit.config.sections.execution import Name, PbsConfig, SchedulerConfig, SlurmConfig, Word
 from credit.errors import ConfigError, did_you_mean
 
 

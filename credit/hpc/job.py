@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from credit.calendar import parse_duration
-from credit.config.sections.jobs import PbsConfig, SlurmConfig
+from credit.config.sections.execution import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS

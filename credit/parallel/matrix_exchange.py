@@ -100,7 +100,7 @@ class MatrixExchange:
         # A rank sends all that it holds of a matrix.
         for transfer, values in self._send(self._collecting, lambda each: parts[each.matrix], parts):
             wholes[transfer.matrix][transfer.slices] = values
-        results = {index: compute(index, whole) for index, whole in wholes.items()}
+        results = {index: compute(index, matrix) for index, matrix in wholes.items()}
         returned = [torch.empty_like(part) for part in parts]
         for transfer, values in self._send(self._returning, lambda each: results[each.matrix][each.slices], parts):
             returned[transfer.matrix].copy_(values)

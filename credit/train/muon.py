@@ -1,120 +1,40 @@
-"""Muon: momentum whose singular values are made equal, for the matrices of a network (Jordan et al. 2024).
+"""Optimizer that updates the matrices of a network by Muon, and all other parameters by AdamW.
 
-K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein 2024: Muon, an optimizer for hidden layers in
-neural networks (https://kellerjordan.github.io/posts/muon). Scale of the update: Liu et al. 2025, arXiv 2502.16982.
+Muon is momentum whose singular values are made equal, see `credit.models.matrices`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import parametrize
 from torch.optim.adamw import adamw
 
-from credit.models.data_axes import find_channel_axes
-from credit.models.initialise import find_addable_parameters
-from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.models.matrices import count_matrix_operations, orthogonalize_weight
 from credit.parallel.dtensor import local_shard
 from credit.parallel.matrix_exchange import MatrixExchange
 
-# Coefficients of the odd polynomial a x + b x^3 + c x^5 of a Newton-Schulz iteration, and the number of iterations.
-# Five of them bring singular values from 0.01 to 1 into 0.68 to 1.14.
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NUM_ITERATIONS = 5
-# With this factor, the root mean square of the elements of an update is about that of AdamW, so both use the same
-# learning rate and weight decay (arXiv 2502.16982, section 2.2).
-UPDATE_RMS = 0.2
 ADAM_EPS = 1e-8
 # Decay of the momentum of the matrices, as its authors recommend.
 MOMENTUM = 0.95
 
 
-def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return the parameters that Muon updates, and which of their dimensions counts the outputs of the layer.
-
-    These are the weights of linear layers and convolutions inside the network. Layers that read the input channels or
-    write the output channels are left out, as their authors recommend, and so are layers of noise, which begin as
-    zeros, and adapters.
-
-    Args:
-        model: the model, sharded or not.
-    """
-    left_out_names = find_channel_axes(model).keys() | find_addable_parameters(model).keys()
-    names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
-    matrices = {}
-    for module in model.modules():
-        if not isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
-            continue
-        weight = module.weight
-        if parametrize.is_parametrized(module, "weight"):
-            weight = module.parametrizations.weight.original
-        if weight in names and weight.requires_grad and names[weight] not in left_out_names:
-            matrices[weight] = 1 if isinstance(module, nn.ConvTranspose2d) else 0
-    return matrices
-
-
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return a matrix with the singular vectors of the given one, and singular values near 1.
-
-    The dtype is kept: in bfloat16, rounding would differ between meshes.
-
-    Args:
-        matrix: (outputs, inputs).
-    """
-    a, b, c = NEWTON_SCHULZ
-    # The products are smaller if there are fewer rows than columns.
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if is_tall else matrix
-    x = x / (x.norm() + 1e-7)
-    for _ in range(NUM_ITERATIONS):
-        gram = x @ x.mT
-        polynomial = b * gram + c * gram @ gram
-        x = a * x + polynomial @ x
-    return x.mT if is_tall else x
-
-
-def orthogonalize_weight(weight: Tensor, out_dim: int) -> Tensor:
-    """Return an update of a layer's weight: its matrix has equal singular values, up to the error of the iterations.
-
-    Args:
-        weight: weight, or change of it, of a linear layer or convolution.
-        out_dim: dimension that counts the outputs. All others together count the inputs.
-    """
-    outputs_first = weight.movedim(out_dim, 0)
-    matrix = outputs_first.flatten(1)
-    scale = UPDATE_RMS * math.sqrt(max(matrix.shape))
-    result = scale * orthogonalize(matrix)
-    return result.view(outputs_first.shape).movedim(0, out_dim)
-
-
-def count_matrix_operations(weight: Tensor, out_dim: int) -> float:
-    """Return the floating-point operations of `orthogonalize_weight`.
-
-    Args:
-        weight: weight of a linear layer or convolution; only its shape is read.
-        out_dim: dimension that counts the outputs.
-    """
-    outputs = weight.shape[out_dim]
-    inputs = math.prod(weight.shape) // outputs
-    short, long = min(outputs, inputs), max(outputs, inputs)
-    return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
-
-
 class Muon(torch.optim.Optimizer):
     """Muon for groups with the entry ``out_dims``, AdamW for all other groups.
 
-    A group with ``out_dims`` has one entry for each of its parameters, see `find_matrices`. The momentum of a matrix
-    may be sharded over ranks in any way; a rank computes some of the matrices whole (`MatrixExchange`).
+    A group with ``out_dims`` has one entry for each of its parameters, see `credit.models.matrices.find_matrices`. The
+    momentum of a matrix may be sharded over ranks in any way; a rank computes some of the matrices whole
+    (`MatrixExchange`).
 
     Args:
         groups: parameter groups with ``params``, ``lr``, ``weight_decay`` and, for matrices, ``out_dims``.
         learning_rate: peak learning rate.
         betas: betas of AdamW.
+        dtype: dtype in which matrices are orthogonalised; None for that of the weights. In bfloat16, updates differ
+            between meshes by its rounding.
 
     Attributes:
         grad_scale: number by which gradients are divided; set before each step.
@@ -122,9 +42,16 @@ class Muon(torch.optim.Optimizer):
             step.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], learning_rate: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        learning_rate: float,
+        betas: tuple[float, float],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(groups, {"lr": learning_rate, "weight_decay": 0.0, "out_dims": None})
         self._betas = betas
+        self._dtype = dtype
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
         self._exchange: MatrixExchange | None = None
@@ -198,7 +125,9 @@ class Muon(torch.optim.Optimizer):
                 costs.append(count_matrix_operations(parameter, out_dim))
             self._exchange = MatrixExchange(parameters, costs)
         updates = [self._advance_momentum(parameter) for parameter in parameters]
-        directions = self._exchange.apply(lambda index, whole: orthogonalize_weight(whole, out_dims[index]), updates)
+        directions = self._exchange.apply(
+            lambda index, whole: orthogonalize_weight(whole, out_dims[index], self._dtype), updates
+        )
         for parameter, group, direction in zip(parameters, groups, directions, strict=True):
             weight = local_shard(parameter)
             decayed = weight * (1.0 - group["lr"] * group["weight_decay"])

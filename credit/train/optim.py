@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
+from credit.models.matrices import find_matrices
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.train.learning_rates import find_learning_rate_factors
-from credit.train.muon import Muon, find_matrices
+from credit.train.muon import Muon
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW | Muon:
@@ -53,7 +54,7 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW 
             group["out_dims"] = [matrices[parameter] for parameter in parameters]
         param_groups.append(group)
     if conf.optimizer == "muon":
-        return Muon(param_groups, conf.learning_rate, conf.betas)
+        return Muon(param_groups, conf.learning_rate, conf.betas, torch.bfloat16 if conf.amp else None)
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
     # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 # With a constant learning rate, a longer run is a continuation of a shorter one.
 STEADY = (
     "trainer.schedule={kind: constant, warmup: 0}", "trainer.log_every=1", "data.forecast_len=2",
-    "trainer.validate_every=3", "trainer.checkpoint_every=2", "trainer.max_steps=3",
+    "trainer.validate_every=3", "trainer.checkpoint_every=2", "trainer.max_steps=3", "trainer.optimizer=muon",
 )  # fmt: skip
 FORECASTS = ("inference.lead_time=24h", "inference.initial_times=[2000-02-09T00:00, 2000-02-11T06:00]")
 

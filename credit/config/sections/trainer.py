@@ -13,7 +13,7 @@ from credit.config.sections.base import (
     PathText,
     StrictModel,
 )
-from credit.config.sections.parallelism import MixedPrecisionConfig, ParallelismConfig
+from credit.config.sections.execution import MixedPrecisionConfig, ParallelismConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from credit.config.sections.parallelism import MixedPrecisionConfig
+from credit.config.sections.execution import MixedPrecisionConfig
 from credit.hpc.planner.gpus import Gpu
 from credit.hpc.planner.memory import (
     Memory,
@@ -39,10 +39,10 @@ from credit.hpc.planner.traffic import (
     count_sharding_collectives,
     read_iterated_bytes,
 )
+from credit.models.matrices import count_matrix_operations, find_matrices
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
-from credit.train.muon import count_matrix_operations, find_matrices
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,6 @@ class Planner:
         run = self._run
         members = run.member_batches(degrees, members_at_once)
         schedule = run.schedule(members)
-        gpu = self._gpu
         trainer = run.trainer
         sharded = data != "none"
         network = self._read_network(sharded, degrees.tensor, degrees.domain)
@@ -184,8 +183,8 @@ class Planner:
         activations = trace.activations + count_exchange_bytes(output_bytes, run.gathers_members, degrees)
         memory = replace(memory, fields=trace.constants, activations=activations)
         collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
-        num_exchanges = run.num_counted_steps * schedule.micro_steps
-        collectives += count_member_collectives(output_bytes, run.gathers_members, num_exchanges, degrees)
+        exchanges = run.num_counted_steps * schedule.micro_steps
+        collectives += count_member_collectives(output_bytes, run.gathers_members, exchanges, degrees)
         if sharded:
             gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
@@ -193,10 +192,9 @@ class Planner:
             collectives += count_sequence_collectives(network.units, degrees)
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
-        rate = "tf32" if trainer.tf32 else "float32"
-        kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, gpu)
-        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees.world, rate, gpu)
-        blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, gpu)
+        kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, self._gpu)
+        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees.world, trainer, self._gpu)
+        blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, self._gpu)
         plan = MeshPlan(
             data=data,
             degrees=degrees,
@@ -204,18 +202,18 @@ class Planner:
             collectives=collectives,
             flops=trace.flops,
             kernel_seconds=kernel_seconds,
-            launch_seconds=sum(trace.kernels.values()) * gpu.launch_seconds,
+            launch_seconds=sum(trace.kernels.values()) * self._gpu.launch_seconds,
             blocking_seconds=blocking_seconds,
             overlapped_seconds=overlapped_seconds,
             samples=run.samples_per_step(degrees),
             steps=run.count_steps(degrees),
             hours=0.0,
             megawatt_hours=0.0,
-            fits=memory.device <= gpu.usable_bytes,
+            fits=memory.device <= self._gpu.usable_bytes,
         )
         # Shorter rollouts are taken to need proportionally less time.
         hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
-        return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
+        return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * self._gpu.watts / 1e6)
 
     def require_domain(self, domain: int) -> None:
         """Refuse to divide the fields of the network among `domain` ranks if this is not possible.

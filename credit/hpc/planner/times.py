@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from credit.config.sections.trainer import TrainerConfig
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.trace import Collective, Kernel
 from credit.hpc.planner.traffic import estimate_seconds
@@ -31,13 +32,13 @@ def estimate_step_seconds(kernels: Mapping[Kernel, int], parameter_bytes: int, g
     return sum(traced_seconds) + update_seconds
 
 
-def estimate_matrix_seconds(matrix_flops: Sequence[float], num_ranks: int, rate: str, gpu: Gpu) -> float:
+def estimate_matrix_seconds(matrix_flops: Sequence[float], num_ranks: int, trainer: TrainerConfig, gpu: Gpu) -> float:
     """Return the seconds of Muon's products on the rank with most of them; their exchange is not counted.
 
     Args:
         matrix_flops: floating-point operations for each matrix of the network; empty without Muon.
         num_ranks: number of ranks, among which the matrices are divided.
-        rate: name of the field of `Gpu` with the peak rate of the products.
+        trainer: section ``trainer`` of the config, which decides on the dtype of the products.
         gpu: the GPU of each rank.
     """
     if not matrix_flops:
@@ -45,6 +46,9 @@ def estimate_matrix_seconds(matrix_flops: Sequence[float], num_ranks: int, rate:
     work = [0.0] * num_ranks
     for flops, owner in zip(matrix_flops, assign_owners(matrix_flops, num_ranks), strict=True):
         work[owner] += flops
+    rate = "tf32" if trainer.tf32 else "float32"
+    if trainer.amp:
+        rate = "bfloat16"
     return gpu.estimate_kernel_seconds(rate, max(work), 0.0)
 
 

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
+from credit.config.sections.execution import MixedPrecisionConfig
 from credit.config.sections.inference import ForecastParallelismConfig
-from credit.config.sections.parallelism import MixedPrecisionConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid

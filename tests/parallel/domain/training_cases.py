@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from tests.parallel.training.cases import Case, train
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.errors import ConfigError
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer

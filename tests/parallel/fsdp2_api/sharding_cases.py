@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrizations
 
-from credit.config.sections.parallelism import MixedPrecisionConfig
+from credit.config.sections.execution import MixedPrecisionConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2

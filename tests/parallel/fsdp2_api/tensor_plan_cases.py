@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.parallel import fsdp2
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.channels import ChannelMap
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.batch import Batch

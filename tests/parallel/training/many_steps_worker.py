@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.parallel.dtensor import local_shard, shard_dim
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from credit.config.sections.execution import ParallelismConfig
 from credit.config.sections.inference import EnsembleConfig
-from credit.config.sections.parallelism import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
 from credit.forecast.ensemble.section import GaussianOrBredSection, SPPTSection

@@ -9,7 +9,7 @@ import yaml
 
 from credit.cli.main import main
 from credit.config import load_config
-from credit.config.sections.jobs import PbsConfig, SlurmConfig
+from credit.config.sections.execution import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc.cluster import cluster_names, load_cluster, resolve_settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from credit.cli.main import main
-from credit.config.sections.jobs import PbsConfig, SlurmConfig
+from credit.config.sections.execution import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs, slurm
 from credit.hpc.cluster import cluster_names, load_cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from credit.config.sections.parallelism import ParallelismConfig
+from credit.config.sections.execution import ParallelismConfig
 from credit.errors import ConfigError
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 

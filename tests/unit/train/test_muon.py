@@ -11,19 +11,18 @@ from torch import Tensor, nn
 from credit.config.registry import MODELS
 from credit.config.sections.trainer import TrainerConfig
 from credit.models.base import ModelSpec
-from credit.models.registry import build_model
-from credit.parallel.matrix_exchange import MatrixExchange, assign_owners
-from credit.train.muon import (
-    MOMENTUM,
+from credit.models.matrices import (
     NEWTON_SCHULZ,
     NUM_ITERATIONS,
     UPDATE_RMS,
-    Muon,
     count_matrix_operations,
     find_matrices,
     orthogonalize,
     orthogonalize_weight,
 )
+from credit.models.registry import build_model
+from credit.parallel.matrix_exchange import MatrixExchange, assign_owners
+from credit.train.muon import MOMENTUM, Muon
 from credit.train.optim import build_optimizer, optimizer_tensors
 from tests.networks.networks import SECTIONS
 
