@@ -7,6 +7,7 @@ neural networks (https://kellerjordan.github.io/posts/muon). Scale of the update
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,46 +52,62 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     return matrices
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return a matrix with the singular vectors of the given one, and singular values near 1, in the same dtype.
+def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return matrices with the singular vectors of the given ones, and singular values near 1.
 
     Args:
-        matrix: (outputs, inputs).
+        matrices: (..., rows, columns).
+        dtype: dtype of the iterations; None for that of the matrices.
+
+    Returns:
+        The same shape and dtype as `matrices`.
     """
     a, b, c = NEWTON_SCHULZ
     # The products are smaller if there are fewer rows than columns.
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if is_tall else matrix
-    x = x / (x.norm() + NORM_EPS)
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    # Before the cast, so that it loses no small numbers.
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + NORM_EPS)
+    x = x.to(dtype or matrices.dtype)
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT
         polynomial = b * gram + c * gram @ gram
         x = a * x + polynomial @ x
+    x = x.to(matrices.dtype)
     return x.mT if is_tall else x
 
 
-def orthogonalize_weight(weight: Tensor, out_dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an update of a layer's weight: its matrix has equal singular values, up to the error of the iterations.
+def orthogonalize_weights(
+    weights: Mapping[int, Tensor], out_dims: Sequence[int], dtype: torch.dtype | None = None
+) -> dict[int, Tensor]:
+    """Return updates of weights: their matrices have equal singular values, up to the error of the iterations.
+
+    Weights of the same shape are computed together, which launches fewer kernels on a GPU.
 
     Args:
-        weight: weight, or change of it, of a linear layer or convolution.
-        out_dim: dimension that counts the outputs. All others together count the inputs.
-        dtype: dtype of the iterations; None for that of the weight.
+        weights: number of a weight -> weight, or change of it, of a linear layer or convolution.
+        out_dims: dimension that counts the outputs, by number of the weight. All others together count the inputs.
+        dtype: dtype of the iterations; None for that of the weights.
 
     Returns:
-        The update in the shape and dtype of `weight`.
+        Number of a weight -> update in the shape and dtype of the weight.
     """
-    outputs_first = weight.movedim(out_dim, 0)
-    matrix = outputs_first.flatten(1)
-    scale = UPDATE_RMS * math.sqrt(max(matrix.shape))
-    # The norm is that of the weight's dtype, so that the cast loses no small numbers.
-    normed = matrix / (matrix.norm() + NORM_EPS)
-    result = scale * orthogonalize(normed.to(dtype or matrix.dtype)).to(matrix.dtype)
-    return result.view(outputs_first.shape).movedim(0, out_dim)
+    # Shape of the weight with the outputs first, and numbers of the weights with this shape.
+    numbers_by_shape: dict[torch.Size, list[int]] = {}
+    for number, weight in weights.items():
+        shape = weight.movedim(out_dims[number], 0).shape
+        numbers_by_shape.setdefault(shape, []).append(number)
+    updates = {}
+    for shape, numbers in numbers_by_shape.items():
+        matrices = torch.stack([weights[number].movedim(out_dims[number], 0).flatten(1) for number in numbers])
+        scale = UPDATE_RMS * math.sqrt(max(matrices.shape[1:]))
+        for number, update in zip(numbers, scale * orthogonalize(matrices, dtype), strict=True):
+            updates[number] = update.reshape(shape).movedim(0, out_dims[number])
+    return updates
 
 
 def count_matrix_operations(weight: Tensor, out_dim: int) -> float:
-    """Return the floating-point operations of `orthogonalize_weight`.
+    """Return the floating-point operations of `orthogonalize_weights` for one weight.
 
     Args:
         weight: weight of a linear layer or convolution; only its shape is read.

@@ -7,7 +7,7 @@ once, and a rank receives about as many elements as it holds, whatever the numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,24 +83,27 @@ class MatrixExchange:
                 source = owner if owner in ranks else ranks[owner % len(ranks)]
                 self._collecting.append(Transfer(index, source, owner, bounds))
 
-    def apply(self, compute: Callable[[int, Tensor], Tensor], parts: Sequence[Tensor]) -> list[Tensor]:
+    def apply(
+        self, compute: Callable[[dict[int, Tensor]], Mapping[int, Tensor]], parts: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Collective: return this rank's parts of the results for all matrices.
 
         Args:
-            compute: function of the index of a matrix and the whole matrix; it returns a tensor of the same shape.
+            compute: function of the matrices that this rank owns, by index; it returns a tensor of the same shape for
+                each.
             parts: this rank's part of each matrix, all of one dtype and device.
 
         Returns:
             This rank's part of each result, in the order of the matrices.
         """
-        wholes = {}
+        matrices = {}
         for index, owner in enumerate(self.owners):
             if owner == self._rank:
-                wholes[index] = parts[index].new_empty(self._shapes[index])
+                matrices[index] = parts[index].new_empty(self._shapes[index])
         # A rank sends all that it holds of a matrix.
         for transfer, values in self._send(self._collecting, lambda each: parts[each.matrix], parts):
-            wholes[transfer.matrix][transfer.slices] = values
-        results = {index: compute(index, matrix) for index, matrix in wholes.items()}
+            matrices[transfer.matrix][transfer.slices] = values
+        results = compute(matrices)
         returned = [torch.empty_like(part) for part in parts]
         for transfer, values in self._send(self._returning, lambda each: results[each.matrix][each.slices], parts):
             returned[transfer.matrix].copy_(values)

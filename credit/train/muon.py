@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from credit.models.matrices import count_matrix_operations, orthogonalize_weight
+from credit.models.matrices import count_matrix_operations, orthogonalize_weights
 from credit.parallel.dtensor import local_shard
 from credit.parallel.matrix_exchange import MatrixExchange
 
@@ -108,14 +108,12 @@ class Muon(torch.optim.Optimizer):
 
     def _update_matrices(self) -> None:
         """Collective: update all matrices."""
+        groups = [group for group in self.param_groups if group["out_dims"] is not None]
         parameters: list[nn.Parameter] = []
         out_dims: list[int] = []
-        groups: list[dict[str, Any]] = []
-        for group in self.param_groups:
-            if group["out_dims"] is not None:
-                parameters += group["params"]
-                out_dims += group["out_dims"]
-                groups += [group] * len(group["params"])
+        for group in groups:
+            parameters += group["params"]
+            out_dims += group["out_dims"]
         if not parameters:
             return
         if self._exchange is None:
@@ -124,38 +122,68 @@ class Muon(torch.optim.Optimizer):
             for parameter, out_dim in zip(parameters, out_dims, strict=True):
                 costs.append(count_matrix_operations(parameter, out_dim))
             self._exchange = MatrixExchange(parameters, costs)
-        updates = [self._advance_momentum(parameter) for parameter in parameters]
-        directions = self._exchange.apply(
-            lambda index, whole: orthogonalize_weight(whole, out_dims[index], self._dtype), updates
-        )
-        for parameter, group, direction in zip(parameters, groups, directions, strict=True):
-            weight = local_shard(parameter)
-            decayed = weight * (1.0 - group["lr"] * group["weight_decay"])
-            updated = decayed.add_(direction.to(weight.device), alpha=-group["lr"])
-            weight.copy_(self._keep_if_bad(weight, updated))
 
-    def _advance_momentum(self, parameter: nn.Parameter) -> Tensor:
-        """Advance the momentum of a matrix, and return this rank's part of Nesterov's combination with the gradient.
+        def orthogonalize(updates: dict[int, Tensor]) -> dict[int, Tensor]:
+            return orthogonalize_weights(updates, out_dims, self._dtype)
 
-        The result is on the device on which ranks communicate.
+        directions = iter(self._exchange.apply(orthogonalize, self._advance_momenta(parameters)))
+        for group in groups:
+            weights = [local_shard(parameter) for parameter in group["params"]]
+            before = _flatten(weights)
+            step = _flatten([next(directions) for _ in weights]).to(before.device)
+            decayed = before * (1.0 - group["lr"] * group["weight_decay"])
+            self._write(weights, before, decayed.add_(step, alpha=-group["lr"]))
+
+    def _advance_momenta(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Advance the momentum of matrices, and return Nesterov's combinations of momentum and gradient.
+
+        All tensors are joined into one, since few large kernels take less time on a GPU than many small ones.
+
+        Args:
+            parameters: the matrices, all of one dtype and device.
+
+        Returns:
+            This rank's part for each matrix, on the device on which ranks communicate.
         """
-        momentum = local_shard(self.state[parameter]["momentum"])
-        if parameter.grad is None:
-            gradient = torch.zeros_like(momentum)
-        else:
-            gradient = local_shard(parameter.grad).to(momentum.dtype)
+        momenta = [local_shard(self.state[parameter]["momentum"]) for parameter in parameters]
+        gradients = []
+        for parameter, momentum in zip(parameters, momenta, strict=True):
+            if parameter.grad is None:
+                gradients.append(torch.zeros_like(momentum))
+            else:
+                gradients.append(local_shard(parameter.grad).to(momentum.dtype))
+        before = _flatten(momenta)
+        gradient = _flatten(gradients)
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale.to(gradient.device)
-        advanced = momentum.lerp(gradient, 1.0 - MOMENTUM)
+        advanced = before.lerp(gradient, 1.0 - MOMENTUM)
         update = gradient.lerp(advanced, MOMENTUM)
-        momentum.copy_(self._keep_if_bad(momentum, advanced))
-        if isinstance(parameter, DTensor):
+        self._write(momenta, before, advanced)
+        if isinstance(parameters[0], DTensor):
             # With FSDP2's CPU offload, the parts lie in host memory.
-            update = update.to(parameter.device_mesh.device_type)
-        return update
+            update = update.to(parameters[0].device_mesh.device_type)
+        return _split_like(update, momenta)
 
-    def _keep_if_bad(self, old: Tensor, new: Tensor) -> Tensor:
-        """Return the old values in a step that `found_inf` excludes, else the new ones, without waiting for a GPU."""
-        if self.found_inf is None:
-            return new
-        return torch.where(self.found_inf.to(old.device) > 0, old, new)
+    def _write(self, tensors: Sequence[Tensor], before: Tensor, after: Tensor) -> None:
+        """Write new values into tensors, or keep the old ones in a step that `found_inf` excludes.
+
+        Args:
+            tensors: the tensors, which are changed in place.
+            before: their values, joined.
+            after: their new values, joined.
+        """
+        if self.found_inf is not None:
+            # A condition on the host would wait for the GPU.
+            after = torch.where(self.found_inf.to(before.device) > 0, before, after)
+        torch._foreach_copy_(list(tensors), _split_like(after, tensors))
+
+
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all tensors as one vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _split_like(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of a vector from `_flatten` in the shapes of the tensors."""
+    parts = vector.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

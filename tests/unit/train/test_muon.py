@@ -18,7 +18,7 @@ from credit.models.matrices import (
     count_matrix_operations,
     find_matrices,
     orthogonalize,
-    orthogonalize_weight,
+    orthogonalize_weights,
 )
 from credit.models.registry import build_model
 from credit.parallel.matrix_exchange import MatrixExchange, assign_owners
@@ -54,12 +54,20 @@ def test_singular_values_become_about_equal() -> None:
 
 
 def test_kernels_are_matrices_of_outputs_and_inputs() -> None:
-    kernel = draw(5, 3, 2, 2)
-    expected = UPDATE_RMS * 12**0.5 * orthogonalize(kernel.flatten(1))
-    torch.testing.assert_close(orthogonalize_weight(kernel, 0).flatten(1), expected)
-    # A transposed convolution counts its outputs in dimension 1.
-    transposed = kernel.transpose(0, 1).contiguous()
-    torch.testing.assert_close(orthogonalize_weight(transposed, 1), orthogonalize_weight(kernel, 0).transpose(0, 1))
+    # Two kernels of one shape, and a transposed convolution, which counts its outputs in dimension 1.
+    kernels = {0: draw(5, 3, 2, 2), 4: draw(5, 3, 2, 2, seed=1), 2: draw(3, 5, 2, 2, seed=2), 3: draw(2, 7)}
+    out_dims = [0, 0, 1, 0, 0]
+    updates = orthogonalize_weights(kernels, out_dims)
+    assert updates.keys() == kernels.keys()
+    for number, kernel in kernels.items():
+        matrix = kernel.movedim(out_dims[number], 0).flatten(1)
+        expected = UPDATE_RMS * max(matrix.shape) ** 0.5 * apply_to_singular_values(matrix)
+        update = updates[number].movedim(out_dims[number], 0).flatten(1)
+        torch.testing.assert_close(update, expected, rtol=0, atol=1e-5)
+    # In bfloat16 the result is close, and keeps the dtype of the weight.
+    rounded = orthogonalize_weights(kernels, out_dims, torch.bfloat16)[3]
+    assert rounded.dtype == torch.float64
+    assert (rounded - updates[3]).norm() < 0.1 * updates[3].norm()
 
 
 def build_pair(seed: int = 0) -> nn.Sequential:
@@ -159,5 +167,9 @@ def test_work_is_divided_evenly() -> None:
         count_matrix_operations(torch.zeros(4, 10), 0) == count_matrix_operations(torch.zeros(2, 10, 2), 1) == expected
     )
     exchange = MatrixExchange([torch.zeros(2, 3), torch.zeros(4)], [1.0, 1.0])
-    doubled = exchange.apply(lambda index, whole: whole * (index + 1), [torch.ones(2, 3), torch.ones(4)])
-    assert doubled[0].sum() == 6 and doubled[1].sum() == 8
+
+    def multiply(matrices: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {index: matrix * (index + 1) for index, matrix in matrices.items()}
+
+    results = exchange.apply(multiply, [torch.ones(2, 3), torch.ones(4)])
+    assert results[0].sum() == 6 and results[1].sum() == 8
