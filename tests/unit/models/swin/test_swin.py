@@ -117,6 +117,9 @@ def test_window_of_auto(columns: int, settings: dict[str, Any], window: int) -> 
         model = build(**{**SETTINGS, "image_width": columns, "window_size": "auto", **settings})
     assert model.layout.window == window
     assert {block.attention.window for block in model.blocks} == {window}
+    # A run stores the number, so that a continued run has the same windows whatever `auto` would choose.
+    section = SwinSection.model_validate({"type": "swin", **{"window_size": "auto", **settings}})
+    assert section.resolve((16, columns)).window_size == window
 
 
 def test_sizes_of_the_paper() -> None:
