@@ -7,7 +7,7 @@ neural networks (https://kellerjordan.github.io/posts/muon). Scale of the update
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,14 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
     matrices = {}
     for module in model.modules():
-        if not isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
+        # A grouped convolution has a matrix for each group.
+        if not isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) or getattr(module, "groups", 1) > 1:
             continue
-        weight = module.weight
+        # The attribute `weight` of a parametrized layer would be computed, which a shard of it cannot.
         if parametrize.is_parametrized(module, "weight"):
             weight = module.parametrizations.weight.original
+        else:
+            weight = module.weight
         if weight in names and weight.requires_grad and names[weight] not in left_out_names:
             matrices[weight] = 1 if isinstance(module, nn.ConvTranspose2d) else 0
     return matrices
@@ -77,37 +80,37 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.mT if is_tall else x
 
 
-def orthogonalize_weights(
-    weights: Mapping[int, Tensor], out_dims: Sequence[int], dtype: torch.dtype | None = None
+def orthogonalize_updates(
+    updates: Mapping[int, Tensor], out_dim: int, dtype: torch.dtype | None = None
 ) -> dict[int, Tensor]:
-    """Return updates of weights: their matrices have equal singular values, up to the error of the iterations.
+    """Return updates of weights with equal singular values, up to the error of the iterations.
 
-    Weights of the same shape are computed together, which launches fewer kernels on a GPU.
+    Updates of the same shape are computed together, which launches fewer kernels on a GPU.
 
     Args:
-        weights: number of a weight -> weight, or change of it, of a linear layer or convolution.
-        out_dims: dimension that counts the outputs, by number of the weight. All others together count the inputs.
-        dtype: dtype of the iterations; None for that of the weights.
+        updates: number of a weight -> change of this weight of a linear layer or convolution.
+        out_dim: dimension that counts the outputs. All others together count the inputs.
+        dtype: dtype of the iterations; None for that of the updates.
 
     Returns:
-        Number of a weight -> update in the shape and dtype of the weight.
+        Number of a weight -> its update in the same shape and dtype.
     """
-    # Shape of the weight with the outputs first, and numbers of the weights with this shape.
     numbers_by_shape: dict[torch.Size, list[int]] = {}
-    for number, weight in weights.items():
-        shape = weight.movedim(out_dims[number], 0).shape
-        numbers_by_shape.setdefault(shape, []).append(number)
-    updates = {}
-    for shape, numbers in numbers_by_shape.items():
-        matrices = torch.stack([weights[number].movedim(out_dims[number], 0).flatten(1) for number in numbers])
+    for number, update in updates.items():
+        numbers_by_shape.setdefault(update.shape, []).append(number)
+    results = {}
+    for numbers in numbers_by_shape.values():
+        outputs_first = torch.stack([updates[number].movedim(out_dim, 0) for number in numbers])
+        matrices = outputs_first.flatten(2)
         scale = UPDATE_RMS * math.sqrt(max(matrices.shape[1:]))
-        for number, update in zip(numbers, scale * orthogonalize(matrices, dtype), strict=True):
-            updates[number] = update.reshape(shape).movedim(0, out_dims[number])
-    return updates
+        orthogonal = scale * orthogonalize(matrices, dtype)
+        for number, result in zip(numbers, orthogonal.view(outputs_first.shape), strict=True):
+            results[number] = result.movedim(0, out_dim)
+    return results
 
 
 def count_matrix_operations(weight: Tensor, out_dim: int) -> float:
-    """Return the floating-point operations of `orthogonalize_weights` for one weight.
+    """Return the floating-point operations of `orthogonalize_updates` for one weight.
 
     Args:
         weight: weight of a linear layer or convolution; only its shape is read.

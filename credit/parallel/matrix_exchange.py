@@ -1,20 +1,22 @@
 """Division of work on whole matrices among ranks that hold parts of them.
 
 Each matrix gets an owner. The owner collects the matrix from the ranks that hold its parts, computes, and sends each
-rank its part of the result. Both directions are one all-to-all for all matrices together. So each matrix is computed
-once, and a rank receives about as many elements as it holds, whatever the number of ranks.
+rank its part of the result. Both directions are one all-to-all for all matrices together. Ranks exchange only within a
+replica, the ranks that together hold all parts once; each replica computes all matrices.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from credit.parallel.dtensor import local_slices
+from credit.parallel.object_collectives import run_on_all_ranks
 
 # Start and end along each dimension of the part of a matrix.
 Bounds = tuple[tuple[int, int], ...]
@@ -22,29 +24,61 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Transfer:
-    """Part of a matrix that one rank sends to another one.
+    """Part of a matrix that this rank sends to a peer or receives from it.
 
     Attributes:
+        peer: the other rank.
         matrix: index of the matrix.
-        source: rank that sends.
-        target: rank that receives.
         bounds: the part of the matrix.
     """
 
+    peer: int
     matrix: int
-    source: int
-    target: int
     bounds: Bounds
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """Shape of the part."""
-        return tuple(end - start for start, end in self.bounds)
+        return torch.Size(end - start for start, end in self.bounds)
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """The part as indices of the whole matrix."""
         return tuple(slice(start, end) for start, end in self.bounds)
+
+
+@dataclass
+class Transfers:
+    """All transfers of this rank in one direction, from the holders to the owners or back.
+
+    Attributes:
+        outgoing: transfers from this rank, by peer and matrix.
+        incoming: transfers to this rank, by peer and matrix.
+    """
+
+    outgoing: list[Transfer] = field(default_factory=list)
+    incoming: list[Transfer] = field(default_factory=list)
+
+    def sort(self) -> None:
+        """Order the transfers by the peer, as an all-to-all needs them; those with a peer stay in their order."""
+        self.outgoing.sort(key=lambda transfer: transfer.peer)
+        self.incoming.sort(key=lambda transfer: transfer.peer)
+
+    def exchange(self, values: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Collective: send the values of the outgoing transfers, and return those of the incoming ones.
+
+        Args:
+            values: tensor of each outgoing transfer.
+            like: tensor of the dtype and on the device of the values.
+        """
+        if not dist.is_initialized():
+            return list(values)
+        sent = torch.cat([value.reshape(-1) for value in values]) if values else like.new_empty(0)
+        sizes_in = _sum_sizes(self.incoming)
+        received = like.new_empty(sum(sizes_in))
+        dist.all_to_all_single(received, sent, sizes_in, _sum_sizes(self.outgoing))
+        parts = received.split([transfer.shape.numel() for transfer in self.incoming])
+        return [part.view(transfer.shape) for part, transfer in zip(parts, self.incoming, strict=True)]
 
 
 class MatrixExchange:
@@ -57,31 +91,36 @@ class MatrixExchange:
         costs: work of each matrix in any unit.
 
     Attributes:
-        owners: rank that computes each matrix.
+        owned: indices of the matrices that this rank computes.
     """
 
     def __init__(self, matrices: Sequence[Tensor], costs: Sequence[float]) -> None:
-        self._rank = 0
-        num_ranks = 1
-        if dist.is_initialized():
-            self._rank = dist.get_rank()
-            num_ranks = dist.get_world_size()
-        self._shapes = [tuple(matrix.shape) for matrix in matrices]
-        bounds_of_rank = _gather_bounds(matrices, num_ranks)
-        self.owners = assign_owners(costs, num_ranks)
-        self._collecting: list[Transfer] = []
-        self._returning: list[Transfer] = []
-        for index, owner in enumerate(self.owners):
-            # Ranks with the same part, such as replicas, take turns as its source.
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self._shapes = [matrix.shape for matrix in matrices]
+        bounds_of_rank = _gather_bounds(matrices)
+        # Ranks of a replica are consecutive, because replicas are the outermost axis of the mesh.
+        num_members = find_replica_size(bounds_of_rank, self._shapes)
+        first = rank // num_members * num_members
+        members = range(first, first + num_members)
+        owners = assign_owners(costs, num_members)
+        self.owned = [index for index, owner in enumerate(owners) if members[owner] == rank]
+        self._collecting = Transfers()
+        self._returning = Transfers()
+        for index, owner_number in enumerate(owners):
+            owner = members[owner_number]
+            # Several ranks may hold the same part of a matrix that tensor parallelism does not split.
             holders: dict[Bounds, list[int]] = {}
-            for rank in range(num_ranks):
-                bounds = bounds_of_rank[rank][index]
+            for member in members:
+                bounds = bounds_of_rank[member][index]
                 if all(end > start for start, end in bounds):
-                    holders.setdefault(bounds, []).append(rank)
-                    self._returning.append(Transfer(index, owner, rank, bounds))
+                    holders.setdefault(bounds, []).append(member)
             for bounds, ranks in holders.items():
-                source = owner if owner in ranks else ranks[owner % len(ranks)]
-                self._collecting.append(Transfer(index, source, owner, bounds))
+                source = owner if owner in ranks else ranks[index % len(ranks)]
+                _add_transfer(self._collecting, rank, source, owner, index, bounds)
+                for target in ranks:
+                    _add_transfer(self._returning, rank, owner, target, index, bounds)
+        self._collecting.sort()
+        self._returning.sort()
 
     def apply(
         self, compute: Callable[[dict[int, Tensor]], Mapping[int, Tensor]], parts: Sequence[Tensor]
@@ -96,70 +135,75 @@ class MatrixExchange:
         Returns:
             This rank's part of each result, in the order of the matrices.
         """
-        matrices = {}
-        for index, owner in enumerate(self.owners):
-            if owner == self._rank:
-                matrices[index] = parts[index].new_empty(self._shapes[index])
+        matrices = {index: parts[index].new_empty(self._shapes[index]) for index in self.owned}
         # A rank sends all that it holds of a matrix.
-        for transfer, values in self._send(self._collecting, lambda each: parts[each.matrix], parts):
+        collected = self._collecting.exchange([parts[each.matrix] for each in self._collecting.outgoing], parts[0])
+        for transfer, values in zip(self._collecting.incoming, collected, strict=True):
             matrices[transfer.matrix][transfer.slices] = values
         results = compute(matrices)
+        sent = [results[transfer.matrix][transfer.slices] for transfer in self._returning.outgoing]
         returned = [torch.empty_like(part) for part in parts]
-        for transfer, values in self._send(self._returning, lambda each: results[each.matrix][each.slices], parts):
-            returned[transfer.matrix].copy_(values)
+        for transfer, values in zip(self._returning.incoming, self._returning.exchange(sent, parts[0]), strict=True):
+            returned[transfer.matrix] = values
         return returned
 
-    def _send(
-        self, transfers: Sequence[Transfer], read: Callable[[Transfer], Tensor], parts: Sequence[Tensor]
-    ) -> list[tuple[Transfer, Tensor]]:
-        """Collective: make transfers between all ranks, and return those to this rank with their values.
 
-        Args:
-            transfers: all transfers of all ranks, in the same order on each rank.
-            read: function that returns the values of a transfer from this rank.
-            parts: tensors of the dtype and on the device of the values.
-        """
-        outgoing = [transfer for transfer in transfers if transfer.source == self._rank]
-        incoming = [transfer for transfer in transfers if transfer.target == self._rank]
-        if not dist.is_initialized():
-            return [(transfer, read(transfer)) for transfer in incoming]
-        # The buffers are ordered by the other rank. Sorting keeps the order of the matrices.
-        outgoing.sort(key=lambda transfer: transfer.target)
-        incoming.sort(key=lambda transfer: transfer.source)
-        values_out = [read(transfer).reshape(-1) for transfer in outgoing]
-        sent = torch.cat(values_out) if values_out else parts[0].new_empty(0)
-        sizes_out = _sum_sizes(outgoing, [transfer.target for transfer in outgoing])
-        sizes_in = _sum_sizes(incoming, [transfer.source for transfer in incoming])
-        received = sent.new_empty(sum(sizes_in))
-        dist.all_to_all_single(received, sent, sizes_in, sizes_out)
-        sizes = [torch.Size(transfer.shape).numel() for transfer in incoming]
-        values_in = received.split(sizes)
-        return [(each, values.view(each.shape)) for each, values in zip(incoming, values_in, strict=True)]
-
-
-def _gather_bounds(matrices: Sequence[Tensor], num_ranks: int) -> list[list[Bounds]]:
+def _gather_bounds(matrices: Sequence[Tensor]) -> list[list[Bounds]]:
     """Collective: return for each rank the bounds of its part of each matrix."""
     bounds = []
     for matrix in matrices:
         bounds.append(tuple((part.start, part.stop) for part in local_slices(matrix)))
-    if num_ranks == 1:
-        return [bounds]
-    gathered: list[list[Bounds]] = [[] for _ in range(num_ranks)]
-    dist.all_gather_object(gathered, bounds)
-    return gathered
+    return run_on_all_ranks(lambda: bounds)
 
 
-def _sum_sizes(transfers: Sequence[Transfer], peers: Sequence[int]) -> list[int]:
-    """Return the number of elements of the transfers with each rank.
+def _add_transfer(transfers: Transfers, rank: int, source: int, target: int, index: int, bounds: Bounds) -> None:
+    """Add a transfer between two ranks to those of this rank, if it takes part.
 
     Args:
-        transfers: the transfers.
-        peers: the other rank of each transfer.
+        transfers: transfers of this rank.
+        rank: this rank.
+        source: rank that sends.
+        target: rank that receives.
+        index: index of the matrix.
+        bounds: the part of the matrix.
     """
+    if source == rank:
+        transfers.outgoing.append(Transfer(target, index, bounds))
+    if target == rank:
+        transfers.incoming.append(Transfer(source, index, bounds))
+
+
+def _sum_sizes(transfers: Sequence[Transfer]) -> list[int]:
+    """Return the number of elements of the transfers with each rank."""
     sizes = [0] * dist.get_world_size()
-    for transfer, peer in zip(transfers, peers, strict=True):
-        sizes[peer] += torch.Size(transfer.shape).numel()
+    for transfer in transfers:
+        sizes[transfer.peer] += transfer.shape.numel()
     return sizes
+
+
+def find_replica_size(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequence[torch.Size]) -> int:
+    """Return the smallest number of consecutive ranks that together hold all parts of all matrices.
+
+    Args:
+        bounds_of_rank: bounds of the part of each matrix, by rank.
+        shapes: shape of each matrix.
+    """
+    num_ranks = len(bounds_of_rank)
+    for size in range(1, num_ranks):
+        if num_ranks % size == 0 and _holds_all_parts(bounds_of_rank[:size], shapes):
+            return size
+    return num_ranks
+
+
+def _holds_all_parts(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequence[torch.Size]) -> bool:
+    """Return True if ranks together hold all parts of all matrices; arguments as in `find_replica_size`."""
+    for index, shape in enumerate(shapes):
+        # Parts of different ranks are the same or do not overlap.
+        distinct_bounds = {bounds[index] for bounds in bounds_of_rank}
+        num_elements = sum(Transfer(0, index, bounds).shape.numel() for bounds in distinct_bounds)
+        if num_elements < shape.numel():
+            return False
+    return True
 
 
 def assign_owners(costs: Sequence[float], num_ranks: int) -> list[int]:
@@ -171,10 +215,10 @@ def assign_owners(costs: Sequence[float], num_ranks: int) -> list[int]:
         costs: work of each item.
         num_ranks: number of ranks.
     """
-    work = [0.0] * num_ranks
+    work = [(0.0, rank) for rank in range(num_ranks)]
     owners = [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        owner = work.index(min(work))
+        least_work, owner = heapq.heappop(work)
         owners[index] = owner
-        work[owner] += costs[index]
+        heapq.heappush(work, (least_work + costs[index], owner))
     return owners

@@ -30,31 +30,33 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW 
         model: the model, sharded or not.
         conf: the trainer section of the config.
     """
-    # Parameters are compared by identity, because `==` between tensors compares their elements.
+    # Identities, because `in` of a list or set of tensors may compare their elements; the keys of a dict are safe.
     ids_without_decay = set()
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
     matrices = find_matrices(model) if conf.optimizer == "muon" else {}
-    # (has weight decay, factor on the learning rate, mesh, is a matrix of Muon) -> parameters. A fused kernel takes
-    # only parameters of one mesh.
-    groups: dict[tuple[bool, float, object, bool], list[nn.Parameter]] = {}
+    # (has weight decay, factor on the learning rate, mesh, dimension of the outputs of a matrix of Muon) -> parameters.
+    # A fused kernel takes only parameters of one mesh.
+    groups: dict[tuple[bool, float, object, int | None], list[nn.Parameter]] = {}
     factors = find_learning_rate_factors(model, conf.learning_rate_factors)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             has_decay = parameter.dim() > 1 and id(parameter) not in ids_without_decay
             device_mesh = getattr(parameter, "device_mesh", None)
-            key = (has_decay, factors[name], device_mesh, parameter in matrices)
+            key = (has_decay, factors[name], device_mesh, matrices.get(parameter))
             groups.setdefault(key, []).append(parameter)
     param_groups: list[dict[str, Any]] = []
-    for (has_decay, factor, _, is_matrix), parameters in groups.items():
+    for (has_decay, factor, _, out_dim), parameters in groups.items():
         weight_decay = conf.weight_decay if has_decay else 0.0
         group = {"params": parameters, "weight_decay": weight_decay, "lr_factor": factor}
-        if is_matrix:
-            group["out_dims"] = [matrices[parameter] for parameter in parameters]
+        if out_dim is not None:
+            group["out_dim"] = out_dim
         param_groups.append(group)
     if conf.optimizer == "muon":
-        return Muon(param_groups, conf.learning_rate, conf.betas, torch.bfloat16 if conf.amp else None)
+        has_bfloat16_weights = conf.fsdp2_mp_policy is None or conf.fsdp2_mp_policy.param_dtype == "bfloat16"
+        dtype = torch.bfloat16 if conf.amp and has_bfloat16_weights else None
+        return Muon(param_groups, conf.learning_rate, conf.betas, dtype)
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
     # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():

@@ -66,7 +66,7 @@ class TrainingStep:
 
     Args:
         objective: the training objective, which runs the model and returns the loss.
-        optimizer: fused AdamW.
+        optimizer: fused AdamW, or Muon.
         average: moving average of the weights, None without one.
         settings: the settings of all steps.
     """

@@ -193,7 +193,7 @@ class Planner:
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
         kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, self._gpu)
-        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees.world, trainer, self._gpu)
+        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees, trainer, self._gpu)
         blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, self._gpu)
         plan = MeshPlan(
             data=data,

@@ -9,6 +9,7 @@ from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.trace import Collective, Kernel
 from credit.hpc.planner.traffic import estimate_seconds
 from credit.parallel.matrix_exchange import assign_owners
+from credit.parallel.mesh import ParallelDims
 
 # Number of times that an update reads or writes an element of each weight: 8 for AdamW with clipping, 1 for the norm of
 # the gradients and 3 for the moving average.
@@ -32,17 +33,20 @@ def estimate_step_seconds(kernels: Mapping[Kernel, int], parameter_bytes: int, g
     return sum(traced_seconds) + update_seconds
 
 
-def estimate_matrix_seconds(matrix_flops: Sequence[float], num_ranks: int, trainer: TrainerConfig, gpu: Gpu) -> float:
+def estimate_matrix_seconds(
+    matrix_flops: Sequence[float], degrees: ParallelDims, trainer: TrainerConfig, gpu: Gpu
+) -> float:
     """Return the seconds of Muon's products on the rank with most of them; their exchange is not counted.
 
     Args:
         matrix_flops: floating-point operations for each matrix of the network; empty without Muon.
-        num_ranks: number of ranks, among which the matrices are divided.
+        degrees: number of ranks along each axis of the mesh; the ranks of a replica divide the matrices among them.
         trainer: section ``trainer`` of the config, which decides on the dtype of the products.
         gpu: the GPU of each rank.
     """
     if not matrix_flops:
         return 0.0
+    num_ranks = degrees.world // degrees.replicate
     work = [0.0] * num_ranks
     for flops, owner in zip(matrix_flops, assign_owners(matrix_flops, num_ranks), strict=True):
         work[owner] += flops
