@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from credit.cli import main
+from credit.config.sections.trainer import TrainerConfig
 from credit.errors import ConfigError
 from credit.hpc.planner import report
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
@@ -28,6 +29,7 @@ from credit.hpc.planner.mesh import CHECKPOINTING, list_busy_ranks
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.planned_run import MemberBatches, PlannedRun
 from credit.hpc.planner.report import format_plan, to_dict
+from credit.hpc.planner.times import estimate_matrix_seconds
 from credit.hpc.planner.trace import Collective, trace_step
 from credit.hpc.planner.traffic import estimate_seconds
 from credit.losses import member_loss
@@ -72,6 +74,26 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
     assert [planned.parameters, planned.buffers] == held
     assert planned.optimizer == 2 * held[0] + 4 * weights
     assert planned.gradients == planned.average == held[0]
+
+
+def test_muon_by_hand() -> None:
+    """A matrix of Muon has one moment and no count of steps; its products are divided among the ranks of a replica."""
+    weights = (Weight(10, 3, 4, True, False), Weight(8, 5, 4, True, False, moments=1))
+    units = (ShardUnit(weights, split=False, stays_gathered=True),)
+    memory = compute_state_memory(units, ParallelDims(1, 4, 1), 0, average=False)
+    # On the fullest of four ranks, 3 of 10 rows and 2 of 8.
+    assert memory.optimizer == 2 * 3 * 3 * 4 + 4 + 2 * 5 * 4
+    gpu = find_gpu("h100")
+    trainer = TrainerConfig(max_steps=1, optimizer="muon", tf32=True)
+    one_rank, replicas, shards = (
+        estimate_matrix_seconds([4e12, 2e12, 2e12], degrees, trainer, gpu)
+        for degrees in (ParallelDims(1, 1, 1), ParallelDims(2, 1, 1), ParallelDims(1, 2, 1))
+    )
+    assert one_rank == replicas == gpu.estimate_kernel_seconds("tf32", 8e12, 0)
+    assert shards == gpu.estimate_kernel_seconds("tf32", 4e12, 0)
+    amp = trainer.model_copy(update={"amp": True})
+    assert estimate_matrix_seconds([8e12], ParallelDims(1, 1, 1), amp, gpu) < one_rank
+    assert estimate_matrix_seconds([], ParallelDims(1, 1, 1), amp, gpu) == 0
 
 
 def test_in_flight_by_hand() -> None:
