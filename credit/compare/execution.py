@@ -119,7 +119,8 @@ def divide_host(jobs: int, ranks: int) -> Slots:
     """Return the shares of this host for `jobs` parts at the same time, of `ranks` processes each.
 
     Raises:
-        ConfigError: if the host has GPUs, but fewer than all parts need.
+        ConfigError: if the host has GPUs, but fewer than all parts need, or ``CUDA_VISIBLE_DEVICES`` names others than
+            torch sees.
     """
     if jobs == 1:
         return Slots()

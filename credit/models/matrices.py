@@ -32,8 +32,8 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     """Return the parameters that Muon updates, and which of their dimensions counts the outputs of the layer.
 
     These are the weights of linear layers and convolutions inside the network. Layers that read the input channels or
-    write the output channels are left out, as their authors recommend, and so are layers of noise, which begin as
-    zeros, and adapters.
+    write the output channels are left out, as the authors of Muon recommend. Layers of noise, which begin as zeros, and
+    adapters are left out too.
 
     Args:
         model: the model, sharded or not.

@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
         self._dtype = dtype
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
-        # Numbers of the matrices of a bucket, among those of a group -> their exchange.
+        # Identities (`id`) of the matrices of a bucket -> their exchange.
         self._exchanges: dict[tuple[int, ...], MatrixExchange] = {}
         # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it.
         for group in self.param_groups:

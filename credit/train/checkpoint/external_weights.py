@@ -116,7 +116,7 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
     The model may have parameters that the file lacks if they belong to noise modules, which declare ``may_be_added``.
     They get initial values with which the model computes what the weights in the file were trained to compute.
-    If the file tells the channels and the grid of its weights, those of the model may be others, see `adapt_weights`.
+    If the file contains the channels and the grid of its weights, those of the model may differ, see `adapt_weights`.
 
     Args:
         model: the model, with memory.

@@ -126,8 +126,12 @@ def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
     if origin is None or resume in _RESUME_MODES:
         return False
     # A run that has a checkpoint of its own is not new.
-    is_in_this_run = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
-    return not is_in_this_run and run_on_rank0(lambda: _is_run_folder(resume))
+    return not _is_in_run(origin, config) and run_on_rank0(lambda: _is_run_folder(resume))
+
+
+def _is_in_run(path: Path, config: Config) -> bool:
+    """Return True if a checkpoint lies in the folder of the run itself."""
+    return path.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
 
 
 def _choose_best_of_run(folder: Path) -> Path:
@@ -229,8 +233,7 @@ def load_run_state(
             _warn_without_changes(changes, assets, reader, origin)
             assets = adapt_assets(assets, fit_run_assets())
         return config, assets
-    is_in_this_run = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
-    if config.trainer.resume_changes and not is_in_this_run:
+    if config.trainer.resume_changes and not _is_in_run(origin, config):
         raise ConfigError(
             f"trainer.resume_changes: {config.trainer.resume_changes}: {origin} is a checkpoint, whose run would go on "
             "with its optimizer state; set trainer.resume to the folder of the run, whose best weights a new run "

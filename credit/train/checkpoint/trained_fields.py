@@ -193,12 +193,12 @@ def describe_adaptation(model: ForecastModel, meta: Mapping[str, Any]) -> str | 
     """
     trained = ChannelMap.from_dict(meta["channels"])
     sentences = []
-    for kind, trained_channels, own_channels in (
+    for kind, trained_channels, run_channels in (
         ("input", trained.input, model.spec.channels.input),
         ("output", trained.output, model.spec.channels.output),
     ):
         trained_names = {channel.name for channel in trained_channels}
-        new_names = [channel.name for channel in own_channels if channel.name not in trained_names]
+        new_names = [channel.name for channel in run_channels if channel.name not in trained_names]
         if new_names:
             sentences.append(f"new {kind} channels, whose weights begin as zeros: {', '.join(new_names)}")
     difference = LatLonGrid.from_dict(meta["grid"]).describe_mismatch(model.spec.grid)
