@@ -7,6 +7,9 @@ CONFIG ?= config/quickstart.yml
 # at most eight processes: a login node's hundred cores belong to others too; a file's tests share what it has started
 PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# the build of the documentation runs its notebooks (force), or leaves their outputs out (off)
+NOTEBOOKS ?= force
+
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
 
@@ -28,7 +31,7 @@ lint: $(VENV)/.credit-test
 	$(BIN)/ruff format --check .
 
 docs: $(VENV)/.credit-docs
-	$(BIN)/sphinx-build -W -n --keep-going -q -b html docs docs/_build/html
+	NOTEBOOKS=$(NOTEBOOKS) $(BIN)/sphinx-build -W -n --keep-going -q -b html docs docs/_build/html
 
 wheel: $(VENV)/.credit-test
 	$(BIN)/python -m build --wheel

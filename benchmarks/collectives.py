@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.hpc.planner.trace import read_collective
+from credit.hpc.planner.collectives import read_collective
 
 
 class CollectiveCounter(TorchDispatchMode):

@@ -46,22 +46,26 @@ def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
         name: name of the store in the folder.
         times: number of times of 6 h.
     """
+    return load_config(
+        CONFIG,
+        [
+            f"data.splits={choose_splits(times)}", "data.split_gap=1d", f"data.store={folder / name}",
+            "data.grid={rows: 181, columns: 360, poles: true}", "data.forecast_len=1", "data.valid_forecast_len=1",
+            "data.cache=none", "trainer.forecast_len_from=null", f"save_loc={folder / 'run'}",
+        ],
+    ).data  # fmt: skip
+
+
+def choose_splits(times: int) -> str:
+    """Return ``data.splits`` as YAML, of about `times` times of 6 h from 2000 on."""
     # A day has four times; the last two weeks are for validation and test, of a day each.
     last_training_day = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
     valid_day = last_training_day + np.timedelta64(6, "D")
     test_day = last_training_day + np.timedelta64(12, "D")
-    splits = (
+    return (
         f"{{train: [2000-01-01, {last_training_day}], valid: [{valid_day}, {valid_day}], "
         f"test: [{test_day}, {test_day}]}}"
     )
-    return load_config(
-        CONFIG,
-        [
-            f"data.splits={splits}", "data.split_gap=1d", "data.grid={rows: 181, columns: 360, poles: true}",
-            f"data.store={folder / name}", "data.forecast_len=1", "data.valid_forecast_len=1", "data.cache=none",
-            "trainer.forecast_len_from=null", f"save_loc={folder / 'run'}",
-        ],
-    ).data  # fmt: skip
 
 
 def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:

@@ -37,6 +37,16 @@ class DataError(CreditError):
     exit_code = 2
 
 
+class UnavailableError(DataError):
+    """Error for input data that a server does not deliver at present; it says nothing about the data; exit code 2."""
+
+
+class CycleError(CreditError):
+    """Error for an operational analysis that cannot be used, such as one with a missing record; exit code 3."""
+
+    exit_code = 3
+
+
 class CheckpointError(CreditError):
     """Error for a checkpoint that is missing, damaged or of another model; exit code 1."""
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 
 REPOSITORY = Path(__file__).parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from the search for garbage, which else takes about 4 % of the CPU time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,14 @@ import pytest
 from credit.config import registry
 from credit.metrics import base as metrics
 
-REGISTRIES = (registry.MODELS, registry.LOSSES, registry.OBJECTIVES, registry.POSTPROCESSES, registry.PERTURBATIONS)
+REGISTRIES = (
+    registry.MODELS,
+    registry.LOSSES,
+    registry.OBJECTIVES,
+    registry.POSTPROCESSES,
+    registry.PERTURBATIONS,
+    registry.PRODUCTS,
+)
 
 
 def isolate(monkeypatch: pytest.MonkeyPatch) -> None:

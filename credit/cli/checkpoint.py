@@ -46,7 +46,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     """List, verify or prune the checkpoints of a run; return the exit status, which the help text lists.
 
     Raises:
-        ConfigError: if an option is below 1, or checkpoints are to be pruned while a run is at work in the folder.
+        ConfigError: if an option is below 1, or checkpoints are to be pruned while a run is active in the folder.
         CheckpointError: if the folder has no checkpoints.
     """
     from credit.errors import CheckpointError, ConfigError
@@ -144,7 +144,7 @@ def _prune_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Name
     from credit.train.monitor.run_lock import RunLock
 
     retention = Retention(arguments.keep_last, arguments.keep_every)
-    # The lock refuses to prune while a run is at work; a dry run removes nothing and needs none.
+    # The lock refuses to prune while a run is active; a dry run removes nothing and needs no lock.
     lock = nullcontext() if arguments.dry_run else RunLock(arguments.save_loc)
     with lock:
         removed_paths = prune_checkpoints(folder, retention, arguments.dry_run)

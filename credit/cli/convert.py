@@ -24,12 +24,18 @@ the order of the input channels (data.input_order) and the window of the solar r
 from `credit init wxformer_published_6h`. Afterwards, `credit rollout` makes forecasts with the weights, and
 `credit train` fine-tunes them.
 
-To export, give --export. Add --checkpoint for a checkpoint other than the best.
+To export weights, give --export with a name that ends in .safetensors. A name that ends in .pt2 exports the whole step,
+which runs with torch and numpy alone, with its runner beside it. Add --checkpoint for a checkpoint other than the best.
+
+To score forecasts with WeatherBench-X, give --weatherbench. It writes the forecasts of inference.folder, the data as
+their truth and the climatology, with the names of WeatherBench. --rename OURS=THEIRS changes a name.
 
 example:
   credit convert THEIRS.yml --output my_run.yml
   credit convert config.yml --weights model.pt --mean mean.nc --std std.nc --static static.nc
-  credit convert config.yml --export weights.safetensors --checkpoint latest"""
+  credit convert config.yml --export weights.safetensors --checkpoint latest
+  credit convert config.yml --export step.pt2
+  credit convert config.yml --weatherbench FOLDER"""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 
@@ -78,7 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--export",
         metavar="FILE",
         type=path_argument,
-        help="write the weights for forecasts into this safetensors file",
+        help="write the weights for forecasts into this safetensors file, or the whole step into this .pt2 file",
+    )
+    parser.add_argument(
+        "--weatherbench",
+        metavar="FOLDER",
+        type=path_argument,
+        help="write forecasts, truth and climatology for WeatherBench-X into this new folder",
     )
     parser.add_argument(
         "--checkpoint",
@@ -114,17 +126,68 @@ def run_command(arguments: argparse.Namespace) -> int:
                 "converts it"
             ) from error
         raise
+    if arguments.export and arguments.weatherbench:
+        raise ConfigError("--export writes a network and --weatherbench forecasts; give one of them")
     if arguments.export:
-        from credit.train.checkpoint.convert import export_weights
-
-        print(export_weights(config, arguments.checkpoint, Path(arguments.export)))
+        _export(config, arguments.checkpoint, Path(arguments.export))
+        return 0
+    if arguments.weatherbench:
+        print(_export_forecasts(config, Path(arguments.weatherbench), _read_renames(arguments, {}, {})))
         return 0
     paths = {name: getattr(arguments, name) for name in _IMPORTED_FILES}
     missing_options = [f"--{name}" for name, path in paths.items() if path is None]
     if missing_options:
         raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
-    _import_weights(config, paths, _read_renames(arguments, {}))
+    from credit.train.checkpoint.convert import DEFAULT_RENAME
+
+    _import_weights(config, paths, _read_renames(arguments, DEFAULT_RENAME, {}))
     return 0
+
+
+def _export(config: Config, checkpoint: str, target: Path) -> None:
+    """Export the weights or, if the suffix is ``.pt2``, the whole step; print the paths of the written files."""
+    if target.suffix == ".pt2":
+        from credit.train.export.program import export_program
+
+        for path in export_program(config, checkpoint, target):
+            print(path)
+        return
+    from credit.train.checkpoint.convert import export_weights
+
+    print(export_weights(config, checkpoint, target))
+
+
+def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -> Path:
+    """Write the forecasts of a run and their truth for WeatherBench-X, and return the folder.
+
+    Args:
+        config: config of the run.
+        folder: the folder to create.
+        rename: variable -> its name in the stores.
+    """
+    from pathlib import Path
+
+    from credit.forecast.export.weatherbench import ExportNames, export_weatherbench
+    from credit.forecast.io.forecast_reader import open_forecasts
+    from credit.train.build.open_data import open_fields
+    from credit.verify.scores.baselines import build_climatology
+
+    data = config.data
+    archive = open_forecasts(Path(config.save_loc) / config.inference.folder, level_units=data.level_units)
+    # A sum of the data is over one time step.
+    hours = {}
+    if data.step_minutes % 60 == 0:
+        for variable, cell_methods in archive.cell_methods.items():
+            if cell_methods == "time: sum" and variable not in config.inference.derive:
+                hours[variable] = data.step_minutes // 60
+    names = ExportNames(rename, hours, data.level_units)
+    reader, splits = open_fields(config)
+    channel_names = [channel.name for channel in reader.channels.output]
+    climatology, climatology_grid = build_climatology(config.verification, data, reader, channel_names, splits["train"])
+    # A climatology from a file may be on another grid, if that of the scores is (``verification.grid``).
+    is_on_grid = climatology_grid.describe_mismatch(reader.grid) is None
+    evaluate = climatology.evaluate if is_on_grid else None
+    return export_weatherbench(folder, archive, reader, evaluate, names)
 
 
 def _channel_overrides(arguments: argparse.Namespace) -> list[str]:
@@ -188,13 +251,15 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     print(report_path)
     if paths:
         config = load_config(output, _channel_overrides(arguments))
-        rename = _read_renames(arguments, conversion.rename)
+        from credit.train.checkpoint.convert import DEFAULT_RENAME
+
+        rename = _read_renames(arguments, DEFAULT_RENAME, conversion.rename)
         _import_weights(config, paths, rename, conversion.static_is_normalised)
     return 0
 
 
 def _find_imported_files(arguments: argparse.Namespace, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of an import: those of the options, else those that the converted config names.
+    """Return the files of an import, from the options or, without an option, from the converted config.
 
     Args:
         arguments: the arguments of the command.
@@ -226,20 +291,22 @@ def _find_imported_files(arguments: argparse.Namespace, files: Mapping[str, str]
     return paths
 
 
-def _read_renames(arguments: argparse.Namespace, names_in_config: Mapping[str, str]) -> dict[str, str]:
-    """Return variable -> its name in the published files: defaults, those of a converted config, those of the options.
+def _read_renames(
+    arguments: argparse.Namespace, default_names: Mapping[str, str], names_in_config: Mapping[str, str]
+) -> dict[str, str]:
+    """Return variable -> its name in the files: defaults, those of a converted config, those of the options.
 
     Args:
         arguments: the arguments of the command.
+        default_names: the names that apply if nothing else does.
         names_in_config: the names that follow from a converted config.
 
     Raises:
         ConfigError: if ``--rename`` has no equals sign.
     """
     from credit.errors import ConfigError
-    from credit.train.checkpoint.convert import DEFAULT_RENAME
 
-    rename = {**DEFAULT_RENAME, **names_in_config}
+    rename = {**default_names, **names_in_config}
     for text in arguments.rename:
         name, equals, published_name = text.partition("=")
         if not equals:
@@ -257,7 +324,7 @@ def _import_weights(
         config: config of the run.
         paths: files of the import, by the names of the options.
         rename: variable -> its name in these files.
-        static_is_normalised: True if static fields count as normalised, whatever the files have.
+        static_is_normalised: True if static fields count as normalised, even if the files have statistics of them.
     """
     from pathlib import Path
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import logging
 import os
@@ -20,7 +21,6 @@ from credit.cli.common import set_environment_defaults
 from credit.cli.console.interrupt import INTERRUPTED, InterruptGuard, end_process
 from credit.cli.console.terminal import LogFormatter, colorize, wrap_text
 from credit.errors import CreditError
-from credit.utils.progress import set_quiet
 
 COMMANDS = {
     "init": "write a starter config",
@@ -29,12 +29,17 @@ COMMANDS = {
     "preprocess": "write the training store from source files, and fit the statistics",
     "train": "train a model, or resume a run",
     "rollout": "make forecasts from a list of initial times",
+    "products": "make products of forecasts: derived fields, probabilities, station values, tracks, maps",
+    "realtime": "make a forecast from the newest operational analysis",
     "verify": "score forecasts, and compare them with baselines and other runs",
     "compare": "train and score several configs at equal cost, and write one page",
+    "sweep": "train a config with many values of some keys, and list the results",
     "submit": "write and submit PBS or Slurm jobs",
+    "runs": "list runs with their state, progress and time left",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "doctor": "collect the facts that a bug report needs in one text file",
     "convert": "convert a config of miles-credit, import published weights, or export the weights of a run",
+    "completion": "print the script with which bash, zsh or fish completes command lines",
 }
 
 
@@ -48,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse, with status 0 after ``--help`` and 2 after a wrong argument.
     """
+    if arguments is None and "_ARGCOMPLETE" in os.environ:
+        # The shell asks for completions of a command line (`credit completion`).
+        from credit.cli.completion.words import complete
+
+        complete()
     return _run_with_exit_status(lambda: _parse_and_run(arguments), owns_process=arguments is None)
 
 
@@ -119,7 +129,7 @@ def _run_command(command: str, arguments: Sequence[str], program: str) -> int:
         except KeyboardInterrupt:
             guard.silence_threads()
         except Exception:
-            # Libraries turn an interrupt in the middle of their work into errors of their own.
+            # Libraries turn an interrupt in the middle of their work into other errors.
             if not guard.interrupted:
                 raise
         _print_error(program, "interrupted")
@@ -132,6 +142,9 @@ def _set_up_output(quiet: bool) -> None:
     Args:
         quiet: True to hide progress bars and messages below a warning.
     """
+    # tqdm would be most of the time that the help takes.
+    from credit.utils.progress import set_quiet
+
     set_quiet(quiet)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr))
@@ -178,6 +191,8 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
             end_process()
         # All work is done: Ctrl-C during the interpreter's shutdown needs no traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # The shutdown need not search the objects of all imported modules for garbage, which takes a second.
+        gc.freeze()
     return status
 
 
@@ -229,12 +244,17 @@ plan = _entry_point("plan")
 preprocess = _entry_point("preprocess")
 train = _entry_point("train")
 rollout = _entry_point("rollout")
+products = _entry_point("products")
+realtime = _entry_point("realtime")
 verify = _entry_point("verify")
 compare = _entry_point("compare")
+sweep = _entry_point("sweep")
 submit = _entry_point("submit")
+runs = _entry_point("runs")
 checkpoint = _entry_point("checkpoint")
 doctor = _entry_point("doctor")
 convert = _entry_point("convert")
+completion = _entry_point("completion")
 
 if __name__ == "__main__":
     sys.exit(main())

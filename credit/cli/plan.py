@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
 from credit.cli.console.terminal import print_json
+from credit.cli.planning.failure_options import add_failure_arguments, read_failure_assumptions
+from credit.cli.planning.notices import suppress_notices
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ The command compares meshes (replicate x shard x domain x tensor). Memory, opera
 training step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every
 time, speed and energy is an estimate from data sheets of the GPU (roofline model) and of the links. The time that the
 host needs to queue a kernel was measured on one machine; it differs between hosts (--launch).
+
+The last table gives the best interval between checkpoints, and the share of the run that failures of GPUs cost.
 
 The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
 
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples-per-step", type=int, metavar="N", help="largest number of samples in an optimizer step; default: any"
     )
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
+    add_failure_arguments(parser)
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -80,14 +83,24 @@ def run_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: if the config or the GPU is wrong, or no mesh of the ranks fits.
     """
+    from credit.config.batch_division import divide_global_batch
+    from credit.hpc.planner.failures.failure_plan import failures_to_dict, format_failures, plan_failures
     from credit.hpc.planner.gpus import find_gpu
     from credit.hpc.planner.plan import make_plan
     from credit.hpc.planner.planned_run import PlannedRun
     from credit.hpc.planner.report import format_plan, to_dict
+    from credit.parallel.mesh import plan_degrees
 
+    assumptions = read_failure_assumptions(arguments)
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network, arguments.launch)
-    with _suppress_notices():
+    with suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
+        max_samples = arguments.samples_per_step
+        if config.trainer.global_batch_size is not None:
+            # The batches of the config's own mesh; on other meshes they may give more samples, which are left out.
+            degrees = plan_degrees(config.trainer.parallelism, arguments.world_size)
+            config = divide_global_batch(config, degrees.num_sample_ranks)
+            max_samples = min(max_samples or config.trainer.global_batch_size, config.trainer.global_batch_size)
         # Fraction of the run -> number of rollout steps from there on; a constant length begins at fraction 0.
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
         step_builder = TrainingStepBuilder(config, assets)
@@ -100,31 +113,17 @@ def run_command(arguments: argparse.Namespace) -> int:
             step_builder,
             output_bytes=4 * config.trainer.train_batch_size * values_per_sample,
             gathers_members=step_builder.gathers_members,
-            max_samples_per_step=arguments.samples_per_step,
+            max_samples_per_step=max_samples,
+            times_per_sample=config.data.history_len + max(rollout.values()),
+            bytes_per_time=4 * len(assets.channels.time_varying_stored) * math.prod(assets.grid.shape),
         )
         plan = make_plan(planned_run, arguments.world_size, gpu)
+    failures = plan_failures(plan, planned_run, assumptions)
     if arguments.json:
-        print_json(to_dict(plan, planned_run))
+        print_json(to_dict(plan, planned_run) | {"failures": failures_to_dict(failures)})
     else:
-        print(format_plan(plan, planned_run))
+        print(format_plan(plan, planned_run), format_failures(failures), sep="\n\n")
     return 0
-
-
-@contextmanager
-def _suppress_notices() -> Iterator[None]:
-    """Suppress log messages below a warning, except those of the planner."""
-    logger = logging.getLogger("credit")
-    planner_logger = logging.getLogger("credit.hpc.planner")
-    previous_level = logger.level
-    previous_planner_level = planner_logger.level
-    logger.setLevel(logging.WARNING)
-    # The planner's messages tell what takes the time.
-    planner_logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(previous_level)
-        planner_logger.setLevel(previous_planner_level)
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
@@ -354,7 +353,7 @@ class TrainingStepBuilder:
             module: the loss on the small grid.
             shape: number of latitude rows and longitude columns of the new buffers.
         """
-        # A shallow copy shares the parameters; buffers and children get containers of their own.
+        # A shallow copy shares the parameters; buffers and children get new containers.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
@@ -383,7 +382,7 @@ class TrainingStepBuilder:
         channels = self._assets.channels
         num_prognostic = len(channels.group("prognostic"))
         num_forcing = len(channels.group("dynamic_forcing"))
-        # The forcing covers all input frames of the rollout; the last target frame is no input.
+        # The forcing covers all input frames of the rollout; the last target frame is not an input.
         num_input_frames = history_len + rollout - 1
         while True:
             begin()

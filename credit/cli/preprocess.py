@@ -14,15 +14,24 @@ You may start the command several times at once, or use processes (preprocess.wo
 (preprocess.cluster). If it is interrupted, start it again; it continues. In a complete store, it rewrites only lost or
 damaged parts. A store with other channels, levels, sources or grid is an error; name another data.store.
 
+Chunks of remote zarr stores (data.sources.N.path: gs://, s3://, https://) are fetched several at a time
+(preprocess.fetches), and failed requests are repeated. --estimate shows the size and the time of the download.
+
 With preprocess.climatology, the command also stores the climatology of verification.climatology.
 
 example:
+  credit preprocess config.yml --estimate
   credit preprocess config.yml preprocess.workers=8 --report"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, ``--deep``, ``--redo-changed`` and ``--report``."""
+    """Add CONFIG, overrides, ``--estimate``, ``--deep``, ``--redo-changed`` and ``--report``."""
     add_config_arguments(parser)
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="print what is to be fetched from remote stores and written, and how long it takes; write nothing",
+    )
     parser.add_argument(
         "--deep",
         action="store_true",
@@ -41,17 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(arguments: argparse.Namespace) -> int:
     """Write the training store, and the climatology and the report if they are requested; return the exit status 0.
 
+    With ``--estimate``, only the estimate is printed.
+
     Raises:
         ConfigError: if the config is not valid, or the command runs under a launcher with several ranks.
         DataError: if source files are wrong, or the store there belongs to another config.
     """
     from credit.config import load_config
-    from credit.data.store.preprocess import write_training_store
+    from credit.data.store.preprocess import describe_work, write_training_store
     from credit.parallel.process_info import require_one_process
 
     # Several processes share the work through files in the store, not as ranks of a launcher.
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.estimate:
+        print(describe_work(config.data, config.preprocess))
+        return 0
     path = write_training_store(
         config.data, config.preprocess, deep=arguments.deep, redo_changed=arguments.redo_changed
     )

@@ -1,40 +1,65 @@
-"""Reference page docs/cli.md, rendered from the commands' parsers: ``python -m credit.cli.reference > docs/cli.md``."""
+"""Reference pages of the commands, rendered from their parsers: ``python -m credit.cli.reference docs``.
+
+``docs/cli.md`` lists the commands, and ``docs/commands/NAME.md`` describes one command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from credit.cli.main import COMMANDS, build_parser
+from credit.utils.atomic import atomic_write_text
 
 _INTRODUCTION = """# Commands
 
-This page describes every command and its options.
 Each command exists as `credit NAME` and as `credit_NAME`.
 `section.key=value` replaces a key of the config, for example `trainer.max_steps=100`; repeat it for several keys.
-
+"""
+_EXIT_CODES = """
 | exit code | meaning |
 |---|---|
 | 0 | done |
 | 1 | any other failure |
 | 2 | wrong arguments, config or data |
+| 3 | `credit realtime`: there is no usable cycle |
+| 4 | `credit realtime`: the forecast is of an earlier cycle |
 | 85 | training was stopped and can be continued (on one process) |
 | 130 | interrupted by Ctrl-C |
 
-This page is generated from the help texts (`python -m credit.cli.reference`), and a test compares the two.
+These pages are generated from the help texts (`python -m credit.cli.reference docs`), and a test compares the two.
 """
 
 
-def render_cli_reference() -> str:
-    """Return the page docs/cli.md in Markdown, with the arguments and options of every command."""
-    sections = [_INTRODUCTION]
+def render_cli_reference() -> dict[str, str]:
+    """Return path below docs/ -> page in Markdown: the list of commands, and a page for each command."""
+    rows = ["| command | purpose |", "|---|---|"]
+    names = []
+    pages = {}
     for command, summary in COMMANDS.items():
-        sections.append(_render_command(command, summary))
-    return "\n".join(sections)
+        rows.append(f"| [`credit {command}`](commands/{command}.md) | {summary} |")
+        names.append(f"commands/{command}")
+        pages[f"commands/{command}.md"] = _render_command(command, summary)
+    toctree = ["```{toctree}", ":hidden:", "", *names, "```", ""]
+    pages["cli.md"] = "\n".join([_INTRODUCTION, *rows, _EXIT_CODES, *toctree])
+    return pages
+
+
+def write_cli_reference(folder: Path) -> None:
+    """Write the pages of `render_cli_reference` below a folder, and remove the pages of commands that do not exist."""
+    pages = render_cli_reference()
+    (folder / "commands").mkdir(exist_ok=True)
+    for name, page in pages.items():
+        atomic_write_text(folder / name, page)
+    for path in (folder / "commands").glob("*.md"):
+        if f"commands/{path.name}" not in pages:
+            path.unlink()
 
 
 def _render_command(command: str, summary: str) -> str:
-    """Return the section of one command in Markdown: its summary, help text and table of arguments.
+    """Return the page of one command in Markdown: its summary, help text and table of arguments.
 
     Args:
         command: name of the command, such as ``train``.
@@ -43,7 +68,7 @@ def _render_command(command: str, summary: str) -> str:
     parser = build_parser(command, f"credit {command}")
     # argparse has no public list of its arguments.
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    lines = [f"## `credit {command}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+    lines = [f"# `credit {command}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
     lines += ["```text", _render_usage(f"credit {command}", actions), "", parser.description or "", "```", ""]
     lines += ["| argument | meaning |", "|---|---|"]
     for action in actions:
@@ -114,4 +139,4 @@ def _escape_table_cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(render_cli_reference())
+    write_cli_reference(Path(sys.argv[1]))

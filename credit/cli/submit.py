@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments, path_argument
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from credit.config.sections.execution import PbsConfig, SlurmConfig
     from credit.hpc.cluster import Cluster
     from credit.hpc.job import Job
+
+# Most numbers of nodes for which a job with `min_nodes` prints the ranks that train.
+_MAX_SHOWN_NODES = 8
 
 HELP = """Write the job script of CONFIG for PBS or Slurm from the cluster file of the site, and submit it.
 
@@ -135,13 +139,13 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     """
     from pathlib import Path
 
+    from credit.config.batch_division import divide_global_batch
     from credit.config.load import build_section
-    from credit.errors import ConfigError
     from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
     # Options replace keys of the config's section for the site, which is then validated again.
-    cluster, section = _find_site(config, arguments)
+    cluster, section = find_site(config, arguments)
     options = {}
     for key in ("nodes", "chain"):
         value = getattr(arguments, key)
@@ -167,6 +171,20 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     job = build_job(request, cluster, section)
 
     # Refuse here what would fail when the job starts.
+    _require_divided_forecasts(config, job)
+    if job.is_elastic:
+        _require_elastic_batch(config, job)
+    elif job.kind == "train":
+        # The results are not needed here; the calls raise an error if the ranks form no mesh or do not divide a step.
+        degrees = plan_degrees(config.trainer.parallelism, job.ranks)
+        divide_global_batch(config, degrees.num_sample_ranks)
+    return job
+
+
+def _require_divided_forecasts(config: Config, job: Job) -> None:
+    """Raise a ConfigError if the ranks that share a forecast do not divide the ranks of a job."""
+    from credit.errors import ConfigError
+
     parallelism = config.inference.parallelism
     if job.spread and job.ranks % parallelism.ranks_per_start:
         degrees = f"tensor {parallelism.tensor}"
@@ -178,13 +196,34 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
             f"inference.parallelism: {degrees} does not divide the {job.ranks} ranks of this job; choose other nodes "
             "or ranks_per_node"
         )
-    if job.kind == "train":
-        # The degrees are not needed here; the call raises an error if the ranks do not form a mesh.
-        plan_degrees(config.trainer.parallelism, job.ranks)
-    return job
 
 
-def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
+def _require_elastic_batch(config: Config, job: Job) -> None:
+    """Refuse a job with ``min_nodes`` without a global batch size, or with one that no number of its ranks divides.
+
+    Prints how many ranks train after each lost node, for the first lost nodes.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    from credit.errors import ConfigError
+    from credit.parallel.elastic.spare_ranks import choose_num_ranks
+
+    trainer = config.trainer
+    key = f"{job.scheduler}.min_nodes: {job.min_nodes}"
+    if trainer.global_batch_size is None:
+        raise ConfigError(
+            f"{key}: needs trainer.global_batch_size, the number of samples of a step on any number of ranks"
+        )
+    shown_nodes = range(job.nodes, job.min_nodes - 1, -1)[:_MAX_SHOWN_NODES]
+    for num_nodes in dict.fromkeys([*shown_nodes, job.min_nodes]):
+        num_ranks = num_nodes * job.ranks_per_node
+        num_training = choose_num_ranks(trainer.parallelism, trainer.global_batch_size, num_ranks)
+        # To standard error, because the script of --dry-run goes to standard output.
+        print(f"{num_nodes} nodes: {num_training} of {num_ranks} ranks train", file=sys.stderr)
+
+
+def find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
     """Return the site that ``--cluster`` or the config names, and the config's section for the site's scheduler.
 
     Raises:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import signal
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from credit.cli.common import add_config_arguments
 from credit.cli.console.interrupt import INTERRUPTED
 from credit.cli.console.terminal import add_quiet_argument
+from credit.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from credit.config import Config
     from credit.parallel.process_info import ProcessInfo
     from credit.train.monitor.run_lock import RunLock
+    from credit.train.profile.request import ProfileRequest
+    from credit.train.trainer import Trainer
 
 HELP = """Train the model of CONFIG. A run with a checkpoint continues from it (trainer.resume: auto).
 
@@ -27,8 +35,14 @@ To stop early, press Ctrl-C, send a signal (TERM, INT, USR1 or USR2), create a f
 set trainer.walltime. The run then saves a checkpoint and ends; the same command continues it. A second signal ends
 the run at once, without saving.
 
-example:
+--profile measures where the time of a step goes: it writes a table and a timeline to profile/ in the run folder,
+prints the table, and the run goes on. It measures 20 steps after 5 steps of warm-up; give another number of steps, or
+the first and the last step.
+
+examples:
   credit train config.yml trainer.max_steps=1000
+  credit train config.yml --profile
+  credit train config.yml --profile 100:149
   torchrun --standalone --nproc-per-node=4 -m credit.cli.main train config.yml
 
 exit code: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped (can be continued), 130 stopped by Ctrl-C
@@ -41,8 +55,22 @@ STOPPED_IN_TIME = 85
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and ``--quiet``."""
+    """Add CONFIG, overrides, ``--profile``, ``--profile-rank`` and ``--quiet``."""
+    # Imported here, so that the module of a command can be listed without it; it imports no torch.
+    from credit.train.profile.request import ProfileRequest, parse_rank, parse_steps
+
     add_config_arguments(parser)
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        metavar="STEPS",
+        type=parse_steps,
+        const=ProfileRequest(),
+        help="measure where the time of a step goes: number of steps (20), or first and last step such as 100:119",
+    )
+    parser.add_argument(
+        "--profile-rank", metavar="RANK", type=parse_rank, help="rank whose timeline --profile writes (0)"
+    )
     add_quiet_argument(parser)
 
 
@@ -50,49 +78,104 @@ def run_command(arguments: argparse.Namespace) -> int:
     """Collective: train the model of the config and return the exit status, which the help text lists.
 
     Raises:
-        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
+        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run, or the run
+            does not take the steps to be profiled.
     """
     from credit.config import load_config
+    from credit.parallel.elastic.spare_ranks import release_spare_ranks
     from credit.parallel.process_info import read_process_info
+    from credit.train.loggers.base import require_loggers
 
     config = load_config(arguments.config, arguments.overrides)
+    require_loggers(config.trainer.loggers)
     process_info = read_process_info()
     if not process_info.is_main:
-        # The main rank prints what concerns all ranks; the others print errors only, and have log files of their own.
+        # The main rank prints what concerns all ranks; the others print errors only, and have separate log files.
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
-    outcome, is_interrupt = _train(config, process_info)
+    num_ranks = _choose_num_ranks(config, process_info)
+    if process_info.rank >= num_ranks:
+        return _wait_as_spare_rank(process_info)
+    with release_spare_ranks(process_info, num_ranks):
+        outcome, is_interrupt = _train(config, replace(process_info, world=num_ranks), _choose_profile(arguments))
     if process_info.is_main:
         print(f"{outcome}: {config.save_loc}")
-    # torchrun would take another status for a failure and start the ranks again; job scripts read STATUS.
-    if outcome == "done" or process_info.world > 1:
+    if outcome == "failed":
+        return 1
+    # torchrun takes any status except 0 as a failure and starts the ranks again; job scripts read STATUS.
+    if outcome == "done" or process_info.world > 1 or process_info.can_restart:
         return 0
     if is_interrupt:
         return INTERRUPTED
     return STOPPED_IN_TIME
 
 
-def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
+def _choose_num_ranks(config: Config, process_info: ProcessInfo) -> int:
+    """Return the number of ranks that train; the others are spare and wait.
+
+    All ranks train, and a number that does not fit is an error, unless torchrun may have restarted the run on the nodes
+    that are left: then nobody is there to choose another number.
+
+    Raises:
+        ConfigError: if fewer ranks are left than the smallest mesh has.
+    """
+    from credit.parallel.elastic.spare_ranks import choose_num_ranks
+
+    trainer = config.trainer
+    if not process_info.can_restart or trainer.global_batch_size is None:
+        return process_info.world
+    return choose_num_ranks(trainer.parallelism, trainer.global_batch_size, process_info.world)
+
+
+def _wait_as_spare_rank(process_info: ProcessInfo) -> int:
+    """Wait until the run of the other ranks is over, and return the exit status of this spare rank."""
+    from credit.parallel.elastic.spare_ranks import wait_for_end
+
+    # The job script has the launcher and its children ignore TERM, with which torchrun ends the ranks before a restart.
+    # A scheduler sends it, too, and the other ranks then save. torchrun would end them at once if this rank failed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    return 0 if wait_for_end(process_info) else 1
+
+
+def _choose_profile(arguments: argparse.Namespace) -> ProfileRequest | None:
+    """Return the steps to be profiled, None for none.
+
+    Raises:
+        ConfigError: if a rank is given without steps.
+    """
+    # Benchmarks and tests call the command without these arguments.
+    request = getattr(arguments, "profile", None)
+    rank = getattr(arguments, "profile_rank", None)
+    if rank is None:
+        return request
+    if request is None:
+        raise ConfigError(f"--profile-rank {rank}: there is no profile; add --profile")
+    return replace(request, trace_rank=rank)
+
+
+def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | None = None) -> tuple[str, bool]:
     """Collective: train while holding the signal handlers, the process group, the log file and the lock of the run.
 
+    Args:
+        config: the config of the run.
+        process_info: rank and number of ranks of this process.
+        profile: steps to be profiled, None for none.
+
     Returns:
-        The state of the run: ``done``, or ``requeue`` if another job is to continue it; and True if Ctrl-C stopped it.
+        The state of the run: ``done``, ``requeue`` if another job is to continue it, or ``failed`` if torchrun has
+        restarted the ranks after an error that every start would repeat; and True if Ctrl-C stopped it.
 
     Raises:
         CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
     """
-    import torch
-
     from credit.calendar import parse_duration
-    from credit.hpc.planner.gpus import find_peak_rates
-    from credit.parallel.object_collectives import run_on_all_ranks
+    from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
     from credit.parallel.process_info import process_group
     from credit.parallel.watchdog import Watchdog
     from credit.train.build.model import choose_device
     from credit.train.build.training import assemble_training
     from credit.train.checkpoint.resume import prepare_folder
-    from credit.train.monitor.metrics_log import rank_log, write_failure
-    from credit.train.monitor.run_files import read_status
+    from credit.train.monitor.metrics_log import rank_log
     from credit.train.monitor.run_lock import RunLock
     from credit.train.monitor.stop_signal import StopSignal
 
@@ -105,33 +188,96 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     timeout_minutes = parse_duration(trainer_config.parallelism.timeout)
     folder = Path(config.save_loc)
     # The main rank alone locks the folder and looks for the file STOP in it.
-    run_lock = RunLock(folder, process_info.job_id) if process_info.is_main else None
+    run_lock = RunLock(folder, process_info.job_id, process_info.launch_id) if process_info.is_main else None
     stop_folder = folder if process_info.is_main else None
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(stop_folder, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
-        # `run_on_all_ranks` raises the error of one rank on all ranks, so that none waits for a rank that has ended.
-        run_on_all_ranks(lambda: prepare_folder(folder))
+        # `run_on_all_ranks` raises the error of one rank on all. One rank of each host tries to write to the folder.
+        run_on_all_ranks(lambda: prepare_folder(folder) if process_info.local_rank == 0 else None)
         stack.enter_context(rank_log(folder, process_info.rank))
+        if run_on_rank0(functools.partial(_repeats_failure, folder, process_info)):
+            return "failed", False
         run_on_all_ranks(functools.partial(_enter_lock, stack, run_lock))
         # The watchdog reports a rank that hangs long before the collectives of the other ranks time out.
         patience_seconds = timeout_minutes * 60.0 / 4
         watchdog = stack.enter_context(
             Watchdog(store, process_info.rank, process_info.world, patience=patience_seconds)
         )
-        # Peak FLOP rates of this GPU's data sheet, for the utilisation in metrics.jsonl; none for a CPU.
-        peak_rates = {}
-        if device.type == "cuda":
-            peak_rates = find_peak_rates(torch.cuda.get_device_name(device))
+        peak_rates = _find_peak_rates(device)
         try:
             trainer = assemble_training(config, process_info, device, watchdog, _draw_preview, start_time, peak_rates)
         except Exception as error:
-            # STATUS of a run that is done stays "done": only the new request was wrong.
-            status = read_status(folder) if process_info.is_main else {}
-            if status.get("status") in ("requeue", "running"):
-                write_failure(folder, status, error, status.get("step", 0), process_info.job_id, every_rank=False)
+            _record_failed_start(folder, process_info, error)
             raise
+        stack.enter_context(_profiled(profile, trainer))
         return trainer.run(stop, run_lock), stop.is_interrupt
+
+
+def _record_failed_start(folder: Path, process_info: ProcessInfo, error: Exception) -> None:
+    """Write an error before the first step into STATUS, on the main rank.
+
+    STATUS of a run that is done stays "done": only the new request was wrong. A new run gets a STATUS only if torchrun
+    restarts the ranks, which look there for an error that every start would repeat.
+    """
+    from credit.train.monitor.metrics_log import write_failure
+    from credit.train.monitor.run_files import read_status
+
+    if not process_info.is_main:
+        return
+    status = read_status(folder)
+    is_new_run = not status and process_info.can_restart
+    if is_new_run or status.get("status") in ("requeue", "running"):
+        write_failure(folder, status, error, status.get("step", 0), process_info.job_id, every_rank=False)
+
+
+def _repeats_failure(folder: Path, process_info: ProcessInfo) -> bool:
+    """Return True if torchrun has restarted the ranks after an error that every start would repeat; log that error.
+
+    Such an error, for example a loss that is not finite after a rollback, sets STATUS to ``failed``. The lost ranks of
+    a node that has died set it to ``requeue``.
+
+    Args:
+        folder: the run's folder.
+        process_info: rank, job and number of restarts of this process.
+    """
+    from credit.train.monitor.run_files import read_status
+
+    status = read_status(folder)
+    is_permanent = status.get("status") == "failed" and status.get("job_id") == process_info.job_id
+    if process_info.attempt == 0 or not is_permanent:
+        return False
+    logging.getLogger(__name__).error(
+        "the restart number %d does not train, because the run has failed with an error that every start would repeat: "
+        "%s",
+        *(process_info.attempt, status.get("reason", "")),
+    )
+    return True
+
+
+def _find_peak_rates(device: torch.device) -> dict[str, float]:
+    """Return the peak FLOP rates of a GPU's data sheet, for the utilisation in metrics.jsonl; empty for a CPU."""
+    import torch
+
+    from credit.hpc.planner.gpus import find_peak_rates
+
+    if device.type != "cuda":
+        return {}
+    return find_peak_rates(torch.cuda.get_device_name(device))
+
+
+def _profiled(profile: ProfileRequest | None, trainer: Trainer) -> AbstractContextManager[None]:
+    """Collective: return the context in which a run is profiled; without a request it does nothing.
+
+    Raises:
+        ConfigError: if the run does not take the steps to be profiled.
+    """
+    if profile is None:
+        return nullcontext()
+    # Imported only now, because few runs are profiled.
+    from credit.train.profile.profiler import profiled
+
+    return profiled(profile, trainer.parts, trainer.state.step)
 
 
 def _draw_preview(*arguments: Any) -> list[Path]:

@@ -327,7 +327,7 @@ def _open_online(
     """
     from contextlib import nullcontext
 
-    from credit.cli.rollout import build_forecast_function
+    from credit.cli.rollout import build_shared_forecast_function
     from credit.forecast.ensemble.perturbations import lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.online import ForecastBatching, OnlineForecasts, build_step_filter
@@ -354,7 +354,7 @@ def _open_online(
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.
     is_step_used = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
-    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh, is_step_used)
+    forecast_batch = build_shared_forecast_function(config, forecaster, nullcontext(), mesh, is_step_used)
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
     batching = ForecastBatching(

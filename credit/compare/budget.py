@@ -10,7 +10,7 @@ from credit.config import Config
 from credit.errors import ConfigError, did_you_mean
 
 BUDGET_KINDS = ("steps", "time", "flops")
-# A schedule of learning rates with fewer steps has no shape, and the step time would not matter.
+# With fewer steps, the schedule of the learning rate is too coarse, and start-up would dominate the time of the run.
 MIN_STEPS = 5
 # Validations of each run, at equal fractions of its length. The best of them selects the weights, so all runs must
 # have the same number.

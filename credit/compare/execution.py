@@ -1,4 +1,4 @@
-"""Processes of a comparison: each training, forecast and scoring is a public command with a log file of its own.
+"""Processes of a comparison or sweep: each training, forecast and scoring is a command with a separate log file.
 
 `parts.json` in the folder of the comparison records which parts are done. A second call repeats only what is missing.
 Parts that do not depend on each other can run at the same time, each on its share of the processor cores and GPUs.
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 STOPPED_IN_TIME = 85
 DONE = "done"
 FAILED = "failed"
-# Seconds between two looks at the processes that run.
+# Interval in seconds at which the running processes are checked.
 _POLL_SECONDS = 0.1
 # Lines at the end of a log that are searched for the error message of a command.
 _SEARCHED_LINES = 200
@@ -41,7 +41,7 @@ _SEARCHED_LINES = 200
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a comparison, which a process of its own does.
+    """One step of a comparison, which a separate process executes.
 
     Attributes:
         name: text such as ``train a, seed 1000``, unique in the comparison.
@@ -49,7 +49,7 @@ class Part:
         config: config file of the command.
         overrides: ``section.key=value`` of the command.
         result: file or folder that the command writes last.
-        depends_on: texts that identify inputs which are no overrides. The part is repeated if they change.
+        depends_on: texts that identify inputs other than the overrides. The part is repeated if they change.
         ranks: number of processes; more than one are started by torchrun.
     """
 
@@ -233,7 +233,7 @@ class Executor:
         log_path = self._log_path(part)
         logger.info("%s: started, log %s", part.name, log_path)
         if part.stop_file is not None:
-            # A file that an earlier process did not see would stop this one at once.
+            # A STOP file that an earlier process left unread would stop this one at once.
             part.stop_file.unlink(missing_ok=True)
         process = start_process(part.command_line(), log_path, self._slots.build_environment(slot))
         return RunningPart(part, slot, process, time.monotonic())
@@ -269,7 +269,7 @@ class Executor:
         self.save()
 
     def mark_failed(self, part: Part, reason: str) -> None:
-        """Record that a part whose process succeeded did not do its work.
+        """Record a part as failed although its process succeeded.
 
         Args:
             part: the part.
@@ -317,8 +317,8 @@ def start_process(words: Sequence[str], log_path: Path, environment: Mapping[str
 def stop_parts(running: Sequence[RunningPart]) -> None:
     """Stop the processes of parts, all at the same time, and wait until they have ended.
 
-    A training gets no signal but a file: the terminal may have sent it the signal already, and it takes a second one as
-    a request to end without saving.
+    A training is stopped by its STOP file instead of a signal. The terminal may have sent the signal already, and a
+    training takes a second signal as a request to end without saving.
 
     Args:
         running: the parts.

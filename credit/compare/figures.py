@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from credit.compare.results import ComparisonScores
 from credit.compare.stability import EDDIES, FIELD, MAX_RATIO, MIN_RATIO, StabilityCurve
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 from credit.verify.plots.scores import lead_times_and_unit, plot_scorecard, scorecard_pages, set_lead_ticks
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 from credit.verify.table.summary import headline_channels
 
 # Colours of Okabe and Ito, which colour-blind readers can distinguish; the style of lines tells further runs apart.
@@ -136,7 +136,7 @@ def _draw_range(axis: Axes, leads: np.ndarray, curves_SL: np.ndarray, name: str,
 
 def plot_spectra(scores: ComparisonScores) -> Figure:
     """Return the figure of power ratios: a column for each channel with spectra, a row for each lead time."""
-    # Wavenumber 0, the mean, is no wave.
+    # Wavenumber 0 is the mean, not a wave.
     data = scores.example.dataset.isel(wavenumber=slice(1, None))
     channels = data["spectrum_channel"].values.tolist()
     leads = data["spectrum_lead"].values.tolist()

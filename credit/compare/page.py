@@ -21,7 +21,8 @@ from credit.compare.runs import list_differences
 from credit.compare.stability import MAX_RATIO, MIN_RATIO, StabilityCurve
 from credit.compare.workflow import CompareOutcome
 from credit.config import dump_config
-from credit.verify.report.html import embed_figures, write_page
+from credit.utils.atomic import atomic_write_text
+from credit.verify.report.html import embed_figures
 
 # Title of a column of the table of costs -> function that formats the value of a run and seed.
 _COST_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -85,7 +86,7 @@ def write_comparison_page(
         versions=_describe_versions(outcome),
         version=__version__,
     )
-    return write_page(folder / "compare.html", text)
+    return atomic_write_text(folder / "compare.html", text)
 
 
 def tabulate_results(scores: ComparisonScores) -> list[dict[str, Any]]:
@@ -214,7 +215,7 @@ def _tabulate_stability(curves: Sequence[StabilityCurve]) -> tuple[list[str], li
 
 
 def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
-    """Return sentences on what was equal for all runs, and what was not."""
+    """Return sentences on the conditions that were equal for all runs, and on those that differed."""
     sentences = ["All forecasts are scored on the same initial times, lead times and grid, against the same truth."]
     if budget is None:
         sentences.append("The runs were finished before; their lengths were not made equal. The costs show how long.")

@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from credit.compare.budget import Budget
 from credit.compare.runs import BUDGET_KEYS, ComparedRun, flatten_config, format_value
-from credit.config import dump_config, load_config
+from credit.config import Config, dump_config, load_config
 from credit.errors import ConfigError
 from credit.utils.atomic import atomic_write_text
 
-# Keys that may differ between two calls.
-_CHANGEABLE_KEYS = re.compile(r"(save_loc|seed|(inference|verification|pbs|slurm)\..*)")
+# Keys that may differ between two calls, because they do not change a training.
+_CHANGEABLE_KEYS = re.compile(r"(save_loc|(inference|verification|pbs|slurm)\..*)")
 
 
 def record_inputs(
@@ -103,16 +103,8 @@ def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_beg
     """
     if not path.exists():
         return
-    earlier_values = flatten_config(load_config(path))
-    values = flatten_config(run.config)
-    problems = []
-    for key in dict.fromkeys([*earlier_values, *values]):
-        if _CHANGEABLE_KEYS.fullmatch(key) or (is_trained and key in BUDGET_KEYS):
-            continue
-        earlier = format_value(earlier_values.get(key))
-        value = format_value(values.get(key))
-        if earlier != value:
-            problems.append(f"{key} was {earlier} and is now {value}")
+    ignored_keys = BUDGET_KEYS if is_trained else ()
+    problems = describe_changes(load_config(path), run.config, ("seed", *ignored_keys))
     if problems and not has_begun:
         shutil.rmtree(path.parents[1] / run.name, ignore_errors=True)
     elif problems:
@@ -120,3 +112,24 @@ def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_beg
             f"{run.source}: differs from the config of the earlier call, {path}: {'; '.join(problems)}; undo the "
             "change, give the config another experiment, or choose another folder with -o"
         )
+
+
+def describe_changes(earlier: Config, present: Config, ignored_keys: Collection[str] = ()) -> list[str]:
+    """Return a text such as ``model.dim was 32 and is now 64`` for each changed key that concerns the training.
+
+    Args:
+        earlier: config of an earlier call.
+        present: config of this call.
+        ignored_keys: dotted keys that may differ, in addition to those that do not change a training.
+    """
+    earlier_values = flatten_config(earlier)
+    values = flatten_config(present)
+    changes = []
+    for key in dict.fromkeys([*earlier_values, *values]):
+        if _CHANGEABLE_KEYS.fullmatch(key) or key in ignored_keys:
+            continue
+        earlier_text = format_value(earlier_values.get(key))
+        text = format_value(values.get(key))
+        if earlier_text != text:
+            changes.append(f"{key} was {earlier_text} and is now {text}")
+    return changes

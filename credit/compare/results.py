@@ -19,13 +19,13 @@ from credit.verify.table.summary import headline_channels
 from credit.verify.table.table import WIND_METRICS, ScoreTable
 
 _DIFFERENCE = "_difference"
-# Lead times of the table of results in hours, if the forecasts have them.
+# Lead times in hours of the table of results; those that the forecasts lack are left out.
 _RESULT_LEADS = (24, 72, 120)
 
 
 @dataclass(frozen=True)
 class SeedRange:
-    """A number of each seed of a run.
+    """One number for each seed of a run, with mean and range.
 
     Attributes:
         values: seed -> number; NaN where there is none.
@@ -205,7 +205,8 @@ def combine_pair(tables: Sequence[ScoreTable], first: str, second: str) -> Score
         differences[score] = difference
         p_values.append(p_value)
     adjusted = adjust_scorecard(p_values, datasets[0]["n_blocks"].values)
-    # Only the model remains, because the name of the later run must not occur twice. Intervals are those of one seed.
+    # Only the model is kept, because the name of the later run must not occur twice. Intervals are dropped, because
+    # they are those of one seed.
     interval_ends = [
         name for name in datasets[0].data_vars if str(name).endswith(("_difference_low", "_difference_high"))
     ]

@@ -15,8 +15,10 @@ from credit.config.sections.verification import is_reserved_name
 from credit.errors import ConfigError
 from credit.train.monitor.run_files import read_status
 
+# Folder of the scores of all runs.
+SCORES_FOLDER = "scores"
 # Names of folders of a comparison, which no run may have.
-RESERVED_FOLDERS = ("configs", "logs", "timing", "figures")
+RESERVED_FOLDERS = ("configs", "logs", "timing", "figures", SCORES_FOLDER)
 # Keys that must agree, because forecasts are scored on the same cases, channels and lead times.
 _MATCHING_KEYS = (
     "data.timestep",

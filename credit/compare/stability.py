@@ -1,8 +1,9 @@
 """Stability of long forecasts: the day at which the variability of a channel leaves the range of the truth.
 
 Two standard deviations over all cells are compared with those of the truth. That of the field itself shows drifts and
-growth. In most channels it is dominated by the contrast between equator and poles, so it stays large when the weather
-has died out. That of the eddies, the deviations from the zonal mean (Lorenz 1955), shows this.
+growth. In most channels it is dominated by the contrast between equator and poles, so it stays large even if the
+forecast has lost its weather systems. The standard deviation of the eddies, which are the deviations from the zonal
+mean (Lorenz 1955), then becomes small.
 
 Shapes: C channels, H latitude rows, W longitude columns.
 """
@@ -26,8 +27,8 @@ from credit.train.build.open_data import open_fields
 
 # Folder of the long forecast in the folder of a run.
 LONG_RUN_FOLDER = "long_run"
-# Range of a channel's standard deviation in space over that of the truth. Beyond it the forecast is no weather any
-# more: it has collapsed to a smooth state, or it grows.
+# Range of a channel's standard deviation in space divided by that of the truth. Below it the forecast has collapsed to
+# a smooth state; above it the forecast grows without bound.
 MIN_RATIO = 0.5
 MAX_RATIO = 2.0
 # Times of the truth whose standard deviations are averaged.

@@ -21,6 +21,7 @@ from credit.compare.workflow import CompareOutcome
 from credit.utils.atomic import atomic_write, atomic_write_text
 from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
+from credit.verify.table.summary import finite_or_none
 from credit.verify.table.table import CSV_COLUMNS, ScoreTable
 
 # Version of compare.json; it grows when a key changes its meaning.
@@ -29,7 +30,7 @@ DOCUMENT_VERSION = 1
 MEAN = "mean"
 LOWEST = "lowest"
 HIGHEST = "highest"
-# Relative deviation of the time of the steps from the budget that is reported.
+# A warning is given if the time of the steps deviates from the budget by more than this fraction.
 _TIME_TOLERANCE = 0.2
 _SCORE_COLUMNS = (
     "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units", "n_cases", "low",
@@ -41,8 +42,8 @@ COLUMNS = ("run", "seed", "reference", *_SCORE_COLUMNS, "p_adjusted", "significa
 def write_csv(outcome: CompareOutcome, path: Path) -> None:
     """Write all scores, comparisons and costs in long format.
 
-    Scores of a seed are those of its ``scores.csv`` that cover all seasons. Rows with the seed ``mean``, ``lowest`` or
-    ``highest`` are over all seeds. Rows with a reference are relative differences, see
+    For each seed, the scores in its ``scores.csv`` that cover all seasons are written. Rows with the seed ``mean``,
+    ``lowest`` or ``highest`` are over all seeds. Rows with a reference are relative differences, see
     `credit.compare.results.combine_pair`.
 
     Raises:
@@ -269,20 +270,15 @@ def _describe_curve(curve: StabilityCurve) -> dict[str, Any]:
         "exit_day": curve.exit_day,
         "nonfinite_day": curve.nonfinite_day,
         "days": curve.days,
-        "ratios": [_finite_or_none(ratio) for ratio in curve.ratios],
+        "ratios": [finite_or_none(ratio) for ratio in curve.ratios],
     }
 
 
 def _describe_range(values: SeedRange) -> dict[str, Any]:
     """Return the numbers of the seeds, their mean and their range."""
     return {
-        "mean": _finite_or_none(values.mean),
-        "lowest": _finite_or_none(values.low),
-        "highest": _finite_or_none(values.high),
-        "seeds": {seed_text(seed): _finite_or_none(value) for seed, value in values.values.items()},
+        "mean": finite_or_none(values.mean),
+        "lowest": finite_or_none(values.low),
+        "highest": finite_or_none(values.high),
+        "seeds": {seed_text(seed): finite_or_none(value) for seed, value in values.values.items()},
     }
-
-
-def _finite_or_none(value: float) -> float | None:
-    """Return a number, or None for one that is not finite, which JSON cannot hold."""
-    return value if math.isfinite(value) else None

@@ -45,7 +45,7 @@ class TimingPlan:
 def measure_step_costs(
     runs: Sequence[ComparedRun], config_paths: Mapping[str, Path], plan: TimingPlan, executor: Executor, folder: Path
 ) -> dict[str, StepCost]:
-    """Return the cost of a step of each run; measure those that ``timing.json`` does not have.
+    """Return the cost of a step of each run; runs without an entry in ``timing.json`` are measured.
 
     Runs that are added later are timed together with the first run. Their time is the median ratio to the time of the
     first run in the same round, multiplied by the earlier time of the first run. So they can be compared with runs that
@@ -105,7 +105,7 @@ def _time_in_rounds(
         remaining = [name for name in by_name if name not in failed]
         for name in rotate_order(remaining, round_number):
             run_folder = folder / "timing" / f"{name}_round_{round_number}"
-            # A short training that was interrupted starts again, because its first steps are slower.
+            # An interrupted short training is repeated from the start, because the first steps of a process are slower.
             shutil.rmtree(run_folder, ignore_errors=True)
             part = Part(
                 f"time {name}, round {round_number + 1}",
@@ -148,7 +148,7 @@ def build_timing_overrides(run: ComparedRun, steps: int, folder: Path) -> tuple[
         f"trainer.valid_samples={min(run.config.trainer.valid_samples, run.config.trainer.valid_batch_size)}",
         "trainer.patience=null",
         "trainer.preview=null",
-        "trainer.tensorboard=false",
+        "trainer.loggers=[]",
         "trainer.walltime=null",
     )
 
@@ -189,7 +189,7 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
         if operations is None or len(rates) < len(stage_rows):
             operations = None
             continue
-        # Rate and time of the same rows give the count, whatever the load of the machine.
+        # Rate and time of the same rows give the count, which does not depend on the load of the machine.
         counts = [rate * 1e12 * time for rate, time in zip(rates, step_seconds, strict=True)]
         operations += (end - start) * summary["processes"] * median(counts)
     if operations is not None:

@@ -18,7 +18,7 @@ from credit.compare.costs import RunCosts, read_costs
 from credit.compare.execution import Executor, Part, divide_host, exit_on_sigterm
 from credit.compare.record import record_inputs
 from credit.compare.results import ComparisonScores, load_tables
-from credit.compare.runs import ComparedRun, load_compared_runs
+from credit.compare.runs import SCORES_FOLDER, ComparedRun, load_compared_runs
 from credit.compare.stability import (
     LONG_RUN_FOLDER,
     StabilityCurve,
@@ -133,14 +133,14 @@ class _Workflow:
             run_folder = self._runs[trial[0]].run_folder or self._trial_folder(trial)
             seconds = self._executor.seconds_of(f"forecast {describe_trial(trial)}")
             outcome.costs[trial] = read_costs(run_folder, self._trial_folder(trial) / "forecasts", seconds)
-        scored = {trial: self._trial_folder(trial) for trial in self._score(trials)}
+        scored = self._score(trials)
         if scored:
             outcome.scores = ComparisonScores(list(self._runs), load_tables(scored))
             if self._request.long_run is not None:
                 try:
                     self._make_long_runs(trials)
                 except CreditError as error:
-                    # The scores are worth a page without the long forecasts.
+                    # If the long forecasts fail, the page is still written with the scores.
                     outcome.failures.append(f"long forecasts failed: {error}")
         outcome.failures = [*outcome.failures, *self._executor.list_failures()]
         return outcome
@@ -160,12 +160,12 @@ class _Workflow:
             costs |= measure_step_costs(runs, self._config_paths, plan, self._executor, self._folder)
         for name in self._runs:
             if budget.needs_measurement and name not in costs:
-                # The part that failed is named by the executor.
+                # The executor reports the part that failed.
                 continue
             self._outcome.steps[name] = budget.count_steps(name, costs.get(name))
 
     def _list_trials(self) -> list[Trial]:
-        """Return all trials; the first seed of every run comes first, so that a first result is there early."""
+        """Return all trials; the first seed of every run comes first, so that a first comparison is available early."""
         if self._request.budget is None:
             return [(name, FINISHED_RUN) for name in self._runs]
         seeds = self._request.seeds or [self._outcome.runs[0].config.seed]
@@ -198,7 +198,7 @@ class _Workflow:
         return [trial for trial, is_done in zip(parts, results, strict=True) if is_done]
 
     def _train(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Train the trials that are not done, and return those that are done."""
+        """Train the trials that are not done yet, and return all trials whose training is complete."""
         if self._request.budget is None:
             return list(trials)
         parts = {}
@@ -246,42 +246,59 @@ class _Workflow:
         """Return a text that changes with the settings of the forecasts of a run."""
         return (fingerprint([self._runs[name].config.model_dump_json(include={"inference"})]),)
 
-    def _score(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Score the forecasts of trials unless the scores are there, and return the trials that have them."""
-        return self._run_parts({trial: self._score_part(trial, trials) for trial in trials})
+    def _score(self, trials: Sequence[Trial]) -> dict[Trial, Path]:
+        """Score the forecasts of trials unless the scores are there.
 
-    def _score_part(self, trial: Trial, trials: Sequence[Trial]) -> Part:
-        """Return the part that scores the forecasts of a trial together with those of later runs with the same seed.
+        Returns:
+            Trial -> folder with its ``scores.nc``, for the trials that have scores. In this table the run is ``model``,
+            and later runs with the same seed are the other forecasts.
+        """
+        trials_by_label: dict[str, list[Trial]] = {}
+        for trial in trials:
+            trials_by_label.setdefault(trial[1], []).append(trial)
+        parts = {label: self._build_score_part(label, members) for label, members in trials_by_label.items()}
+        results = self._executor.run_all(list(parts.values()))
+        folders = {}
+        for (label, members), is_done in zip(trials_by_label.items(), results, strict=True):
+            if not is_done:
+                continue
+            folder = parts[label].result.parent
+            folders[members[0]] = folder
+            for trial in members[1:]:
+                folders[trial] = folder / "pairs" / trial[0]
+        return folders
 
-        All forecasts are scored with the data and the section `verification` of the first run, so that truth,
-        climatology and grid are the same.
+    def _build_score_part(self, label: str, trials: Sequence[Trial]) -> Part:
+        """Return the part that scores the forecasts of all runs with the same seed, and compares each pair of them.
+
+        One verification reads the forecasts of each run once. All forecasts are scored with the data and the section
+        `verification` of the first run, so that truth, climatology and grid are the same.
 
         Args:
-            trial: the trial.
-            trials: all trials with forecasts.
+            label: label of the seed.
+            trials: trials with this label that have forecasts, in the order of the runs.
         """
-        name, label = trial
-        names = list(self._runs)
-        later_names = names[names.index(name) + 1 :]
-        others = [other for other in trials if other[1] == label and other[0] in later_names]
-        paths = {other[0]: str(self._trial_folder(other) / "forecasts") for other in others}
-        first_config = self._outcome.runs[0].config
-        depends_on = [first_config.model_dump_json(include={"verification"})]
-        for scored_trial in [trial, *others]:
-            depends_on += [*self._base_overrides(scored_trial), *self._forecast_fingerprint(scored_trial[0])]
+        first, *others = trials
+        paths = {name: str(self._trial_folder((name, label)) / "forecasts") for name, _ in others}
+        runs = self._outcome.runs
+        depends_on = [runs[0].config.model_dump_json(include={"verification"})]
+        for trial in trials:
+            depends_on += [*self._base_overrides(trial), *self._forecast_fingerprint(trial[0])]
+        folder = self._folder / SCORES_FOLDER / label
         return Part(
-            f"score {describe_trial(trial)}",
+            f"score {label.replace('_', ' ')}",
             "verify",
-            self._config_paths[names[0]],
+            self._config_paths[runs[0].name],
             (
-                *self._base_overrides(trial),
-                f"experiment={name}",
-                "inference.folder=forecasts",
+                f"save_loc={folder}",
+                f"experiment={first[0]}",
+                f"inference.folder={self._trial_folder(first) / 'forecasts'}",
                 "verification.animate=[]",
                 "verification.draw_figures=false",
                 f"verification.other_forecasts={json.dumps(paths)}",
+                "verification.all_pairs=true",
             ),
-            self._trial_folder(trial) / "scores.nc",
+            folder / "scores.nc",
             depends_on=(fingerprint(depends_on),),
         )
 

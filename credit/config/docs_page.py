@@ -49,7 +49,7 @@ _DESCRIBED_ELSEWHERE = ("inference.hyperdiffusion", "inference.postprocess", "lo
 def render_config_reference() -> str:
     """Return the page docs/config.md in Markdown."""
     paragraphs = [_INTRODUCTION]
-    # Keys that are no sections come first, in a table of their own.
+    # Keys that are not sections come first, in a separate table.
     top_level_keys = {}
     for name, field in Config.model_fields.items():
         if not sections_in(field.annotation):
@@ -58,7 +58,7 @@ def render_config_reference() -> str:
     for name, field in Config.model_fields.items():
         kinds = _describe_registered_sections(field)
         if kinds:
-            # The keys of the base class come first, so that each kind has a table of its own keys only.
+            # The keys of the base class come first; the table of each kind then has only the keys that the kind adds.
             base = find_registered_sections(field)[0].base
             paragraphs += _describe_section(name, base, f"`{name}`")
             for section, title in kinds:
@@ -108,7 +108,7 @@ def _describe_section(
 
 
 def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
-    """Return the sections of the registered kinds that a config key may hold.
+    """Return the sections of the registered kinds that a config key may contain.
 
     Args:
         field: pydantic field of the key.

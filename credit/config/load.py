@@ -18,8 +18,8 @@ from credit.config.renamed_keys import (
     describe_renamed,
     drop_former_loss_keys,
     find_old_key,
-    rename_dotted_key,
     rename_keys,
+    rename_override,
 )
 from credit.config.schema import Config
 from credit.config.sections.data import DataConfig
@@ -70,11 +70,10 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
         origins = dict.fromkeys(old_keys, str(path))
     renamed_overrides = []
     for text in overrides:
-        key, equals, value = text.partition("=")
-        old_key = find_old_key(key)
+        old_key = find_old_key(text.partition("=")[0])
         if old_key is not None:
             origins.setdefault(old_key, f'override "{text}"')
-        renamed_overrides.append(f"{rename_dotted_key(key)}{equals}{value}")
+        renamed_overrides.append(rename_override(text))
     # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}.
     raw, old_keys = rename_keys(apply_overrides(raw, renamed_overrides), origin="overrides")
     for old_key in old_keys:
@@ -244,6 +243,25 @@ def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: s
     except ValidationError as error:
         problems = [describe_problem(section, raw, detail) for detail in error.errors()]
         raise build_error(problems, origin) from error
+
+
+def build_file_section(section: type[SectionClass], raw: Mapping[str, Any], origin: str) -> SectionClass:
+    """Build the section of a separate file: expand ``$VAR``, import the modules in ``plugins`` and validate.
+
+    Args:
+        section: class of the section.
+        raw: keys and values of the file.
+        origin: the file, for messages.
+
+    Raises:
+        ConfigError: if the file is not valid; the message lists every problem.
+    """
+    problems: list[str] = []
+    expanded = _expand_environment(raw, "", problems)
+    _import_plugins(expanded.get("plugins"), problems)
+    if problems:
+        raise build_error(problems, origin)
+    return build_section(section, expanded, origin)
 
 
 def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:

@@ -18,7 +18,7 @@ class Row:
     Attributes:
         generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
         generation_2: dotted keys of the second generation, separated by spaces.
-        here: the keys of this package, or a text about what replaces them, as Markdown.
+        here: the keys of this package, or a description of their replacement, as Markdown.
         is_changed: True if both packages have a key of this name, with different values.
     """
 
@@ -165,7 +165,7 @@ _LOSS = (
     Row(
         "loss.validation_loss",
         "loss.args.validation_loss",
-        "the training loss; `trainer.monitor` chooses what selects",
+        "the training loss; `trainer.monitor` chooses the metric that selects the weights",
     ),
     Row(
         "loss.use_latitude_weights loss.latitude_weights",
@@ -191,7 +191,7 @@ _LOADING = (
     "trainer.reload_epoch"
 )
 _TRAINER = (
-    _row_of_both("trainer.type", "none: there is one"),
+    _row_of_both("trainer.type", "none: there is only one trainer"),
     Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),
     Row("", "trainer.parallelism.domain", "`trainer.parallelism.domain`"),
     _row_of_both(
@@ -213,7 +213,9 @@ _TRAINER = (
     ),
     Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
     _row_of_both("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
-    _row_of_both("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there", is_changed=True),
+    _row_of_both(
+        "trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not supported", is_changed=True
+    ),
     Row(
         "trainer.activation_checkpoint trainer.checkpoint_all_layers",
         "trainer.activation_checkpoint",
@@ -221,7 +223,7 @@ _TRAINER = (
     ),
     _row_of_both("trainer.compile", "`trainer.compile`"),
     Row("", "trainer.use_ema trainer.ema_decay", "`trainer.use_ema`, `trainer.ema_decay`"),
-    Row("", "trainer.use_tensorboard", "`trainer.tensorboard`"),
+    Row("", "trainer.use_tensorboard", "`trainer.loggers: [tensorboard]`"),
     _row_of_both("trainer.stopping_patience", "`trainer.patience`"),
     _row_of_both(_LOADING, "`trainer.resume`"),
     _row_of_both("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
@@ -234,7 +236,7 @@ _TRAINER = (
 )
 
 _FORECASTS = (
-    Row("predict predict.mode", "inference.run_mode inference.mode", "`inference`; ranks share what there is to do"),
+    Row("predict predict.mode", "inference.run_mode inference.mode", "`inference`; the ranks share the forecasts"),
     Row(
         "predict.forecasts",
         "inference.batch_forecast",

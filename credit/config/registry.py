@@ -75,8 +75,8 @@ class Registry:
 
         def decorate(cls: Registered) -> Registered:
             if base is not None:
-                self._require_derived(name, cls, base)
-            self._require_derived(name, section, section_base)
+                _require_derived(self.noun, name, cls, base)
+            _require_derived(self.noun, name, section, section_base)
             self._require_free(name, cls)
             self._classes[name] = cls
             self._sections[name] = section
@@ -117,20 +117,6 @@ class Registry:
         if name not in names:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
 
-    def _require_derived(self, name: str, cls: object, base: type) -> None:
-        """Raise a ConfigError if `cls`, registered as `name`, is not a class that derives from `base`."""
-        is_derived = isinstance(cls, type) and issubclass(cls, base)
-        if not is_derived:
-            # Plugins may register a function or an instance by mistake; an instance has no name.
-            if hasattr(cls, "__qualname__"):
-                shown_name = f"{cls.__module__}.{cls.__qualname__}"
-            else:
-                shown_name = repr(cls)
-            raise ConfigError(
-                f'{self.noun} "{name}": {shown_name} must derive from {base.__module__}.'
-                f"{base.__qualname__}, whose docstring is the contract"
-            )
-
     def _require_free(self, name: str, cls: type) -> None:
         """Raise a ConfigError if another class has the name; a module that is reloaded may register its class again."""
         owner = self._classes.get(name)
@@ -139,7 +125,7 @@ class Registry:
             # Reloading a module makes a new class object, so the names of the classes are compared.
             is_taken = (owner_module, owner.__qualname__) != (cls.__module__, cls.__qualname__)
         elif name in self._built_in:
-            # The built-in class has not been imported; only its own module may register it.
+            # The built-in class has not been imported; only its module may register it.
             owner_module = self._built_in[name].module
             is_taken = cls.__module__ != owner_module
         else:
@@ -148,6 +134,45 @@ class Registry:
             raise ConfigError(
                 f'{self.noun} name "{name}" of {cls.__module__} is taken by {owner_module}; choose another name'
             )
+
+
+def register_class(classes: dict[str, type[Any]], noun: str, name: str, cls: Registered, base: type) -> Registered:
+    """Register a class of a kind without config sections, such as a metric or logger, and return the class.
+
+    Args:
+        classes: name -> class of those that are registered already; changed in place.
+        noun: name of the kind in messages.
+        name: name of the class in a config.
+        cls: the class.
+        base: class that it must derive from.
+
+    Raises:
+        ConfigError: if another class has the name, or the class does not derive from `base`.
+    """
+    _require_derived(noun, name, cls, base)
+    owner = classes.get(name, cls)
+    # A module that is imported again registers its class again, which is allowed.
+    if (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ConfigError(
+            f'{noun} name "{name}" of {cls.__module__} is taken by {owner.__module__}; choose another name'
+        )
+    classes[name] = cls
+    return cls
+
+
+def _require_derived(noun: str, name: str, cls: object, base: type) -> None:
+    """Raise a ConfigError if `cls`, registered as `name`, is not a class that derives from `base`."""
+    if isinstance(cls, type) and issubclass(cls, base):
+        return
+    # Plugins may register a function or an instance by mistake; an instance has no name.
+    if hasattr(cls, "__qualname__"):
+        shown_name = f"{cls.__module__}.{cls.__qualname__}"
+    else:
+        shown_name = repr(cls)
+    raise ConfigError(
+        f'{noun} "{name}": {shown_name} must derive from {base.__module__}.{base.__qualname__}, whose docstring is the '
+        "contract"
+    )
 
 
 # The registries of the package. A plugin adds its kinds when it is imported.
@@ -240,6 +265,34 @@ PERTURBATIONS = Registry(
         "correlated": _INITIAL_PERTURBATION,
         "bred": _INITIAL_PERTURBATION,
         "sppt": BuiltInLocation("credit.forecast.ensemble.section:SPPTSection", "credit.forecast.ensemble.sppt"),
+    },
+)
+
+_PRODUCT_SECTIONS = "credit.products.section"
+# Kinds that reduce the members of an ensemble to a field.
+_MEMBER_STATISTIC = BuiltInLocation(f"{_PRODUCT_SECTIONS}:MemberStatisticSection", "credit.products.ensemble")
+PRODUCTS = Registry(
+    "inference.products.kind",
+    "product",
+    {
+        "wind_speed": BuiltInLocation(f"{_PRODUCT_SECTIONS}:WindSpeedSection", "credit.products.derived"),
+        "wind_speed_at_height": BuiltInLocation(
+            f"{_PRODUCT_SECTIONS}:WindSpeedAtHeightSection", "credit.products.derived"
+        ),
+        "thickness": BuiltInLocation(f"{_PRODUCT_SECTIONS}:ThicknessSection", "credit.products.derived"),
+        "accumulation": BuiltInLocation(f"{_PRODUCT_SECTIONS}:AccumulationSection", "credit.products.derived"),
+        "mean": _MEMBER_STATISTIC,
+        "spread": _MEMBER_STATISTIC,
+        "minimum": _MEMBER_STATISTIC,
+        "maximum": _MEMBER_STATISTIC,
+        "probability": BuiltInLocation(f"{_PRODUCT_SECTIONS}:ProbabilitySection", "credit.products.ensemble"),
+        "quantiles": BuiltInLocation(f"{_PRODUCT_SECTIONS}:QuantilesSection", "credit.products.ensemble"),
+        "stations": BuiltInLocation(f"{_PRODUCT_SECTIONS}:StationsSection", "credit.products.points.station_values"),
+        "meteogram": BuiltInLocation(f"{_PRODUCT_SECTIONS}:MeteogramSection", "credit.products.points.meteogram"),
+        "map": BuiltInLocation(f"{_PRODUCT_SECTIONS}:MapSection", "credit.products.maps"),
+        "cyclone_tracks": BuiltInLocation(
+            f"{_PRODUCT_SECTIONS}:CycloneTracksSection", "credit.products.cyclones.product"
+        ),
     },
 )
 

@@ -21,13 +21,16 @@ RENAMED_KEYS = {
     "data.fields": "data.variable_options",
     "model.post": "model.postprocess",
     "trainer.early_view": "trainer.preview",
+    "trainer.tensorboard": "trainer.loggers",
     "inference.ensemble.noise.where": "inference.ensemble.feature_noise.blocks",
     "inference.ensemble.noise": "inference.ensemble.feature_noise",
 }
+# Old key with the values true and false -> the values of the new key that replace true and false.
+_NEW_VALUES: dict[str, dict[bool, Any]] = {"trainer.tensorboard": {True: ["tensorboard"], False: []}}
 # Keys that every loss had until version 0.15, with their defaults, at which they had no effect.
 _FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}
-# The first version that refuses the old keys in what a user writes.
-REMOVED_IN = "0.17"
+# The first version that refuses the old keys in config files and overrides of a user.
+REMOVED_IN = "1.0"
 
 
 def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
@@ -56,8 +59,10 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         # Rebuild the section, so that its keys keep their order.
         renamed_section = {}
         for name, value in section.items():
-            renamed_name = new_name if name == old_name else name
-            renamed_section[renamed_name] = value
+            if name == old_name:
+                renamed_section[new_name] = convert_value(old_key, value)
+            else:
+                renamed_section[name] = value
         renamed = _replace_section(renamed, section_path, renamed_section)
         old_keys.append(old_key)
     return renamed, old_keys
@@ -84,7 +89,8 @@ def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], sectio
 def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config without the former keys of ``loss`` that had no effect.
 
-    These are keys that every loss once had, that the kind of loss no longer has, and whose value is the former default.
+    Every loss had these keys in earlier versions. A key is left out if the kind of loss no longer has it and its value
+    is the former default.
     Call this after importing the plugins, because they register further kinds of losses.
 
     Args:
@@ -117,6 +123,34 @@ def rename_dotted_key(key: str) -> str:
     if old_key is None:
         return key
     return RENAMED_KEYS[old_key] + key.removeprefix(old_key)
+
+
+def convert_value(old_key: str, value: Any) -> Any:
+    """Return the value of a new key that means the same as a value of its old key.
+
+    Most keys have the same values under both names. A wrong value is returned unchanged, so that the validation reports
+    it.
+
+    Args:
+        old_key: dotted key, one of `RENAMED_KEYS`.
+        value: value of the old key.
+    """
+    if isinstance(value, bool):
+        return _NEW_VALUES.get(old_key, {}).get(value, value)
+    return value
+
+
+def rename_override(text: str) -> str:
+    """Return an override ``section.key=value`` with the new name and value of its key.
+
+    Args:
+        text: an override; one without an old key is returned unchanged.
+    """
+    key, equals, value = text.partition("=")
+    old_key = find_old_key(key)
+    if old_key in _NEW_VALUES and value.strip().lower() in ("true", "false"):
+        value = str(convert_value(old_key, value.strip().lower() == "true"))
+    return f"{rename_dotted_key(key)}{equals}{value}"
 
 
 def describe_renamed(old_key: str, origin: str) -> str:

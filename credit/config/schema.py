@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from credit.calendar import parse_duration
+from credit.config.realtime_section import RealtimeConfig
 from credit.config.sections.base import PathText, StrictModel
 from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.config.sections.execution import PbsConfig, SlurmConfig
@@ -39,6 +40,9 @@ class Config(StrictModel):
     trainer: TrainerConfig = Field(description="How training runs.")
     inference: InferenceConfig = Field(InferenceConfig(), description="How forecasts are made.")
     verification: VerificationConfig = Field(VerificationConfig(), description="How forecasts are scored.")
+    realtime: RealtimeConfig | None = Field(
+        None, description="Forecasts from the newest operational analysis (`credit realtime`)."
+    )
     pbs: PbsConfig = Field(PbsConfig(), description="Jobs under PBS.")
     slurm: SlurmConfig = Field(SlurmConfig(), description="Jobs under Slurm.")
 
@@ -95,7 +99,7 @@ class Config(StrictModel):
         require_order(forecast_entries, "inference.postprocess")
         for key, entry in {**model_entries, **forecast_entries}.items():
             entry.require_variables(self.data, key)
-        # Coefficients of model levels, for whatever sums over the column or interpolates it.
+        # Coefficients of model levels are needed for sums over the column and for vertical interpolation.
         has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         has_derived_output = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or has_budgets or has_derived_output):

@@ -77,7 +77,7 @@ def _fill_ensemble_defaults(ensemble: Mapping[str, Any], model: Any, step: int) 
         step: time step in minutes.
     """
     if isinstance(model, Mapping) and model.get("noise"):
-        # A network that was trained as an ensemble has no unperturbed member.
+        # A network that was trained with noise has no unperturbed member.
         ensemble = _with_defaults(ensemble, {"control": False})
     perturbation = ensemble.get("perturbation")
     if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
@@ -87,7 +87,7 @@ def _fill_ensemble_defaults(ensemble: Mapping[str, Any], model: Any, step: int) 
 
 
 def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return a copy of a section with `defaults` for missing keys; a value that is no mapping is returned unchanged."""
+    """Return a copy of a section with `defaults` for missing keys; return any value but a mapping unchanged."""
     if not isinstance(section, Mapping):
         return section
     return {**defaults, **section}

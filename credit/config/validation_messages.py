@@ -13,11 +13,11 @@ from credit.config.schema import Config
 from credit.config.sections.base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
 
-# If a key stands in the wrong section, the message lists the sections with a key of this name, but no more than this.
+# If a key is in the wrong section, the message lists at most this many sections with a key of this name.
 _MAX_SECTIONS_LISTED = 3
 # Number of characters of a value that a message shows.
 _MAX_VALUE_LENGTH = 120
-# What stands for an item of a list or a mapping in a dotted key, as in ``data.sources.N.path``.
+# Placeholder for an item of a list or a mapping in a dotted key, as in ``data.sources.N.path``.
 _ITEM_PREFIXES: dict[type | None, str] = {list: "N.", dict: "NAME."}
 
 

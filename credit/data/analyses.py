@@ -1,4 +1,4 @@
-"""Initial states of forecasts, from the training store or from analyses that have only what a forecast reads.
+"""Initial states of forecasts, from the training store or from analyses with only the variables that a forecast reads.
 
 A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are
 stored in the checkpoint, so an analysis needs neither.
@@ -18,7 +18,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import FieldReader, open_reader
-from credit.data.sources.series import read_static_variable
+from credit.data.sources.reading.file_reads import read_static_variable
 from credit.data.sources.source_index import scan_sources
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.store_reader import is_store_from_sources

@@ -15,18 +15,18 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
     """Divide initial times into groups; one rank makes all forecasts of a group.
 
     A group has as many initial times as fit into one batch with all their members, or a single initial time if its
-    members need several batches. Each rank or job gets whole groups. The content of a batch, on which the rounding of
-    its forecasts depends, is therefore the same for any number of ranks and jobs.
+    members need several batches. Each rank or job gets whole groups. So the content of each batch, on which the
+    rounding of its forecasts depends, is the same for any number of ranks and jobs.
 
     Args:
-        initial_times: initial times in minutes.
-        members: number of ensemble members, 1 for single forecasts.
+        initial_times: initial times, in minutes of the run's calendar.
+        members: number of ensemble members; 1 for single forecasts.
         batch_size: largest number of forecasts in a batch.
 
     Returns:
         The groups, which list all initial times in the given order. The last group may be smaller than the others.
     """
-    # At least one, even if the members of one initial time do not fit into a batch.
+    # A group has at least one initial time, even if its members do not fit into a batch.
     times_per_group = max(1, batch_size // members)
     groups = []
     for first in range(0, len(initial_times), times_per_group):
@@ -35,14 +35,14 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
 
 
 def select_part(items: Sequence[T], part: str) -> list[T]:
-    """Return the items of the I-th of N jobs: every N-th item, from the I-th on.
+    """Return the items of the I-th of N jobs: every N-th item, starting at the I-th item.
 
     Args:
-        items: items that are divided between the jobs.
+        items: items of all jobs.
         part: ``I/N``, with I from 1 to N, as in the option ``--part``.
 
     Raises:
-        ConfigError: if `part` is not of this form.
+        ConfigError: if `part` is not of the form ``I/N``, or I is not between 1 and N.
     """
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -53,7 +53,7 @@ def select_part(items: Sequence[T], part: str) -> list[T]:
 
 
 def select_round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
-    """Return the items of one rank: every `num_ranks`-th item, from index `rank` on.
+    """Return the items of one rank: every `num_ranks`-th item, starting at index `rank`.
 
     Each item belongs to exactly one rank, and the numbers of items of two ranks differ by at most one.
     """

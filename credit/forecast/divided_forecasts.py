@@ -1,4 +1,4 @@
-"""Forecasts whose fields are divided among ranks: the whole fields of the steps that are written or scored.
+"""Gathering of the whole fields of forecasts with domain parallelism, for steps that are written or scored.
 
 Shape suffixes: B forecasts of a batch, C output channels, H and W rows and columns of the grid, h and w of a part.
 """
@@ -17,17 +17,17 @@ from credit.parallel.domain.domain import Domain
 
 
 class DividedForecasts:
-    """Forecast function that gives the whole fields to the first rank of a domain group.
+    """Forecast function that gathers the whole fields on the first rank of a domain group.
 
-    All ranks of the group call it for the same batches in the same order, and advance the iterators that it returns in
-    the same order. The first rank gets the outputs of the selected steps, on the host. Other ranks, and the first rank
-    at other steps, get None.
+    All ranks of the group must call it for the same batches in the same order, and advance the returned iterators in
+    the same order. The first rank receives the outputs of selected steps, on the host. Other ranks, and the first rank
+    at other steps, receive None.
 
     Args:
-        forecast_batch: makes the forecasts of a batch on this rank's part of the grid. It yields None on all ranks of
-            the group, or an output on all of them.
-        domain: the ranks that divide the fields among them.
-        is_step_used: True for the steps whose whole fields are needed, the same function on all ranks.
+        forecast_batch: function that makes the forecasts of a batch on this rank's part of the grid. At each step, it
+            yields either an output or None, the same on all ranks of the group.
+        domain: the ranks that share the fields.
+        is_step_used: function that returns True for steps whose whole fields are needed; the same on all ranks.
     """
 
     def __init__(self, forecast_batch: ForecastFunction, domain: Domain, is_step_used: StepFilter) -> None:
@@ -43,7 +43,7 @@ class DividedForecasts:
             num_steps: number of steps.
 
         Yields:
-            (B, C, H, W) in physical units on the host, or None if this rank does not get the output.
+            (B, C, H, W) in physical units on the host, or None if this rank does not receive the output.
         """
         for step, output_BChw in enumerate(self._forecast_batch(batch, num_steps), start=1):
             if output_BChw is None or not self._is_step_used(batch, step):
@@ -53,14 +53,14 @@ class DividedForecasts:
 
 
 def gather_fields(parts_BChw: Tensor, domain: Domain) -> Tensor | None:
-    """Collective: return the whole fields on the host of the first rank, and None on the other ranks.
+    """Collective: return the whole fields in host memory of the first rank, and None on the other ranks.
 
-    The fields are sent one by one. So the first rank needs memory for two fields on its device, and the other ranks for
-    one part of a field.
+    The fields are sent one by one. So the first rank needs device memory for two fields, and every other rank for one
+    part of a field.
 
     Args:
         parts_BChw: this rank's part of the fields.
-        domain: the ranks that divide the fields among them.
+        domain: the ranks that share the fields.
 
     Returns:
         (B, C, H, W) on the host, or None.
@@ -71,7 +71,7 @@ def gather_fields(parts_BChw: Tensor, domain: Domain) -> Tensor | None:
         return None
     device = parts_BChw.device
     parts = [domain.grid.owned(rank) for rank in range(domain.num_ranks)]
-    # Pinned memory lets the copy of a field to the host run while the next field is received.
+    # With pinned memory, a field is copied to the host while the next field is received.
     is_pinned = device.type == "cuda"
     shape = (*parts_BChw.shape[:2], *domain.grid.shape)
     fields_BCHW = torch.empty(shape, dtype=parts_BChw.dtype, pin_memory=is_pinned)

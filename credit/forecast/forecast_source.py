@@ -1,4 +1,4 @@
-"""Interface to the forecasts that are scored: read from files or stores, or made by a network during the scoring."""
+"""Interface to forecasts for scoring: read from files or stores, or made by a network during the scoring."""
 
 from __future__ import annotations
 
@@ -56,24 +56,23 @@ class ForecastSource(ABC):
         """
 
     def initial_time_groups(self) -> list[list[int]]:
-        """Return the initial times, in minutes, in the groups in which their forecasts are read.
+        """Return the initial times, in minutes, in groups whose forecasts are read together.
 
-        A reader takes all forecasts of a group at the first lead time, then all of them at the next lead time, and so
+        The caller reads all forecasts of a group at the first lead time, then all of them at the next lead time, and so
         on.
         """
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
-        """Collective: run the network as often as the ranks that read a group of forecasts, and read nothing.
+        """Collective: run as many steps as other ranks that read a group of forecasts, and discard the results.
 
-        With a sharded network, every step of a forecast is a collective. A rank that has no group left calls this
-        method while the other ranks read theirs. A rank that computes ensemble members for another rank calls it for
-        each group that the other rank reads. The base class does nothing, because forecasts in files need no
-        collectives.
+        With a sharded network, every step of a forecast is a collective. A rank without further groups calls this
+        method while other ranks read theirs. A rank that computes ensemble members for another rank calls it for each
+        group that the other rank reads. The base class does nothing, because forecasts in files need no collectives.
 
         Args:
             leads: lead times in minutes that the other ranks read.
-            initial_times: initial times in minutes of the group whose members this rank computes; empty if it only
-                takes part in the collectives, with any forecast.
+            initial_times: initial times in minutes of the group whose members this rank computes; empty if it runs any
+                forecast, only to join the collectives.
         """
         return

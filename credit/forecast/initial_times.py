@@ -1,4 +1,4 @@
-"""Selection of the initial times and lead times that a run forecasts.
+"""Selection of the initial times and lead times of a forecast run.
 
 In all functions, a time is a number of minutes in the run's `Calendar`, and an offset is a number of minutes before an
 initial time.
@@ -29,14 +29,13 @@ _KEY = "inference.initial_times"
 
 @dataclass(frozen=True)
 class InitialTimes:
-    """The initial times that a config selects.
+    """Initial times that a config selects.
 
     Attributes:
-        minutes: initial times in minutes, increasing.
-        left_out: message for the log; empty if there is nothing to report. For a range, it says how many of its times
-            are left out, and why. For ``initial_times: latest``, it says why the last time of the data is not used.
-        data_lack: True if missing data are among the reasons in `left_out`; False if the limits of the test period are
-            the only reasons, or if nothing is left out.
+        minutes: initial times in minutes, ascending.
+        left_out: message for the log; empty if there is nothing to report. It gives the number of skipped times of a
+            range and the reasons, or for ``initial_times: latest`` why the last time of the data is not used.
+        data_lack: True if missing data are among the reasons in `left_out`, not only the limits of the test period.
     """
 
     minutes: list[int]
@@ -47,9 +46,9 @@ class InitialTimes:
 def choose_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> list[int]:
-    """Return the initial times in minutes that `find_initial_times` finds, and log on rank 0 which are left out.
+    """Return the initial times of ``inference.initial_times`` in minutes; rank 0 logs why times are skipped.
 
-    The arguments and errors are those of `find_initial_times`.
+    See `find_initial_times` for arguments and errors.
     """
     selection = find_initial_times(conf, data, times, calendar, test)
     if selection.left_out and read_process_info().is_main:
@@ -61,42 +60,42 @@ def choose_initial_times(
 def find_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Return the initial times of ``inference.initial_times``.
+    """Find the initial times of ``inference.initial_times``, with the reasons for skipped times.
 
-    Every initial time needs its input frames, the earlier analyses that an ensemble starts from, and the forcing that
-    the config takes from observations. A range without an end keeps only the times that also have truth in the test
-    period at every step up to the longest lead time, so that all lead times are scored on the same cases.
+    Every initial time needs its input frames, earlier analyses if an ensemble starts from them, and observed forcing if
+    the config uses it. A range without an end keeps only times with truth in the test period at every step up to the
+    longest lead time, so that all lead times are scored on the same cases.
 
     Args:
         conf: config section ``inference``.
         data: config section ``data``.
-        times: times of the data in minutes, increasing.
+        times: times of the data in minutes, ascending.
         calendar: calendar of the times.
         test: test period.
 
     Raises:
         ConfigError: if a time is listed twice, the list is empty, a range is empty or outside the test period, or an
             interval is not a multiple of the time step.
-        DataError: if the data lack what a listed time needs, or no time of a range is left.
+        DataError: if data for a listed time are missing, or no time of a range remains.
     """
     step = data.step_minutes
     lags = analysis_offsets_minutes(conf.ensemble)
-    frame_offsets = _frame_offsets(lags, data)
-    # The times: the latest one, those of a range, or a list of them.
+    frame_offsets = list_frame_offsets(lags, data)
+    # The config gives the latest time, a range of times, or a list of times.
     if conf.initial_times == "latest":
         selection = _select_latest(frame_offsets, times, calendar, step)
     elif isinstance(conf.initial_times, InitialTimesConfig):
         selection = _select_range(conf, data, times, calendar, test)
     else:
         selection = InitialTimes(_parse_named(conf.initial_times, calendar))
-    # Times of a list, and of a range with an end, are what the user wants, so one that cannot be used is an error.
+    # The user has asked for all times of a list, and of a range with an end, so an unusable time is an error.
     _require_frames(selection.minutes, times, calendar, frame_offsets)
     last_lead = choose_leads(conf, step)[-1]
     _require_observed(selection.minutes, times, calendar, data, max(lags), last_lead)
     return selection
 
 
-def _frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
+def list_frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
     """Return the offsets of all input frames that a forecast reads, in minutes before the initial time.
 
     Args:
@@ -111,18 +110,18 @@ def _frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
 
 
 def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Calendar, step: int) -> InitialTimes:
-    """Select the last time whose input frames are all in the data; explain why if it is not the last time of the data.
+    """Select the last time whose input frames are all in the data.
 
-    The time step `step`, in minutes, is for the error message only.
+    If it is not the last time of the data, the result contains the reason. The error message contains `step`.
 
     Raises:
-        DataError: if there is no such time.
+        DataError: if no time has all its input frames.
     """
     available = set(times.tolist())
     usable_times = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
     if not usable_times:
         raise DataError(
-            f"{_KEY}: latest: no time of the data has what a forecast needs: fields of the last "
+            f"{_KEY}: latest: no time of the data has all input frames of a forecast, the fields of the last "
             f"{format_duration(max(frame_offsets))} at data.timestep {format_duration(step)}; "
             f"{describe_span(times, calendar)}; name more files in data.sources"
         )
@@ -130,7 +129,7 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
     last = max(available)
     if latest_usable == last:
         return InitialTimes([latest_usable])
-    # The last time of the data cannot be used: the message names the frame that it lacks.
+    # The last time of the data cannot be used; the message names the missing frame.
     missing = _first_missing(last, frame_offsets, available)
     left_out = (
         f"{_KEY}: latest: {calendar.format(latest_usable)}, not the last time of the data, {calendar.format(last)}, "
@@ -140,7 +139,7 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
 
 
 def _first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
-    """Return the first time `initial` - offset (in minutes) that is not in `available`; None if all are."""
+    """Return the first time `initial` - offset (in minutes) that is not in `available`; None if all are available."""
     for offset in offsets:
         if initial - offset not in available:
             return initial - offset
@@ -148,9 +147,9 @@ def _first_missing(initial: int, offsets: Sequence[int], available: Collection[i
 
 
 def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
-    """Return times that are listed as text in minutes, increasing; an empty list or a repeated time is an error."""
+    """Parse times in a list; return them ascending. An empty list or a repeated time is a `ConfigError`."""
     if not names:
-        raise ConfigError(f"{_KEY}: [] has no time; name some, or leave the key out for those of the test period")
+        raise ConfigError(f"{_KEY}: [] has no times; list times, or remove the key to use all times of the test period")
     initial_times = sorted(calendar.parse(name, _KEY) for name in names)
     for minutes, next_minutes in itertools.pairwise(initial_times):
         if minutes == next_minutes:
@@ -161,13 +160,13 @@ def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
 def _select_range(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Select the times of a range; for a range without an end, only those with truth and all input frames.
+    """Select the times of a range; for a range without an end, only times with truth and all input frames.
 
-    The arguments are those of `find_initial_times`.
+    See `find_initial_times` for the arguments.
 
     Raises:
         ConfigError: if the range ends before its start, or starts after the test period.
-        DataError: if no time is left.
+        DataError: if no time remains.
     """
     time_range = conf.initial_times
     assert isinstance(time_range, InitialTimesConfig)
@@ -186,7 +185,7 @@ def _select_range(
             f"lies; give {_KEY}.end, or another data.splits.test"
         )
 
-    # Without an end, the candidates are the times of the test period. Count the reasons why some are left out.
+    # Without an end, all times of the test period are candidates. Count the reasons for skipped times.
     candidates = range(first, test.last + 1, every)
     obstacle_finder = _ObstacleFinder(conf, data, times, test)
     initial_times = []
@@ -217,12 +216,12 @@ def _select_range(
 
 @dataclass(frozen=True)
 class _Obstacle:
-    """A reason why a forecast cannot start at a time of a range.
+    """Reason why a forecast cannot start at a time of a range.
 
     Attributes:
         description: text that follows the number of times in a message, as in "3 before the period".
         way_out: advice for the user.
-        is_missing_data: True if the data lack something, False if the test period is the reason.
+        is_missing_data: True if data are missing; False if the limits of the test period are the reason.
     """
 
     description: str
@@ -231,7 +230,7 @@ class _Obstacle:
 
 
 class _ObstacleFinder:
-    """Finder of the reason why a forecast cannot start at a time of a range without an end."""
+    """Finder of reasons why a forecast cannot start at a time of a range without an end."""
 
     def __init__(self, conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split) -> None:
         step = data.step_minutes
@@ -241,9 +240,9 @@ class _ObstacleFinder:
         self._last_lead = parse_duration(conf.lead_time) // step * step
         self._lead_times = range(step, self._last_lead + 1, step)
         self._input_offsets = [number * step for number in range(data.history_len)]
-        self._frame_offsets = _frame_offsets(analysis_offsets_minutes(conf.ensemble), data)
+        self._frame_offsets = list_frame_offsets(analysis_offsets_minutes(conf.ensemble), data)
 
-        # The obstacles, and what a user can do about each.
+        # The possible obstacles, each with advice for the user.
         length = f"inference.lead_time {conf.lead_time}"
         shorten = f"shorten inference.lead_time, or list the times in {_KEY}, which then need no truth"
         add_files = "name more files in data.sources"
@@ -268,8 +267,8 @@ class _ObstacleFinder:
         )
 
     def find_obstacle(self, minutes: int) -> _Obstacle | None:
-        """Return the first reason why no forecast can start at `minutes`; None if one can."""
-        # The order decides which of several reasons is reported; the simplest comes first.
+        """Return the first reason why no forecast can start at a time (in minutes); None if a forecast can start."""
+        # If there are several reasons, the first one below is reported; the simplest comes first.
         if minutes < self._test.first:
             return self._before_period
         if minutes not in self._available:
@@ -306,10 +305,10 @@ def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
-    """Return the lead times to write, in minutes, increasing.
+    """Return the lead times to write, in minutes, ascending.
 
-    They are the list ``lead_times`` if it is given, else the multiples of ``output_every`` (default: the time step) up
-    to ``lead_time``.
+    These are the lead times in ``lead_times``, if given; otherwise the multiples of ``output_every`` (default: the time
+    step) up to ``lead_time``.
 
     Args:
         conf: config section ``inference``.
@@ -338,13 +337,13 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
 def _require_frames(
     initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
 ) -> None:
-    """Refuse initial times with an input frame that is not among the times of the data, `times` in minutes.
+    """Refuse initial times with an input frame that is not among `times`, the times of the data.
 
     Raises:
-        DataError: naming the first such initial time, and the time that the data lack.
+        DataError: if a frame is missing; the message names the first initial time concerned and the missing time.
     """
     available = set(times.tolist())
-    # (initial time, time of the first frame that the data lack)
+    # (initial time, time of its first missing frame)
     missing_times = []
     for initial in initial_times:
         missing = _first_missing(initial, frame_offsets, available)
@@ -355,10 +354,10 @@ def _require_frames(
     initial, missing = missing_times[0]
     others = ""
     if len(missing_times) > 1:
-        others = f"; so do {len(missing_times) - 1} others of {len(initial_times)} initial times"
+        others = f"; frames of {len(missing_times) - 1} others of {len(initial_times)} initial times are missing, too"
     raise DataError(
         f"{_KEY}: {calendar.format(initial)} needs the fields of {calendar.format(missing)}, which the data do not "
-        f"have{others}; {describe_span(times, calendar)}; name other times, or more files in data.sources"
+        f"have{others}; {describe_span(times, calendar)}; choose other times, or add files to data.sources"
     )
 
 
@@ -370,14 +369,15 @@ def _require_observed(
     longest_lag: int,
     last_lead: int,
 ) -> None:
-    """Refuse initial times whose forecast needs observed forcing that the data lack.
+    """Refuse initial times whose forecasts need observed forcing that is missing in the data.
 
     Each step reads the forcing of its input frame, from the earliest analysis to the last step. A mean or sum with
-    ``window: next`` is stored at the end of the step, so it is read one step later. The earliest analysis is
-    `longest_lag` minutes before the initial time, and `last_lead` is the longest lead time in minutes.
+    ``window: next`` is stored at the end of the step, so it is read one step later.
+
+    The earliest analysis is `longest_lag` minutes before the initial time; `last_lead` is the longest lead time.
 
     Raises:
-        DataError: naming the variable, the first initial time and the time that the data lack.
+        DataError: if forcing is missing; the message names the variable, the initial time and the missing time.
     """
     available = set(times.tolist())
     step = data.step_minutes
@@ -385,7 +385,7 @@ def _require_observed(
         options = data.options_of(channel.variable)
         if channel.source != "data" or options.in_forecast != "observed":
             continue
-        # A window after the frame ends one step later, and the data label it with its end.
+        # A window after the frame ends one step later, and the data label a window by its end.
         uses_next_window = options.temporal != "instant" and options.window == "next"
         shift = step if uses_next_window else 0
         for initial in initial_times:

@@ -20,7 +20,7 @@ from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_infe
 from credit.forecast.shared_forecasts import ForecastFunction, StepFilter, pad_batches
 from credit.parallel.host_copy import prefetch_to_host
 
-# Value of `next` for an iterator at its end; None is an output that this rank does not get.
+# Value that `next` returns at the end of an iterator. It is not None, which is an output that this rank does not get.
 _END = object()
 
 
@@ -30,11 +30,11 @@ class ForecastBatching:
 
     Attributes:
         batch_size: largest number of forecasts in a batch.
-        members: number of ensemble members, None for single forecasts.
-        lag_minutes: interval in minutes between the analyses of successive lagged members, 0 without lags.
-        num_ranks: number of ranks that share the batches of a group. Above 1, the forecast function must be a
+        members: number of ensemble members; None for single forecasts.
+        lag_minutes: interval in minutes between the analyses of successive lagged members; 0 without lags.
+        num_ranks: number of ranks that share the batches of a group. If it is above 1, the forecast function must be a
             `credit.forecast.shared_forecasts.SharedForecasts`.
-        has_every_output: False if ranks divide the fields among them, so that this rank may get no output at a step.
+        has_every_output: False with domain parallelism, where this rank may not receive the output of a step.
     """
 
     batch_size: int
@@ -46,10 +46,10 @@ class ForecastBatching:
 
 @dataclass
 class _PendingLead:
-    """Fields of one initial time at one lead time, until they are read.
+    """Fields of one initial time at one lead time that are not read yet.
 
     Attributes:
-        fields_MCHW: fields of the members, of which some may not be computed yet.
+        fields_MCHW: fields of the members; some may not be computed yet.
         num_missing: number of members whose fields are not computed yet.
     """
 
@@ -58,21 +58,21 @@ class _PendingLead:
 
 
 class OnlineForecasts(ForecastSource):
-    """Forecasts that a network makes step by step, up to the last lead time that is read.
+    """Forecasts that a network makes step by step while they are read.
 
-    The initial times are grouped as `credit rollout` groups them, so the values are identical to those in its files.
-    Memory holds one step of a group, or several steps with lagged members. If a group is one batch, a GPU computes the
-    next step while the host works on the current one.
+    The initial times are grouped as in `credit rollout`, so the values are identical to those in its files. Memory
+    holds one step of a group, or several steps with lagged members. If a group is one batch, a GPU computes the next
+    step while the host works on the current step.
 
     Args:
-        forecast_batch: makes the forecasts of a batch.
+        forecast_batch: function that makes the forecasts of a batch.
         fields: description of the fields that `read_members` returns.
         initial_times: initial times in minutes.
         leads: lead times in minutes, multiples of the model's time step.
         batching: distribution of the forecasts over batches.
         origin: path of the checkpoint.
         attributes: description of the run, as in the global attributes of forecast files.
-        diagnostics: computes the returned fields from the model's output; None to return the output itself.
+        diagnostics: computation of the returned fields from the model's output; None to return the output itself.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class OnlineForecasts(ForecastSource):
         self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
-        # State of the current group: its initial times, its batches with their outputs, and the number of steps so far.
+        # State of the current group: initial times, batches with their outputs, and number of steps so far.
         self._group: list[int] = []
         self._batches: list[tuple[list[ForecastStart], Iterator[Tensor | None]]] = []
         self._num_steps = 0
         # Number of batches without padding, and longest lag of a member in minutes.
         self._num_batches = 0
         self._longest_lag = 0
-        # (initial time, lead time) -> fields that were computed and not yet read.
+        # (initial time, lead time) -> computed fields that are not read yet.
         self._pending: dict[tuple[int, int], _PendingLead] = {}
 
     def initial_time_groups(self) -> list[list[int]]:
@@ -133,8 +133,8 @@ class OnlineForecasts(ForecastSource):
     def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
         """Return all members at one lead time, (M, C, H, W) float32; see the base class.
 
-        Reading an initial time of another group starts the forecasts of that group. Within a group, lead times are
-        read in increasing order, each one once for an initial time.
+        Reading an initial time of another group starts the forecasts of that group. Within a group, read the lead times
+        in ascending order, each once for every initial time.
         """
         if initial_minutes not in self._group:
             self._start_group(self._find_group(initial_minutes))
@@ -147,13 +147,13 @@ class OnlineForecasts(ForecastSource):
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
         """Collective: make the forecasts of a group and discard them; see the base class.
 
-        With an empty `initial_times`, they are the forecasts from the first initial time.
+        If `initial_times` is empty, the forecasts from the first initial time are made.
         """
         group = [int(self.initial_minutes[0])]
         if initial_times:
             group = self._find_group(initial_times[0])
         self._start_group(group)
-        # A lead time is complete when the member with the longest lag has reached it.
+        # A lead time is complete when the member with the longest lag has reached the lead time.
         for lead in leads:
             while self._num_steps * self._step_minutes < lead + self._longest_lag:
                 self._advance(first_lead=lead)
@@ -161,11 +161,11 @@ class OnlineForecasts(ForecastSource):
         self._pending = {}
 
     def _find_group(self, initial_minutes: int) -> list[int]:
-        """Return the group, in minutes, that contains an initial time."""
+        """Return the group of initial times (in minutes) that contains an initial time."""
         return next(group for group in self.initial_time_groups() if initial_minutes in group)
 
     def _start_group(self, group: list[int]) -> None:
-        """Drop the current group and prepare the forecasts of another group, without making the first step.
+        """Delete the current group and prepare the forecasts of another group, without making the first step.
 
         Args:
             group: initial times in minutes.
@@ -184,16 +184,16 @@ class OnlineForecasts(ForecastSource):
             self._longest_lag = max(self._longest_lag, longest_lag)
             num_steps = (self._last_lead + longest_lag) // self._step_minutes
             outputs = iterate_in_inference_mode(self._forecast_batch(batch, num_steps))
-            # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
+            # Prefetching keeps one more step in memory. Several batches keep a GPU busy without it.
             if len(batches) == 1 and self._num_ranks == 1 and self._has_every_output:
                 outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
 
     def _advance(self, first_lead: int) -> None:
-        """Make the next step of every batch, and keep the fields of scored lead times until they are read.
+        """Make the next step of every batch, and store the fields of scored lead times until they are read.
 
         Args:
-            first_lead: lead time in minutes that is read next. Fields of earlier lead times are dropped.
+            first_lead: next lead time to read, in minutes. Fields of earlier lead times are deleted.
         """
         self._num_steps += 1
         # The list is complete before the first entry is deleted.
@@ -204,22 +204,22 @@ class OnlineForecasts(ForecastSource):
         # All batches make a step together, so that ranks with sharded weights run the same collectives.
         for number, (batch, outputs) in enumerate(self._batches):
             output_BCHW = next(outputs, _END)
-            # A batch without members of the longest lag reaches the last lead time before the others.
+            # A batch without members of the longest lag reaches the last lead time before other batches.
             if output_BCHW is _END:
                 continue
             has_advanced = True
-            # Ranks that send their members to another one have no output, and padding is discarded.
+            # Ranks that send their members to another rank have no output. Padding batches are discarded.
             if output_BCHW is not None and number < self._num_batches:
                 self._collect(batch, output_BCHW.cpu().numpy(), first_lead)
         assert has_advanced, (self._group, first_lead)
 
     def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
-        """Add the fields of one step of a batch to the fields that wait to be read.
+        """Add the fields of one step of a batch to the pending fields.
 
         Args:
-            batch: starts of the batch.
+            batch: starts of the forecasts of the batch.
             fields_BCHW: output of the step in physical units. Cells that are always missing are set to NaN in place.
-            first_lead: lead time in minutes that is read next. Fields of earlier lead times are not added.
+            first_lead: next lead time to read, in minutes. Fields of earlier lead times are not added.
         """
         num_members = self.members or 1
         diagnostics = self._diagnostics
@@ -230,18 +230,18 @@ class OnlineForecasts(ForecastSource):
             lead = start.lead_minutes(self._num_steps, self._step_minutes)
             is_read = lead in self._scored_leads and lead >= first_lead
             fields_CHW = fields_BCHW[index]
-            # Sums over time also need the steps that are not read.
+            # Sums over time also need steps that are not read.
             is_needed = is_read or (diagnostics is not None and diagnostics.needs_every_step)
             if diagnostics is not None and is_needed and 0 < lead <= self._last_lead:
                 fields_CHW = diagnostics.compute(start, lead, fields_CHW)
             if not is_read:
                 continue
-            # The network's output has values in cells that are always missing.
+            # The network's output also has values in cells that are always missing.
             for channel_index, mask in self._channel_masks.items():
                 fields_CHW[channel_index, mask] = np.nan
             key = (start.initial_minutes, lead)
             if members_are_adjacent:
-                # The first member adds those of all members.
+                # The first member adds the fields of all members.
                 if start.member == 0:
                     self._pending[key] = _PendingLead(fields_BCHW[index : index + num_members], num_missing=0)
                 continue
@@ -256,10 +256,10 @@ class OnlineForecasts(ForecastSource):
 def build_step_filter(
     lead_minutes: Sequence[int], step_minutes: int, diagnostics: OutputDiagnostics | None
 ) -> StepFilter:
-    """Build the filter of the steps that `OnlineForecasts` uses; no other steps have to be sent between ranks.
+    """Build the function that selects the steps that `OnlineForecasts` uses; only these are sent between ranks.
 
     Args:
-        lead_minutes: lead times that are scored, in minutes.
+        lead_minutes: scored lead times, in minutes.
         step_minutes: time step of the model in minutes.
         diagnostics: computation of the scored fields from the output; None to score the output itself.
     """

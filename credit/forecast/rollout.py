@@ -1,4 +1,4 @@
-"""Forecasts from many starts, a batch at a time, in physical units.
+"""Forecasts from many starts, one batch at a time, in physical units.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -26,10 +26,9 @@ class ForecastStart:
     """Start of one forecast, or of one member of an ensemble.
 
     Attributes:
-        initial_minutes: initial time in minutes of the calendar, from which lead times count.
-        member: number of the member, 0 for a single forecast.
-        analysis_minutes: time in minutes of the fields that the forecast starts from; before `initial_minutes` for a
-            lagged member.
+        initial_minutes: initial time in minutes of the run's calendar; lead times count from it.
+        member: number of the member; 0 for a single forecast.
+        analysis_minutes: time of the initial fields in minutes; it is before `initial_minutes` for a lagged member.
     """
 
     initial_minutes: int
@@ -37,7 +36,10 @@ class ForecastStart:
     analysis_minutes: int
 
     def lead_minutes(self, step: int, step_minutes: int) -> int:
-        """Return the lead time in minutes after `step` steps of `step_minutes`; 0 or less before the initial time."""
+        """Return the lead time in minutes after `step` steps of `step_minutes`.
+
+        For a lagged member, it may be 0 or negative, because the first steps end before the initial time.
+        """
         return self.analysis_minutes + step * step_minutes - self.initial_minutes
 
 
@@ -46,9 +48,9 @@ def make_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int
 
     Args:
         initial_times: initial times in minutes.
-        members: number of members, 1 for single forecasts.
+        members: number of members; 1 for single forecasts.
         lag_minutes: interval between the analyses of successive members. Member m starts from the analysis m intervals
-            before the initial time; 0 for members that all start at the initial time.
+            before the initial time. With 0, all members start at the initial time.
     """
     starts = []
     for initial_minutes in initial_times:
@@ -60,7 +62,7 @@ def make_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int
 def batch_starts(
     initial_times: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0
 ) -> list[list[ForecastStart]]:
-    """Return the starts of `make_starts` in batches of `batch_size`; the last batch may be smaller."""
+    """Divide the starts of `make_starts` into batches of `batch_size`; the last batch may be smaller."""
     starts = make_starts(initial_times, members, lag_minutes)
     return [starts[first : first + batch_size] for first in range(0, len(starts), batch_size)]
 
@@ -71,20 +73,19 @@ def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Genera
     Args:
         seed: ``inference.ensemble.seed``.
         start: start of the member's forecast. Only its initial time and member number have an effect.
-        stream: number of the use, such as a kind of perturbation. Different streams are independent.
+        stream: number of the purpose, such as a kind of perturbation. Different streams are independent.
     """
-    # Times before 1970 are negative, and a seed must not be.
+    # Times before 1970 are negative, but a seed must not be negative.
     return np.random.default_rng([seed, start.initial_minutes % 2**63, start.member, stream])
 
 
-# The four kinds of functions by which the members of an ensemble differ.
+# Types of the four functions that make the members of an ensemble differ.
 # Takes the starts of a batch and their normalised states (B, C, T, H, W); returns perturbed states of the same shape.
 PerturbStates = Callable[[Sequence[ForecastStart], Tensor], Tensor]
-# Takes the starts of a batch and the device; yields for each step the factors (B, 1, H, W) that multiply the changes
-# that the network predicts.
+# Takes the starts of a batch and the device; yields for each step the factors (B, 1, H, W) on the predicted changes.
 DrawFactors = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
-# Takes the starts of a batch; returns a function that makes one context per step, inside which the network adds noise
-# to its features.
+# Takes the starts of a batch; returns a function that returns a context for each step. Inside the context, the network
+# adds noise to its features.
 BuildNoiseContext = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
 # Takes the starts of a batch and the device; yields for each step the noise inputs of a network trained with noise.
 DrawConditions = Callable[[Sequence[ForecastStart], torch.device], Iterator[Condition | None]]
@@ -92,14 +93,14 @@ DrawConditions = Callable[[Sequence[ForecastStart], torch.device], Iterator[Cond
 
 @dataclass(frozen=True)
 class ForecastInputs:
-    """Source of the fields that forecasts read: initial states and forcing.
+    """Source of the initial states and forcing of forecasts.
 
     Attributes:
         frames: reader of the prognostic and forcing fields of one valid time.
         step_minutes: time step of the model in minutes.
         history_len: number of input frames of the model.
-        file_lock: context that is entered while fields are read. With a `BackgroundWriter` it must be the writer's
-            `file_lock`.
+        file_lock: context that is entered while fields are read. It must be the `file_lock` of the `BackgroundWriter`,
+            if there is one.
     """
 
     frames: FrameReader
@@ -109,7 +110,7 @@ class ForecastInputs:
 
 
 def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -> np.ndarray:
-    """Return the prognostic fields of the input frames that end at each analysis time.
+    """Read the prognostic fields of the input frames that end at each analysis time.
 
     Args:
         inputs: source of the fields.
@@ -119,7 +120,7 @@ def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -
         (B, C, T, H, W) float32 in physical units, with the T input frames of the model, the earliest first.
 
     Raises:
-        DataError: if the data lack a frame.
+        DataError: if a frame is missing in the data.
     """
     states = []
     with inputs.file_lock:
@@ -130,17 +131,17 @@ def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -
 
 
 def _frame_times(inputs: ForecastInputs, last_frame: int) -> list[int]:
-    """Return the times of the input frames in minutes, the earliest first and `last_frame` at the end."""
-    # In steps from the last frame: for three frames -2, -1 and 0.
+    """Return the times of the input frames in minutes, ascending; the last is `last_frame`."""
+    # Offsets in steps from the last frame: -2, -1 and 0 for three frames.
     offsets = range(1 - inputs.history_len, 1)
     return [last_frame + offset * inputs.step_minutes for offset in offsets]
 
 
 def build_initial_state_checksum(inputs: ForecastInputs, lags_minutes: Sequence[int]) -> Callable[[int], str]:
-    """Return a function that computes the checksum of the prognostic fields that a forecast starts from.
+    """Build a function that computes the checksum of the initial prognostic fields of a forecast.
 
     The function takes the initial time in minutes and returns 16 hexadecimal digits. If the analysis in the data is
-    replaced, the checksum changes, and a forecast from the former analysis no longer counts as complete.
+    replaced, the checksum changes, and a forecast from the old analysis no longer counts as complete.
 
     Args:
         inputs: source of the fields; its lock is not used.
@@ -167,18 +168,18 @@ def build_forcing_function(
     analysis_times: Sequence[int],
     last_forcing_steps: Sequence[int] | None = None,
 ) -> Callable[[int], Tensor]:
-    """Return a function that reads the dynamic forcing of a step.
+    """Build a function that reads the dynamic forcing of a step.
 
-    The function takes a step number, from 0. It returns the forcing of the step's input frames, normalised,
-    (B, C, T, H, W) on the device of the normalizer. ``data.variable_options.NAME.in_forecast`` decides for each
+    The function takes a step number, from 0. It returns the normalised forcing of the step's input frames,
+    (B, C, T, H, W) on the device of the normalizer. ``data.variable_options.NAME.in_forecast`` determines for each
     variable whether values after the analysis are read from the data or extrapolated.
 
     Args:
         normalizer: conversion to normalised space.
         inputs: source of the fields.
         analysis_times: time in minutes of the analysis of each forecast of the batch.
-        last_forcing_steps: last step number whose forcing is read, for each forecast; later steps get the forcing of
-            that step again. None if all steps are read.
+        last_forcing_steps: number of the last step whose forcing is read, for each forecast; later steps get the same
+            forcing. None to read all steps.
     """
     device = normalizer.tendency_scale_C.device
 
@@ -214,24 +215,24 @@ def forecast_batch(
 
     If the network is sharded, all ranks that share its weights must take the same number of steps.
 
-    In a batch of lagged members all members take the same number of steps, so a member with a short lag passes the
-    last lead time, and these steps are not written. The data may lack forcing there, so the last forcing is repeated.
+    All members of a batch take the same number of steps. So a lagged member with a short lag continues beyond the last
+    lead time; these steps are not written. The data may have no forcing for them, so the last forcing is repeated.
 
     Args:
-        stepper: runs the network, in eval mode.
+        stepper: stepper that runs the network, which is in eval mode.
         inputs: source of the initial states and of the forcing.
-        starts: forecasts of the batch.
+        starts: starts of the forecasts of the batch.
         num_steps: number of steps, counted from the analyses.
-        perturb_states: perturbs the initial states; None for unperturbed ones.
-        draw_factors: draws the factors that multiply each step's change; None for no factors.
-        build_noise_context: makes the contexts in which the network adds noise to its features; None for no noise.
-        draw_conditions: draws the noise inputs of a network that was trained with noise; None for no noise.
+        perturb_states: function that perturbs the initial states; None for unperturbed states.
+        draw_factors: function that draws the factors on each step's change; None for no factors.
+        build_noise_context: function that builds the contexts in which noise is added to features; None for no noise.
+        draw_conditions: function that draws the noise of a network trained with noise; None for no noise.
 
     Yields:
         (B, C_out, H, W) float32 in physical units, on the device of the network; C_out output channels.
 
     Raises:
-        DataError: if the data do not have a field that a forecast reads.
+        DataError: if a field is missing in the data.
     """
     state = _encode_initial_states(stepper, inputs, starts)
     if perturb_states is not None:
@@ -255,31 +256,29 @@ def forecast_batch(
         conditions = draw_conditions(starts, state.device)
 
     outputs = stepper.rollout(state, forcing, num_steps, factors=factors, conditions=conditions)
-    del state  # or it would stay in memory to the last step
+    del state  # free the memory now, not after the last step
     for _ in range(num_steps):
-        # Only the network's step is inside the context, not the work of the caller between two steps.
+        # The context covers only the network's step, not the work of the caller between two steps.
         with noise_context():
             output = next(outputs)
         yield stepper.decode(output)
 
 
 def _encode_initial_states(stepper: Stepper, inputs: ForecastInputs, starts: Sequence[ForecastStart]) -> Tensor:
-    """Return the normalised states (B, C, T, H, W) that forecasts start from, on the device of the network."""
+    """Return the normalised initial states (B, C, T, H, W) of forecasts, on the device of the network."""
     fields_BCTHW = read_initial_states(inputs, [start.analysis_minutes for start in starts])
     normalizer = stepper.normalizer
     return normalizer.encode(to_device(fields_BCTHW, normalizer.tendency_scale_C.device), "prognostic")
 
 
 def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_minutes: int) -> list[int]:
-    """Return for each forecast of a batch the number (from 0) of the last step that its lead times need.
+    """Return the number (from 0) of the step in which each forecast of a batch reaches the last lead time.
 
-    The forecast with the longest lag reaches the last lead time in the last step, and the others reach it earlier by
-    the difference of the lags. Their forcing is constant from then on.
+    The forecast with the longest lag reaches it in the last step; other forecasts reach it earlier by the difference of
+    the lags.
     """
     lag_steps = [(start.initial_minutes - start.analysis_minutes) // step_minutes for start in starts]
     longest_lag = max(lag_steps)
-    # In the same step, a forecast with a shorter lag has a longer lead time than the forecast with the longest lag, so
-    # its last step comes earlier.
     return [num_steps - 1 - longest_lag + lag for lag in lag_steps]
 
 
@@ -287,7 +286,7 @@ def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_mi
 def iterate_in_inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
     """Yield the steps of `forecast_batch`, computed in torch's inference mode, which is faster than `no_grad`.
 
-    Do not use it for forecasts during training. A network may keep tensors of a forecast, such as cached tables, and a
-    training step cannot use tensors that were made in inference mode.
+    Do not use it for forecasts during training. A network may cache tensors during a forecast, such as tables, and a
+    training step cannot use tensors that were created in inference mode.
     """
     yield from outputs

@@ -1,4 +1,4 @@
-"""Forecasts of ensemble members that several ranks make at the same time.
+"""Distribution of the batches of an ensemble over several ranks, which compute them at the same time.
 
 Shape suffixes: B forecasts of a batch, C output channels, H latitude rows, W longitude columns.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from credit.forecast.rollout import ForecastStart
 
-# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units; None on a rank that does
-# not get the output.
+# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units; None on ranks that do not
+# receive the output.
 ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor | None]]
 
 # (starts of a batch, number of a step from 1) -> True if the output of the step is written or scored.
@@ -24,23 +24,23 @@ StepFilter = Callable[[Sequence[ForecastStart], int], bool]
 class SharedForecasts:
     """Forecast function that distributes batches over the ranks of an ensemble group.
 
-    All ranks of the group call it for the same batches in the same order, and advance the iterators that it returns in
-    the same order. The batches go round the ranks: the n-th call (from 0) is computed by rank n modulo the number of
-    ranks.
+    All ranks of the group must call it for the same batches in the same order, and advance the returned iterators in
+    the same order. The batches are distributed round-robin: rank n modulo the number of ranks computes the n-th call
+    (from 0).
 
-    If steps are sent, the first rank of the group gets the outputs, for files and scores that one rank makes, and the
-    other ranks get None. If nothing is sent, each rank gets the outputs of the batches that it computes, and None at
-    each step of the other batches.
+    If steps are sent, the first rank of the group receives the outputs, for files and scores of a single rank, and
+    other ranks receive None. If nothing is sent, each rank gets the outputs of the batches that it computes, and None
+    for each step of other batches.
 
-    Each batch is computed on one rank alone, so its output is the same bit for bit on any number of ranks.
+    Each batch is computed on a single rank, so its output is bitwise identical on any number of ranks.
 
     Args:
-        forecast_batch: makes the forecasts of a batch on this rank.
+        forecast_batch: function that makes the forecasts of a batch on this rank.
         group: ranks that share the members.
         output_shape: (C, H, W) of the output of one forecast.
         device: device of the output.
-        is_step_sent: True for the steps that are sent to the first rank, the same function on all ranks; None to send
-            nothing.
+        is_step_sent: function that returns True for steps to send to the first rank, the same on all ranks; None to
+            send nothing.
 
     Attributes:
         num_ranks: number of ranks of the group.
@@ -72,7 +72,7 @@ class SharedForecasts:
             num_steps: number of steps.
 
         Returns:
-            For each step (B, C, H, W) in physical units, or None if this rank does not get the output.
+            For each step (B, C, H, W) in physical units, or None if this rank does not receive the output.
         """
         computing_rank = self._next_rank
         self._next_rank = (computing_rank + 1) % self.num_ranks
@@ -84,7 +84,7 @@ class SharedForecasts:
             return outputs
         if is_gathered and self._rank == 0:
             return self._receive(computing_rank, batch, num_steps)
-        # Another rank computes this batch and this rank does not get its outputs: it only counts the steps.
+        # Another rank computes this batch, and this rank does not receive its outputs.
         return iter([None] * num_steps)
 
     def _send(self, batch: Sequence[ForecastStart], outputs: Iterator[Tensor | None]) -> Iterator[None]:
@@ -115,7 +115,7 @@ class SharedForecasts:
 
 
 def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[list[ForecastStart]]:
-    """Return copies of the first batch, as many as are needed so that all ranks compute equally many batches.
+    """Return the copies of the first batch that must be added so that all ranks compute the same number of batches.
 
     Ranks with sharded weights need equal numbers, because every step gathers the weights on all ranks. The caller
     appends the copies to `batches` and discards their outputs.
@@ -124,6 +124,6 @@ def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[
         batches: batches of an ensemble group, at least one.
         num_ranks: number of ranks of the group.
     """
-    # The smallest number that makes the sum divisible by the number of ranks.
+    # The smallest number of copies that makes the total divisible by the number of ranks.
     num_copies = -len(batches) % num_ranks
     return [list(batches[0]) for _ in range(num_copies)]

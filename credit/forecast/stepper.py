@@ -1,7 +1,8 @@
-"""Single forecast steps and rollouts, used alike in training, validation and forecasts.
+"""Single forecast steps and rollouts, for training, validation and forecasts.
 
-The state, and the addition of the network's output to it, are in normalised space in float32, also if the network
-computes in a lower precision. With a network and fields in float64, everything is in float64.
+The state is normalised and float32, even if the network computes in lower precision. With a network and fields in
+float64, everything is in float64.
+
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -28,8 +29,8 @@ class Stepper:
     """Runner of a network over normalised fields, one step or a rollout at a time.
 
     Args:
-        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). The attribute `output_is_new` of its class is True if
-            the model keeps no reference to its output, so that the stepper may overwrite it in inference mode.
+        model: network that maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). If the attribute `output_is_new` of its
+            class is True, the stepper may overwrite the network's output in inference mode.
         channels: order of the channels in the input and the output of the network.
         normalizer: conversion between physical units and normalised space.
         static_CHW: static channels in physical units, on this rank's part of the grid.
@@ -40,7 +41,9 @@ class Stepper:
         postprocess: chain that is applied to the output of every step; None for no post-processing.
 
     Attributes:
-        domain: the ranks among which the fields are divided; None if the fields have the whole grid.
+        uses_cuda_graphs: False; to be set to True if the network's blocks are replayed as CUDA graphs
+            (``trainer.compile``).
+        domain: the ranks that share the fields; None if the fields have the whole grid.
     """
 
     def __init__(
@@ -67,6 +70,16 @@ class Stepper:
         if postprocess is None:
             postprocess = PostprocessChain()
         self._postprocess = postprocess
+        self.uses_cuda_graphs = False
+
+    def begin_iteration(self) -> None:
+        """Declare that no result of the network's earlier passes is read any more.
+
+        A CUDA graph writes its results to the same memory at each replay. Passes between two calls of this method, such
+        as the steps of a rollout, keep their results. Without CUDA graphs, nothing is done.
+        """
+        if self.uses_cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def step(
         self,
@@ -87,18 +100,18 @@ class Stepper:
                 is equivalent to 1.
             condition: noise of each sample, by kind of noise; None to call the model without noise.
         """
-        # The network's input: the three groups of channels, static fields repeated over the frames.
+        # The network's input consists of three groups of channels. Static fields are repeated over the frames.
         batch_size, _, num_frames = state_BCTHW.shape[:3]
         static_BCTHW = self._static_1CHW[:, :, None].expand(batch_size, -1, num_frames, -1, -1)
         groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static_BCTHW}
         x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
 
-        # The network's output, without its time dimension, which has the length 1.
-        # No autocast context without amp: the meta device of a dry run has none.
+        # Run the network, and drop the time dimension of its output, which has length 1. Without amp there is no
+        # autocast context, because the meta device of a dry run has no autocast.
         precision = nullcontext()
         if self._amp:
             precision = torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16)
-        # Models without noise are called with their input alone, which is all that a plugin's forward may take.
+        # Models without noise are called with their input only, because the forward of a plugin may take nothing else.
         arguments = (x_BCTHW,) if condition is None else (x_BCTHW, condition)
         with precision:
             out_BCHW = self.model(*arguments)[:, :, 0]
@@ -107,7 +120,7 @@ class Stepper:
         # The prognostic channels: with residual prediction, the last frame plus the scaled output.
         previous_BCHW = state_BCTHW[:, :, -1]
         predicted_BCHW = out_BCHW[:, self._prognostic_slice]
-        # In inference mode the result overwrites the network's output, to save memory.
+        # In inference mode, the result overwrites the network's output to save memory.
         reuses_output = self._output_is_new and predicted_BCHW.is_inference()
         prognostic_BCHW = predicted_BCHW
         if self._residual:
@@ -133,22 +146,22 @@ class Stepper:
         factors: Iterator[torch.Tensor] | None = None,
         conditions: Iterator[Condition | None] | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Yield the normalised output (B, C_out, H, W) of each step; gradients flow through all of them.
+        """Yield the normalised output (B, C_out, H, W) of each step; gradients flow through all steps.
 
         Args:
             history_BCTHW: normalised prognostic channels of the input frames.
             forcing: function that takes a step number, from 0, and returns the normalised dynamic forcing
-                (B, C, T, H, W) of that step's input frames.
+                (B, C, T, H, W) of the input frames of this step.
             num_steps: number of steps.
-            recompute: True to save memory: of each step but the last, only the state and the results of
-                `credit.models.kernels.recompute_cache.cache_across_recompute` are kept, and the step is computed again
-                in the backward pass. The last step is kept, because the backward pass begins there.
+            recompute: True to save memory by recomputing each step, except the last, in the backward pass. Only the
+                state and the results of `credit.models.kernels.recompute_cache.cache_across_recompute` are kept. The
+                last step is not recomputed, because the backward pass begins with it.
             factors: argument `factor_B1HW` of `step` for each step; None for no factors. Not allowed with `recompute`.
             conditions: argument `condition` of `step` for each step; None for no noise.
         """
         assert factors is None or not recompute, "a recomputed step would draw other factors"
         state = _to_float32_or_wider(history_BCTHW)
-        del history_BCTHW  # free it now, not after the last step
+        del history_BCTHW  # free the memory now, not after the last step
         for number in range(num_steps):
             condition = None if conditions is None else next(conditions)
             is_last = number + 1 == num_steps
@@ -183,14 +196,14 @@ class Stepper:
         return torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
 
     def perturb_state(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Return a state plus a perturbation, within the bounds of the post-processing.
+        """Return a state plus a perturbation, limited to the bounds of the post-processing.
 
-        Cells that are always missing stay as they are.
+        Cells that are always missing are not changed.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
-            change_BCTHW: perturbation in standard deviations of each channel's change over a step; T is that of the
-                state, or 1 for a perturbation that is added to all frames.
+            change_BCTHW: perturbation in standard deviations of each channel's change over a step, with the T of the
+                state, or T = 1 to add the same perturbation to all frames.
 
         Returns:
             (B, C, T, H, W) normalised.
@@ -202,23 +215,24 @@ class Stepper:
         return self._postprocess.limit_state(state_BCTHW + change_BCTHW)
 
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return an output of `step` in physical units, (B, C_out, H, W) float32, within the bounds of its channels.
+        """Convert an output of `step` to physical units, (B, C_out, H, W) float32.
 
-        The bounds are applied again after decoding, because rounding may have moved values out of them.
+        The bounds of the channels are applied again, because rounding may have moved values out of bounds.
         """
         return self._postprocess.limit_physical(self.normalizer.decode(output_BCHW, "output"))
 
 
 def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Callable[[int], torch.Tensor]:
-    """Return the function `forcing` of `Stepper.rollout` for forcing that lies in one tensor.
+    """Return the argument `forcing` of `Stepper.rollout` for forcing in one tensor.
 
     Args:
-        forcing_BCTHW: normalised forcing at all times from the first input frame to the input of the last step.
+        forcing_BCTHW: normalised forcing of all frames, from the first input frame of the first step to the last input
+            frame of the last step.
         num_frames: number of input frames of a step.
     """
     return lambda step_number: forcing_BCTHW[:, :, step_number : step_number + num_frames]
 
 
 def _to_float32_or_wider(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` in float32, or as it is if its dtype is wider, as in comparisons of meshes in float64."""
+    """Convert `x` to float32, unless its dtype is already wider (float64)."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,6 +1,6 @@
-"""The part of a zarr store's fields that a rank writes, if ranks divide the fields among them.
+"""Part of the fields in a zarr store that a rank writes under domain parallelism.
 
-Ranks must not write to the same chunk, so no chunk may contain cells of two parts.
+Ranks must not write to the same chunk, so no chunk may contain cells of two ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from credit.errors import ConfigError
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart
 
-# Largest number of chunks of a new store for each part along an axis. Many small chunks are slow to write and to read.
+# Largest number of chunks per part along an axis in a new store. Many small chunks are slow to write and to read.
 _MAX_CHUNKS_PER_PART = 16
 
 
@@ -23,7 +23,7 @@ class StorePart:
 
     Attributes:
         division: division of the fields among the ranks.
-        rank: index of this rank among them.
+        rank: index of this rank among the ranks that share the fields.
     """
 
     division: FieldDivision
@@ -36,14 +36,14 @@ class StorePart:
 
     @property
     def is_first(self) -> bool:
-        """True for the rank that also writes what belongs to a whole forecast."""
+        """True for the rank that also writes data of the whole forecast, such as checksums."""
         return self.rank == 0
 
     def choose_chunks(self) -> tuple[int, int]:
         """Return the number of rows and of columns of a chunk for a new store.
 
-        They are the largest numbers with which every part consists of whole chunks: one for each part if the parts are
-        equal.
+        These are the largest numbers for which every part consists of whole chunks. If the parts are equal, each part
+        is one chunk.
 
         Raises:
             ConfigError: if there would be too many chunks, because the bounds of the parts have no common divisor.
@@ -62,14 +62,14 @@ class StorePart:
         return chunks[0], chunks[1]
 
     def require_aligned(self, chunks: Sequence[int], path: object) -> None:
-        """Refuse a store of which a chunk contains cells of two parts.
+        """Refuse a store with a chunk that contains cells of two ranks.
 
         Args:
             chunks: number of rows and of columns of a chunk of the store.
             path: path of the store, for the message.
 
         Raises:
-            ConfigError: naming the chunks and what to do.
+            ConfigError: if a chunk contains cells of two ranks; the message gives the chunks and a remedy.
         """
         for axis, length in zip((self.division.rows, self.division.columns), chunks, strict=True):
             if any(bound % length for bound in _inner_bounds(axis)):
@@ -80,7 +80,11 @@ class StorePart:
                 )
 
     def find_chunks(self, chunks: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the indices along rows and columns of the chunks that this rank writes; arguments as above."""
+        """Return the indices (along rows, along columns) of all chunks that this rank writes.
+
+        Args:
+            chunks: number of rows and of columns of a chunk of the store.
+        """
         indices = []
         for cells, length in zip((self.part.rows, self.part.columns), chunks, strict=True):
             indices.append(range(cells.start // length, math.ceil(cells.stop / length)))
@@ -88,5 +92,5 @@ class StorePart:
 
 
 def _inner_bounds(axis: AxisDivision) -> list[int]:
-    """Return the first cells of all parts but the first."""
+    """Return the bounds between the parts of an axis: the first cell of each part after the first part."""
     return [part.start for part in axis.owned[1:]]

@@ -1,7 +1,8 @@
 """Decision whether a chain of training jobs continues.
 
 The job script runs ``python -m credit.hpc.chain FOLDER JOB_ID begin|end [SIGNAL]`` at its start and after the launcher
-has ended. The command prints one word: `go`, `done` or `failed`. The script reads the word and not the exit status, so
+has ended. A job that goes on after node failures also runs it with ``again``. The command prints one word: `go`, `done`
+or `failed`. The script reads the word and not the exit status, so
 the chain also ends if this command cannot start.
 """
 
@@ -91,6 +92,24 @@ def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
         return "go"
     _delete_after(folder, ids, job_id)
     return verdict
+
+
+def decide_relaunch(folder: Path, job_id: str) -> str:
+    """Decide whether a job starts its launcher again, after `decide_at_end` has returned ``go``.
+
+    Args:
+        folder: the run's folder.
+        job_id: id of this job.
+
+    Returns:
+        ``go`` if an error or the loss of ranks has ended the launcher, ``done`` if the run was asked to stop.
+    """
+    status = _read_status(folder)
+    # A run that is lost with all its ranks leaves "running".
+    has_failed = status.get("status") == "running" or status.get("is_error", False)
+    if has_failed:
+        _print_reason(f"job {job_id}: the launcher has ended with an error; it is started again on the nodes left")
+    return "go" if has_failed else "done"
 
 
 def record_jobs(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> None:
@@ -256,5 +275,5 @@ def _print_reason(reason: str) -> None:
 if __name__ == "__main__":
     # Only `end` may have a fourth argument, the name of a signal; it is empty if the script received none.
     folder_text, job_id, moment, *signals = sys.argv[1:]
-    decide = {"begin": decide_at_start, "end": decide_at_end}[moment]
+    decide = {"begin": decide_at_start, "end": decide_at_end, "again": decide_relaunch}[moment]
     print(decide(Path(folder_text), job_id, *signals))

@@ -38,6 +38,11 @@ class PbsCluster(_Site):
     """Cluster file of a site with PBS."""
 
     scheduler: Literal["pbs"]
+    remote_shell: list[str] = Field(
+        ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "{node}"],
+        description="The command that starts a shell on a node of the job, for jobs with `min_nodes`. {node} stands "
+        "for the name of the node.",
+    )
     defaults: PbsConfig = Field(PbsConfig(), description="Values of the section `pbs`.")
     with_gpus: PbsConfig = Field(PbsConfig(), description="The same, for jobs that use GPUs only.")
     without_gpus: PbsConfig = Field(PbsConfig(), description="The same, for jobs that use none only.")

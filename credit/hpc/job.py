@@ -21,6 +21,9 @@ from credit.hpc.cluster import Cluster, resolve_settings
 # Kind of a job -> whether it uses GPUs. Verification uses them only if it makes the forecasts (--online).
 JOB_KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
 
+# Restarts of the ranks of a job that no node failure explains; the next ones end the job.
+_FURTHER_RESTARTS = 3
+
 
 @dataclass(frozen=True)
 class Job:
@@ -38,9 +41,12 @@ class Job:
         asked: settings of the job, from the cluster file and the section pbs or slurm of the config.
         start: words of the command that starts processes on nodes, with the placeholders ``{ranks}`` and
             ``{ranks_per_node}``.
+        remote_shell: words of the command that starts a shell on the node ``{node}``; empty under Slurm.
         variables: name -> value of the environment variables in the config; the script sets those that are not set.
         spread: True if several ranks share one forecast or its members (``inference.parallelism``).
         after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
+        trials: run folders of a sweep, one for each job of an array that trains them. ``folder`` is then that of the
+            sweep, and ``configs/NAME.yml`` in it the config of the run folder ``NAME``. Empty for other jobs.
     """
 
     kind: str
@@ -54,6 +60,8 @@ class Job:
     variables: Mapping[str, str]
     spread: bool = False
     after: str | None = None
+    trials: tuple[str, ...] = ()
+    remote_shell: tuple[str, ...] = ()
 
     @property
     def is_collective(self) -> bool:
@@ -62,8 +70,15 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """True if the work is an array of jobs, one for each node, among which the initial times are divided."""
-        return not self.is_collective and self.size > 1
+        """True if the work is an array of jobs: one for each trial, or for each node of divided initial times."""
+        return self.array_size > 1
+
+    @property
+    def array_size(self) -> int:
+        """Number of jobs of the array; 1 without an array."""
+        if self.trials:
+            return len(self.trials)
+        return 1 if self.is_collective else self.size
 
     @property
     def size(self) -> int:
@@ -74,6 +89,21 @@ class Job:
     def nodes(self) -> int:
         """Number of nodes of one job."""
         return self.size if self.is_collective else 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if the job goes on with fewer nodes when nodes fail."""
+        return self.kind == "train" and not self.trials and self.min_nodes < self.nodes
+
+    @property
+    def min_nodes(self) -> int:
+        """Smallest number of nodes with which the job goes on."""
+        return self.asked.min_nodes or self.nodes
+
+    @property
+    def max_restarts(self) -> int:
+        """Largest number of restarts of the ranks: one for each node that may fail, and some for failed processes."""
+        return self.nodes - self.min_nodes + _FURTHER_RESTARTS
 
     @property
     def ranks_per_node(self) -> int:
@@ -98,8 +128,8 @@ class Job:
 
     @property
     def links(self) -> int:
-        """Number of jobs in the chain. Only training has chains; other jobs continue when submitted again."""
-        if self.kind != "train":
+        """Number of jobs in the chain. Only single trainings have chains; other jobs continue when submitted again."""
+        if self.kind != "train" or self.trials:
             return 1
         return self.asked.chain or 1
 
@@ -192,6 +222,7 @@ class JobRequest:
         online: True if verification makes the forecasts itself.
         model: config or folder of the run whose model makes the forecasts of verification, None for this run.
         after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
+        trials: as for `Job`.
     """
 
     kind: str
@@ -204,6 +235,7 @@ class JobRequest:
     online: bool = False
     model: Path | None = None
     after: str | None = None
+    trials: tuple[str, ...] = ()
 
 
 def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmConfig) -> Job:
@@ -215,7 +247,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
         section: the config's section for the scheduler of the site.
 
     Raises:
-        ConfigError: if the section is incomplete or exceeds the limits of the site.
+        ConfigError: if the section is incomplete, exceeds the limits of the site, or has an impossible ``min_nodes``.
     """
     kind = request.kind
     assert kind in JOB_KINDS, kind
@@ -233,7 +265,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     # Training is the main job of a run, so its name is that of the experiment.
     name = request.experiment if kind == "train" else f"{kind}_{request.experiment}"
     makes_forecasts = kind == "rollout" or request.online
-    return Job(
+    job = Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].make_job_name(name),
         folder=request.folder.absolute(),
@@ -245,4 +277,22 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
         variables=request.variables,
         spread=request.spread and makes_forecasts,
         after=request.after,
+        trials=request.trials,
+        remote_shell=tuple(cluster.remote_shell) if cluster.scheduler == "pbs" else (),
     )
+    _require_valid_min_nodes(job)
+    return job
+
+
+def _require_valid_min_nodes(job: Job) -> None:
+    """Raise a ConfigError if a training job cannot go on with ``min_nodes`` nodes."""
+    if job.kind != "train" or job.asked.min_nodes is None:
+        return
+    key = f"{job.scheduler}.min_nodes: {job.min_nodes}"
+    if job.min_nodes > job.nodes:
+        raise ConfigError(f"{key}: must not exceed the {job.nodes} nodes of the job")
+    if job.is_elastic and job.launch != "torchrun":
+        raise ConfigError(
+            f"{key}: {job.launch} ends all ranks if a node fails; set {job.scheduler}.launch: torchrun, which restarts "
+            "them"
+        )

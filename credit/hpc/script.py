@@ -52,7 +52,9 @@ def render_script(job: Job) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(words=_quote_words, word=_require_word, line=_require_line)
+    environment.filters.update(
+        words=_quote_words, word=_require_word, line=_require_line, command=_quote_command_with_variables
+    )
     user_template = job.asked.template
     if user_template is None:
         # An error in a template of the package is a bug, so it is not reported as an error of the config.
@@ -72,6 +74,29 @@ def render_script(job: Job) -> str:
 def _quote_words(values: Sequence[object]) -> _ShellText:
     """Return the words of a command, each of them quoted for the shell (filter ``words``)."""
     return _ShellText(shlex.join(str(value) for value in values))
+
+
+def _quote_command_with_variables(words: Sequence[str], **variables: str | int) -> _ShellText:
+    """Return the words of a command for the shell, with a placeholder filled by a shell variable (filter ``command``).
+
+    Args:
+        words: words of the command, with placeholders such as ``{node}``.
+        **variables: placeholder -> name of the shell variable with its value, or a number.
+
+    Raises:
+        ConfigError: if the command has other placeholders.
+    """
+    # A marker consists of characters that need no quotes, so it stays as it is when the words are quoted.
+    values = {name: value if isinstance(value, int) else f"@{name}@" for name, value in variables.items()}
+    try:
+        text = shlex.join(word.format(**values) for word in words)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"cluster file: {list(words)}: the only placeholders here are {', '.join(sorted(variables))}"
+        ) from error
+    for name, value in variables.items():
+        text = text.replace(f"@{name}@", f'"${value}"')
+    return _ShellText(text)
 
 
 def _require_word(value: object) -> _ShellText:

@@ -105,17 +105,26 @@ def _find_predecessors(job: Job) -> list[str]:
     return submitted["ids"]
 
 
+def find_active_jobs(job: Job) -> list[str]:
+    """Return the ids of the jobs of the same kind and run folder that are queued or running.
+
+    Raises:
+        CreditError: if the command of the scheduler fails.
+    """
+    submitted = read_jobs(job.folder).get(job.kind)
+    if submitted is None:
+        return []
+    scheduler = SCHEDULERS[submitted["scheduler"]]
+    return [job_id for job_id in submitted["ids"] if scheduler.is_alive(job_id)]
+
+
 def _require_no_active_job(job: Job) -> None:
     """Refuse to submit a job if another one of its kind is queued or running, because both would write the same files.
 
     Raises:
         CreditError: if there is such a job; the message has its id.
     """
-    submitted = read_jobs(job.folder).get(job.kind)
-    if submitted is None:
-        return
-    scheduler = SCHEDULERS[submitted["scheduler"]]
-    active_ids = [job_id for job_id in submitted["ids"] if scheduler.is_alive(job_id)]
+    active_ids = find_active_jobs(job)
     if active_ids:
         raise CreditError(
             f"{job.folder}: {job.kind} is queued or running already: {', '.join(active_ids)}; wait for it, or delete "

@@ -25,21 +25,21 @@ CoupledDim = Literal["cells", "channels"]
 
 @dataclass(frozen=True)
 class LossContext:
-    """Everything that a loss is built from, apart from its own config section.
+    """Weights, scales, channels and grid of the run, from which a loss is built.
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
         grid: the grid of the fields, (H, W).
         area_CHW: (C, H, W) float64 cell areas as fractions of the valid area of each channel, which sum to 1 for each
             channel. Masked cells have 0.
-        cell_weight_CHW: (C, H, W) float64 weight of each cell in a channel's mean, which sum to 1 for each channel:
+        cell_weight_CHW: (C, H, W) float64 weights of the cells in a channel's mean, which sum to 1 for each channel:
             `area_CHW`, or equal weights with ``loss.latitude_weights: false``. Masked cells have 0.
         channel_weight_C: (C,) float64 weight of each channel from ``loss.weights`` and ``loss.level_weights``; they sum
             to 1.
-        error_scale_C: (C,) float64 factor by which ``loss.scaling`` multiplies the normalised error of each channel.
-            With ``tendency`` the factor of a prognostic channel is the standard deviation of its state divided by that
-            of its change in one time step. Otherwise it is 1.
-        masks: for each variable with missing cells an (H, W) bool mask, True in the missing cells.
+        error_scale_C: (C,) float64 factor on the normalised error of each channel. With ``loss.scaling: tendency``,
+            the factor of a prognostic channel is the standard deviation of its state divided by the standard deviation
+            of its change in one time step. All other factors are 1.
+        masks: name of a variable with missing cells -> (H, W) bool mask, True in the missing cells.
     """
 
     channels: ChannelMap
@@ -51,7 +51,7 @@ class LossContext:
     masks: Mapping[str, np.ndarray]
 
     def select(self, channels: slice, rows: slice, columns: slice | None = None) -> LossContext:
-        """Return the context of a part of the fields. Weights are not rescaled, so they may sum to less than 1.
+        """Return the context of a part of the fields, with weights that are not rescaled and may sum to less than 1.
 
         Args:
             channels: output channels of the part.
@@ -88,8 +88,8 @@ class Loss(nn.Module):
         coupled_dims: dimensions along which the loss cannot be computed part by part. With "cells", a term of the loss
             depends on all rows and columns of a field (a global mean, a spherical-harmonic coefficient). With
             "channels", a term depends on all channels of a cell. Along dimensions that are not listed, the loss is the
-            sum of the losses of parts. Every term may depend on all members, but on one sample only. A direct subclass
-            couples both dimensions, unless it sets the attribute.
+            sum of the losses of parts. Every term may depend on all members, but only on one sample. The default of
+            this class is both dimensions.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells", "channels"})
@@ -98,18 +98,18 @@ class Loss(nn.Module):
         super().__init__()
 
     def register_constant(self, name: str, array: np.ndarray) -> None:
-        """Make an array available as a float32 tensor in the attribute `name`, on the device of the loss.
+        """Store an array as a float32 buffer in the attribute `name`, which moves with the loss to its device.
 
         Args:
             name: name of the attribute.
             array: values of any shape and real dtype; they are copied.
         """
         constant = torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
-        # Not persistent: the constants follow from the config and do not belong into checkpoints.
+        # The buffer is not persistent, because constants follow from the config and do not belong into checkpoints.
         self.register_buffer(name, constant, persistent=False)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the loss, a float32 scalar with a gradient.
+        """Return the loss, a differentiable float32 scalar.
 
         Args:
             prediction_BMCHW: (B, M, C, H, W) normalised output of each member.
@@ -139,13 +139,18 @@ class WeightedLoss(Loss):
         self.register_constant("scale_C11", context.error_scale_C[:, None, None])
 
     def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return forecast minus truth, (B, M, C, H, W), scaled by ``loss.scaling``, in float32 or a wider dtype."""
+        """Return forecast minus truth, (B, M, C, H, W), scaled by ``loss.scaling``, in at least float32.
+
+        Args:
+            prediction_BMCHW: normalised output of each member.
+            target_BCHW: normalised truth.
+        """
         dtype = torch.promote_types(prediction_BMCHW.dtype, torch.float32)
         # Every member is compared with the same truth, so the truth gets a dimension M of length 1.
         return (prediction_BMCHW.to(dtype) - target_BCHW.to(dtype)[:, None]) * self.scale_C11
 
     def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return `scaled_error` with 0 in the cells where a variable is missing, for losses that couple cells."""
+        """Return `scaled_error` with 0 in cells where a variable is missing, for losses that couple cells."""
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         return error_BMCHW.masked_fill(self.area_CHW == 0, 0.0)
 
@@ -162,19 +167,19 @@ class PointwiseLoss(WeightedLoss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
     With ``loss.scaling: tendency``, a persistence forecast has a loss of about 1 under `mse`. A subclass defines
-    `cost`. A subclass with its own `forward` sets `coupled_dims`; otherwise cells and channels count as coupled.
+    `cost`. A subclass that overrides `forward` must set `coupled_dims`; otherwise cells and channels count as coupled.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config. Its key ``global_mean``, if it has one, is the weight of an additional
-            term: the squared error of each channel's area mean.
+        section: the loss section of the config. The key ``global_mean``, if the section has it, is the weight of an
+            additional term: the squared error of each channel's area mean.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # A class with its own `forward` may couple cells and channels, unless it says otherwise.
+        # A class with its own `forward` may couple cells and channels, so they count as coupled by default.
         if "forward" in vars(cls) and "coupled_dims" not in vars(cls):
             cls.coupled_dims = Loss.coupled_dims
 
@@ -185,7 +190,7 @@ class PointwiseLoss(WeightedLoss):
             self.coupled_dims = self.coupled_dims | {"cells"}
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return the cost of the error in each cell, in the same shape.
+        """Return the cost of the error in each cell, (B, M, C, H, W).
 
         Args:
             error_BMCHW: (B, M, C, H, W) forecast minus truth, normalised and scaled by ``loss.scaling``.
@@ -193,14 +198,14 @@ class PointwiseLoss(WeightedLoss):
         raise NotImplementedError
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the weighted mean of the cost of the error, and of the ``global_mean`` term, a float32 scalar.
+        """Return the weighted mean of the cost plus the ``global_mean`` term, a float32 scalar.
 
         Args:
             prediction_BMCHW: (B, M, C, H, W) normalised output of each member.
             target_BCHW: (B, C, H, W) normalised truth.
         """
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
-        # The mean over members and batch treats every member of every sample alike, so both become one dimension.
+        # Members and samples have equal weights in the mean, so both become one dimension.
         loss = self.weighted_mean(self.cost(error_BMCHW).flatten(0, 1))
         if self._global_mean_weight:
             # The area mean of each channel is taken before squaring, so only a bias of the whole field counts.

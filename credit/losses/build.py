@@ -1,4 +1,4 @@
-"""Construction of the training loss of a run: its weights and scales, and the object of the registered class."""
+"""Construction of the training loss of a run: weights and scales, then an object of the registered class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ def build_loss(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> Loss:
-    """Return the loss of a run; see `build_loss_context` for arguments, `build_loss_from_context` for errors."""
+    """Build the loss of a run.
+
+    Args:
+        section: the loss section of the config.
+        channels: the channels of the run.
+        grid: the grid of the fields.
+        tendency_scale_C: see `build_loss_context`.
+        masks: name of a variable with missing cells -> (H, W) bool mask, True in the missing cells.
+
+    Raises:
+        ConfigError: if ``loss.weights`` names a variable or channel that is not an output, or the loss does not support
+            the config.
+    """
     context = build_loss_context(section, channels, grid, tendency_scale_C, masks)
     return build_loss_from_context(section, context)
 
@@ -33,7 +45,7 @@ def build_loss_context(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> LossContext:
-    """Return the weights and scales of a run's loss.
+    """Compute the weights and scales of a run's loss.
 
     Args:
         section: the loss section of the config.
@@ -41,12 +53,12 @@ def build_loss_context(
         grid: the grid of the fields, (H, W).
         tendency_scale_C: (prognostic channels,) standard deviation of the change in one time step divided by the
             standard deviation of the state, dimensionless.
-        masks: for each variable with missing cells an (H, W) bool mask, True in the missing cells.
+        masks: name of a variable with missing cells -> (H, W) bool mask, True in the missing cells.
 
     Raises:
         ConfigError: if ``loss.weights`` names a variable or channel that is not an output.
     """
-    # Cells where a variable is missing count neither in the error nor in the weights of the others.
+    # Cells where a variable is missing have weight 0, and the weights of all other cells sum to 1.
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
     missing_masks = [masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output]
     valid_CHW = ~np.stack(missing_masks)
@@ -55,8 +67,8 @@ def build_loss_context(
     if not section.latitude_weights:
         cell_weight_CHW = valid_CHW / valid_CHW.sum(axis=(1, 2), keepdims=True)
 
-    # Errors are normalised by the standard deviation of the state. The factor changes that to the standard deviation of
-    # the change in one step, which only prognostic channels have.
+    # Errors are normalised by the standard deviation of the state. For prognostic channels, the factor replaces it by
+    # the standard deviation of the change in one step. Other channels have no such change.
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
@@ -75,6 +87,10 @@ def build_loss_context(
 def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
     """Return a new loss of the class that is registered for ``section.kind``.
 
+    Args:
+        section: the loss section of the config.
+        context: weights, scales and grid of the run.
+
     Raises:
         ConfigError: if the loss has trainable parameters, which no optimizer would train.
     """
@@ -83,7 +99,7 @@ def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
     if parameter_names:
         raise ConfigError(
             f"loss.kind: {section.kind} has trainable parameters ({', '.join(parameter_names)}), which no optimizer "
-            "trains; make them constants (register_constant) or keys of its section"
+            "trains; make them constants (register_constant) or keys of the loss section"
         )
     return loss
 
@@ -108,12 +124,12 @@ def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
             raise ConfigError(f'loss.weights: "{name}" is not an output{did_you_mean(name, names)}')
     weight_C = np.ones(len(output))
     for channel_index, channel in enumerate(output):
-        # The weight of a channel ("t850") goes before that of its variable ("t").
+        # The weight of a channel ("t850") takes precedence over the weight of its variable ("t").
         variable_weight = section.weights.get(channel.variable, 1.0)
         weight_C[channel_index] = section.weights.get(channel.name, variable_weight)
     if section.level_weights == "pressure":
-        # Weights are proportional to pressure. Their mean over the levels of a variable is 1, so that the weights
-        # between variables do not change.
+        # Weights are proportional to pressure. Their mean over the levels of a variable is 1, so that the ratios of
+        # weights between variables do not change.
         variables_on_levels = {channel.variable for channel in output if channel.level is not None}
         for variable in variables_on_levels:
             channel_indices = [index for index, channel in enumerate(output) if channel.variable == variable]

@@ -4,10 +4,10 @@ For M members with errors e_j = x_j - y (forecast minus truth) in one cell,
 
     CRPS = 1/M sum_j |e_j| - c sum_{j<k} |e_j - e_k|,    c = (M - 1 + alpha) / (M^2 (M - 1)).
 
-With alpha = 0 this is the score of the M members as they are, which is a biased estimate for small ensembles. With
-alpha = 1 it estimates the score of an infinite ensemble and is called fair (Ferro 2014, doi:10.1002/qj.2270), but a
-member then has no gradient once all others equal the truth. With 0 < alpha < 1 it is called almost fair (Lang et al.
-2024, arXiv:2412.15832).
+With alpha = 0 this is the score of the M members themselves, which depends on the size of the ensemble. With alpha = 1
+it estimates the score of an infinite ensemble and is called fair (Ferro 2014, doi:10.1002/qj.2270). But the fair score
+gives a member no gradient if all others equal the truth. With 0 < alpha < 1 it is called almost fair (Lang et al. 2024,
+arXiv:2412.15832).
 
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -29,8 +29,8 @@ class CRPSLoss(WeightedLoss):
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config, with `alpha` and `global_mean`, the weight of an additional term: the
-            CRPS of each channel's area mean.
+        section: the loss section of the config. `global_mean` is the weight of an additional term: the CRPS of each
+            channel's area mean.
     """
 
     def __init__(self, context: LossContext, section: CRPSSection) -> None:
@@ -43,11 +43,16 @@ class CRPSLoss(WeightedLoss):
             self.coupled_dims = frozenset({"cells"})
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the mean CRPS of (B, M, C, H, W) members against (B, C, H, W) truth, a scalar; see `Loss.forward`."""
+        """Return the mean CRPS, a scalar.
+
+        Args:
+            prediction_BMCHW: normalised output of each member.
+            target_BCHW: normalised truth.
+        """
         # The score needs the differences between members, which equal the differences between their errors.
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         score_BCHW = ensemble_crps(error_BMCHW, self._alpha)
-        # The weight of masked cells is 0, in the pair term as well.
+        # Masked cells have weight 0 in all terms of the score, so differences between members do not count there.
         loss = self.weighted_mean(score_BCHW)
         if self._global_mean_weight:
             mean_score_BC = ensemble_crps(self.global_mean(error_BMCHW), self._alpha)
@@ -57,15 +62,15 @@ class CRPSLoss(WeightedLoss):
 
 
 def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
-    """Return the almost fair CRPS of each point (see the module for the formula), in the unit of the error.
+    """Return the almost fair CRPS of each point, in the unit of the error; the formula is given at the top of the file.
 
-    For complex errors, ``abs(e)`` is the magnitude. The score is then the energy score of the vectors of real and
-    imaginary part, which is proper (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
+    For complex errors, ``abs(e)`` is the magnitude. The score is then the energy score of the vector (real part,
+    imaginary part), which is a proper score (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
 
     Args:
-        error: (B, M, ...) forecast minus truth of each of the M members, real or complex, of single or double
+        error: (B, M, ...) forecast minus truth of each of the M members, real or complex, in single or double
             precision.
-        alpha: 0 for the biased score, 1 for the fair one.
+        alpha: 0 for the score of the members themselves, 1 for the fair score.
 
     Returns:
         (B, ...) real score, at least 0 for ``alpha`` from 0 to 1; the absolute error if M is 1.
@@ -81,7 +86,7 @@ class _EnsembleCRPS(torch.autograd.Function):
         CRPS = 1 / (M (M - 1)) sum_{j<k} (|e_j| + |e_k| - (1 - eps) |e_j - e_k|),    eps = (1 - alpha) / M.
 
     The gradient has a closed form and is computed together with the score, because autograd would save several tensors
-    for each pair. Where a member equals another one or the truth, the derivative of |x| at 0 is taken as 0.
+    for each pair. The derivative of |x| at 0 is defined as 0.
     """
 
     @staticmethod
@@ -91,11 +96,11 @@ class _EnsembleCRPS(torch.autograd.Function):
         difference_weight = 1.0 - (1.0 - alpha) / num_members
         magnitude = error.abs()
         score = torch.zeros_like(magnitude[:, 0])
-        # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger ones. The sign of a
+        # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger errors. The sign of a
         # complex number is the number divided by its magnitude, which is the gradient of the magnitude.
         rank_balance = torch.zeros_like(error)
-        # Each pass takes all pairs of one member with the members after it. So there are M - 1 passes instead of one
-        # for each pair, and no temporary tensor is larger than the ensemble.
+        # Each pass handles all pairs of one member with later members. So there are only M - 1 passes, and no temporary
+        # tensor is larger than the ensemble.
         for j in range(num_members - 1):
             difference = error[:, j + 1 :] - error[:, j : j + 1]
             terms = magnitude[:, j + 1 :] + magnitude[:, j : j + 1] - difference_weight * difference.abs()

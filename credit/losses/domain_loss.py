@@ -24,14 +24,14 @@ def build_domain_loss(
     domain: Domain,
     part: LossPart | None = None,
 ) -> DomainLoss | GatheredLoss:
-    """Return the loss of this rank's part of the fields.
+    """Build the loss of this rank's part of the fields.
 
     Args:
         context: weights, scales and grid of the whole fields.
         build: function that builds the loss from a context.
-        domain: the ranks.
-        part: channels and rows of this rank's part of the fields that the loss is computed for; the rows are counted
-            from the first row of this rank, and are all of them if the loss couples cells. None for all channels and
+        domain: the ranks that share the fields.
+        part: channels and rows for which the loss is computed, in this rank's part of the fields; rows are counted from
+            the first row of this rank. If the loss couples cells, these must be all rows. None for all channels and
             rows.
     """
     channels = slice(0, len(context.channels.output))
@@ -47,13 +47,14 @@ def build_domain_loss(
 
 
 class DomainLoss(nn.Module):
-    """This rank's share of a loss, times the number of ranks, so that the mean over the ranks is the loss.
+    """This rank's share of a loss, multiplied by the number of ranks, so that the mean over the ranks is the loss.
 
-    FSDP2 averages the gradients over all ranks, but those of a domain group must be summed; the factor does that, too.
+    FSDP2 averages the gradients over all ranks, but the gradients of a domain group must be summed. The factor makes
+    the average equal to the sum.
 
     Args:
-        loss: loss of this rank's cells, whose weights are those of the whole fields.
-        domain: the ranks.
+        loss: loss of this rank's cells, with the weights of these cells in the whole fields.
+        domain: the ranks that share the fields.
 
     Attributes:
         coupled_dims: dimensions along which the fields of this rank cannot be divided further, see `Loss`.
@@ -78,12 +79,12 @@ class DomainLoss(nn.Module):
 class GatheredLoss(nn.Module):
     """Loss that couples the cells of a field: each rank gathers the whole fields and computes the whole loss.
 
-    In the backward pass the gather adds up the gradients of all ranks. So they are the gradients of the loss times the
-    number of ranks, as with `DomainLoss`.
+    The backward pass of the gather sums the gradients of all ranks. The result is the gradient of the loss multiplied
+    by the number of ranks, as for `DomainLoss`.
 
     Args:
         loss: loss of the whole fields.
-        domain: the ranks.
+        domain: the ranks that share the fields.
 
     Attributes:
         coupled_dims: dimensions along which the fields cannot be divided, see `Loss`.
@@ -103,9 +104,14 @@ class GatheredLoss(nn.Module):
         self._gather = domain.build_gather()
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Collective: return the loss, a float32 scalar that is the same on all ranks; see `DomainLoss.forward`."""
+        """Collective: return the loss, a float32 scalar that is the same on all ranks.
+
+        Args:
+            prediction_BMCHW: this rank's part of the normalised output of each member.
+            target_BCHW: this rank's part of the normalised truth.
+        """
         batch, members = prediction_BMCHW.shape[:2]
         whole_BMCHW = self._gather.exchange_fields(prediction_BMCHW.flatten(0, 1)).unflatten(0, (batch, members))
         whole_target_BCHW = self._gather.exchange_fields(target_BCHW)
-        # The exchange keeps channels last in memory; a loss may expect the usual order.
+        # The exchange returns channels-last memory; a loss may expect contiguous tensors.
         return self._loss(whole_BMCHW.contiguous(), whole_target_BCHW.contiguous())

@@ -21,10 +21,10 @@ from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeE
 
 logger = logging.getLogger(__name__)
 
-# A loss makes copies of its input; the CRPS of eight members makes about eight. With parts of a sixth of a field, they
-# take less than two fields, if the rank has enough rows to divide.
+# A loss makes copies of its input; the CRPS of eight members makes about eight. With parts of one sixth of a field, all
+# copies together are smaller than two fields, if the rank has enough rows to divide.
 _PARTS_PER_FIELD = 6
-# Smaller parts save less memory than their kernels cost time: 2**20 float32 values are 4 MiB.
+# Smallest number of values in a part, 4 MiB in float32. Smaller parts would save little memory and take more time.
 MIN_PART_VALUES = 2**20
 
 
@@ -41,25 +41,26 @@ class LossPart:
     rows: slice
 
 
-# Function that returns the losses of some parts of the fields. The losses of parts that together cover the fields add
-# up to the loss of the whole fields.
+# Function that returns the loss of each of the given parts of the fields. If the parts cover the fields, their losses
+# add up to the loss of the whole fields.
 BuildPartLosses = Callable[[Sequence[LossPart]], list[Loss]]
 
 
 class MemberLoss:
-    """Loss of an ensemble of which a rank has computed some members.
+    """Loss of an ensemble whose members are computed by one rank or divided among the ranks of a group.
 
     The loss and its gradient with respect to the outputs are computed together. If the loss couples neither cells nor
-    channels (`Loss.coupled_dims`), they are computed for one part of the fields after the other. A loss makes copies of
-    its input, and this way they are copies of one part only.
+    channels (`Loss.coupled_dims`), this is done for one part of the fields after the other. Copies that the loss makes
+    of its input are then as small as a part.
 
     With several ranks, each rank computes the loss of a part of the fields for all members. The parts are ranges of
     rows, or of channels if the loss couples cells. If it couples both cells and channels, every rank gathers all
     members and computes the whole loss.
 
     FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of the ranks of a group belong to
-    different members and must be summed. So the gradients are multiplied by the number of ranks in the group. If a rank
-    computes a part of the loss, the part is multiplied in the same way, so that its mean over the ranks is the loss.
+    different members and must be summed. So the gradients are multiplied by the number of ranks in the group. If each
+    rank computes a part of the loss, the value is multiplied in the same way, so that its mean over the ranks is the
+    loss.
 
     Args:
         loss: loss of whole fields.
@@ -78,7 +79,7 @@ class MemberLoss:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         num_channels, num_rows, num_columns = field_shape
-        # The range of the fields whose loss this rank computes: the whole fields, unless the ranks divide them.
+        # Range of the fields for which this rank computes the loss: the whole fields, unless the ranks divide them.
         channels = slice(0, num_channels)
         rows = slice(0, num_rows)
         self._exchange: MemberExchange | None = None
@@ -95,7 +96,7 @@ class MemberLoss:
                     rows = self._exchange.part
 
         # This rank divides its range into parts, which are computed one after another. A loss that couples cells or
-        # channels may have large tables, of which each part would have a copy, so its range is a single part.
+        # channels may have large tables, which each part would copy, so its range is a single part.
         num_parts = 1
         if not loss.coupled_dims:
             values_per_column = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
@@ -103,9 +104,9 @@ class MemberLoss:
             num_fields = math.ceil(values_per_column / (num_channels * num_rows))
             max_parts = math.ceil(values_per_column * num_columns / MIN_PART_VALUES)
             num_parts = min(_PARTS_PER_FIELD * num_fields, max_parts)
-        # Rows of each part, counted from the first row of this rank's range. Rows are divided and not channels, because
-        # there are more of them, so the parts can be smaller. If there are fewer channels or rows than ranks, the range
-        # of this rank may be empty; it then has no parts.
+        # Rows of each part, counted from the first row of this rank's range. Parts divide the rows and not the
+        # channels, because there are more rows, so the parts can be smaller. If there are fewer channels or rows than
+        # ranks, the range of this rank may be empty; then it has no parts.
         self._local_rows = []
         if channels.stop > channels.start:
             self._local_rows = split_slice(slice(0, rows.stop - rows.start), num_parts)
@@ -125,38 +126,38 @@ class MemberLoss:
         The mean of the values over the ranks of the group is the loss; see the class for the gradient.
 
         Args:
-            output_NCHW: (N, C, H, W) normalised output of this rank's members: all samples of one member, then those of
-                the next.
+            output_NCHW: (N, C, H, W) normalised output of this rank's members: all samples of one member, then all
+                samples of the next member.
             target_BCHW: (B, C, H, W) normalised truth of the B samples.
         """
         return _PartwiseLoss.apply(output_NCHW, target_BCHW, self)
 
     def compute(self, output_NCHW: Tensor, target_BCHW: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """Collective over the group: return the loss, and its gradient (N, C, H, W) or None if it is not needed.
+        """Collective over the group: return this rank's value of the loss and its gradient (N, C, H, W).
 
         Args:
             output_NCHW: normalised output of this rank's members, see `__call__`.
             target_BCHW: normalised truth.
-            needs_gradient: True to compute the gradient with respect to `output_NCHW`.
+            needs_gradient: True to compute the gradient with respect to `output_NCHW`; otherwise it is None.
         """
         part_NCHW = output_NCHW
         if self._exchange is not None:
             part_NCHW = self._exchange.collect(output_NCHW)
         gradient_NCHW = torch.empty_like(part_NCHW) if needs_gradient else None
         total = self._compute_parts(part_NCHW, target_BCHW, gradient_NCHW)
-        # Free the collected fields before the gradient of the whole fields is put together.
+        # Free the collected fields before the gradient of the whole fields is assembled.
         del part_NCHW
         if gradient_NCHW is not None:
             gradient_NCHW *= self._gradient_factor
             if self._exchange is not None:
-                # Only `give_back` has the gradient then, and can free it before it puts the fields together.
+                # Pass the only reference to `give_back`, which frees the gradient before it assembles the fields.
                 only_reference = [gradient_NCHW]
                 del gradient_NCHW
                 gradient_NCHW = self._exchange.give_back(only_reference.pop())
         return total * self._value_factor, gradient_NCHW
 
     def _compute_parts(self, part_NCHW: Tensor, target_BCHW: Tensor, gradient_NCHW: Tensor | None) -> Tensor:
-        """Return the loss of this rank's part of the fields, which is computed in smaller parts.
+        """Return the loss of this rank's range of the fields, computed part by part.
 
         Args:
             part_NCHW: this rank's part of the normalised output of all members.
@@ -165,7 +166,7 @@ class MemberLoss:
         """
         needs_gradient = gradient_NCHW is not None
         part_BMCHW = part_NCHW.unflatten(0, (-1, len(target_BCHW))).transpose(0, 1)
-        # The sum starts from a zero of its own, because a rank with an empty range has no losses to add up.
+        # The sum starts from zero, because a rank with an empty range has no losses to add.
         dtype = torch.promote_types(part_NCHW.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=part_NCHW.device)
         for rows, field_part, loss in zip(self._local_rows, self._field_parts, self._losses, strict=True):
@@ -175,7 +176,7 @@ class MemberLoss:
                 value = loss(members_BMCHW, target_part_BCHW)
             total += value.detach()
             if gradient_NCHW is not None:
-                # Differentiated here, so that what autograd saves for one part is freed before the next part.
+                # Differentiate here, so that tensors that autograd saved for this part are freed before the next part.
                 (members_gradient_BMCHW,) = torch.autograd.grad(value, members_BMCHW)
                 gradient_NCHW[:, :, rows] = members_gradient_BMCHW.transpose(0, 1).flatten(0, 1)
         return total
@@ -192,12 +193,12 @@ class _PartwiseLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_loss: Tensor) -> tuple[Tensor, None, None]:
-        # The loss is differentiated once, so its gradient may be scaled in place.
+        # The backward pass runs once, so the gradient may be scaled in place.
         return ctx.gradient_NCHW.mul_(grad_loss), None, None
 
 
 def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.ProcessGroup) -> MemberExchange:
-    """Return the exchange that divides the fields between the ranks along a dimension that the loss does not couple.
+    """Choose how the ranks divide the fields: along a dimension that the loss does not couple.
 
     Args:
         loss: loss of whole fields.
@@ -222,7 +223,7 @@ def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.Pr
 
 
 def split_slice(indices: slice, num_parts: int) -> list[slice]:
-    """Divide a slice into `num_parts` slices whose lengths differ by at most one, fewer if some would be empty."""
+    """Divide a slice into `num_parts` slices whose lengths differ by at most one; empty slices are omitted."""
     length = indices.stop - indices.start
     num_parts = min(num_parts, length)
     parts = []

@@ -1,4 +1,4 @@
-"""The built-in pointwise losses: mean squared error, mean absolute error, Huber's loss."""
+"""Built-in pointwise losses: mean squared error, mean absolute error, Huber loss."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class MeanAbsoluteError(PointwiseLoss):
 
 @register_loss("huber", PointwiseSection)
 class HuberLoss(PointwiseLoss):
-    """Huber's loss (doi:10.1214/aoms/1177703732): quadratic for small errors, linear beyond ``loss.huber_delta``.
+    """Huber loss (Huber 1964, doi:10.1214/aoms/1177703732): quadratic for small errors, linear for large errors.
 
     The cost of an error e is e^2 / 2 up to the threshold d, and d (abs(e) - d / 2) beyond it.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config; `huber_delta` is the threshold d for errors scaled by ``loss.scaling``.
+        section: the loss section of the config. `huber_delta` is the threshold d, for errors scaled by
+            ``loss.scaling``.
     """
 
     def __init__(self, context: LossContext, section: PointwiseSection) -> None:
@@ -45,7 +46,7 @@ class HuberLoss(PointwiseLoss):
         self._delta = section.huber_delta
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return Huber's loss of each cell, (B, M, C, H, W)."""
-        # torch's function takes prediction and target, and the error is their difference.
+        """Return the Huber loss of each cell, (B, M, C, H, W)."""
+        # torch's function expects prediction and target, so the error is compared with zero.
         zero = torch.zeros_like(error_BMCHW)
         return functional.huber_loss(error_BMCHW, zero, reduction="none", delta=self._delta)

@@ -29,7 +29,7 @@ def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass]
     """
 
     def register(cls: LossClass) -> LossClass:
-        # Imported late, because this module must not import torch. The module of a loss class has imported it anyway.
+        # Imported here because the base class needs torch, which this module must not load.
         from credit.losses.base import Loss
 
         return LOSSES.register(name, section, Loss, LossSection)(cls)

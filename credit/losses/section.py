@@ -11,7 +11,7 @@ from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry,
 
 
 def parse_length(value: object) -> object:
-    """Remove the unit from text such as ``800km``; pydantic then reads the number, and checks any other value."""
+    """Remove the unit from text such as ``800km``, so that pydantic can parse the number; return other values as is."""
     if isinstance(value, str):
         return value.strip().removesuffix("km")
     return value
@@ -22,7 +22,7 @@ Length = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(pars
 
 
 class PointwiseSection(LossSection):
-    """Loss that is a function of the normalised error in each cell, averaged with weights."""
+    """Function of the normalised error in each cell, averaged over cells and channels with weights."""
 
     kind: Literal["mse", "mae", "huber"] = Field("mse", description="Squared error, absolute error or Huber loss.")
     huber_delta: float = Field(
@@ -55,7 +55,10 @@ class EnsembleScoreSection(LossSection):
 
 
 class CRPSSection(EnsembleScoreSection):
-    """Continuous ranked probability score (CRPS) of an ensemble (`trainer.members`), averaged with weights."""
+    """Continuous ranked probability score (CRPS) of an ensemble (`trainer.members`).
+
+    The loss is its mean over cells, weighted by area, and channels, weighted by `loss.weights`.
+    """
 
     kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
     global_mean: float = Field(

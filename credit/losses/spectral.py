@@ -18,8 +18,8 @@ from credit.losses.registry import register_loss
 from credit.losses.section import AMSESection, SpectralCRPSSection
 from credit.physics.spherical_transform import SphericalTransform
 
-# Far below the power of any degree of a normalised field. It is added to the power under a square root, which keeps the
-# derivative of the root finite where the power is 0.
+# Added to the power under a square root, so that the derivative of the root is finite if the power is 0. The number is
+# far below the power of any degree of a normalised field.
 _SMALLEST_POWER = 1e-20
 
 
@@ -32,15 +32,15 @@ class SpectralLoss(WeightedLoss):
         can_synthesise: True if the loss also transforms coefficients back into fields.
 
     Raises:
-        ConfigError: with ``loss.latitude_weights: false``, because spherical harmonics weight cells by their area.
+        ConfigError: if ``loss.latitude_weights`` is false, because spherical harmonics weight cells by their area.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells"})
 
     def __init__(self, context: LossContext, section: LossSection, can_synthesise: bool) -> None:
         super().__init__(context, section)
-        # The weights are compared instead of reading ``section.latitude_weights``, because a term of a sum has the
-        # weights of the sum, whatever its own section says.
+        # Compare the weights instead of reading ``section.latitude_weights``, because a term of a sum uses the weights
+        # of the sum, not of its own section.
         if not np.array_equal(context.cell_weight_CHW, context.area_CHW):
             raise ConfigError(
                 f"loss.latitude_weights: false does not fit loss.kind {section.kind}, because spherical harmonics "
@@ -55,14 +55,14 @@ class SpectralLoss(WeightedLoss):
 
 @register_loss("spectral_crps", SpectralCRPSSection)
 class SpectralCRPSLoss(SpectralLoss):
-    """CRPS of the spherical-harmonic coefficients of the members, as the spectral term of FourCastNet 3.
+    """CRPS of the spherical-harmonic coefficients of the members, like the spectral term of FourCastNet 3.
 
     Source: Bonev et al. 2025, arXiv:2507.12144. The coefficients are complex, and the score uses the absolute value of
     their differences in the complex plane. So the score is proper for amplitude and phase, and does not depend on the
     meridian from which longitudes are counted. The sum of the scores of real and imaginary part would depend on it.
 
-    The loss is the sum of the scores of all coefficients, those with an order above 0 counted twice, divided by the
-    square root of the number of coefficients, which is n + 1 if n is the largest degree. With this factor, the gradient
+    The loss is the sum of the scores of all coefficients, divided by the square root of their number. Coefficients with
+    an order above 0 count twice, so the divisor is n + 1 if n is the largest degree. With this divisor, the gradient
     with respect to the fields is as large as the gradient of ``crps`` on any grid, and the loss is at most the
     root-mean-square error. The code of FourCastNet 3 (makani) does not divide: its weight of 0.1 is 0.1 (n + 1) here.
 
@@ -76,7 +76,12 @@ class SpectralCRPSLoss(SpectralLoss):
         self._alpha = section.alpha
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the weighted mean of the spectral CRPS over channels and batch, a scalar; see `Loss.forward`."""
+        """Return the weighted mean of the spectral CRPS over channels and batch, a scalar.
+
+        Args:
+            prediction_BMCHW: normalised output of each member.
+            target_BCHW: normalised truth.
+        """
         error_BMCHW = self.masked_error(prediction_BMCHW, target_BCHW)
         # The transform is linear: the coefficients of the error are the error of the coefficients.
         score_BCN = ensemble_crps(self.transform.analyse(error_BMCHW), self._alpha)
@@ -94,9 +99,9 @@ class AdjustedMeanSquaredError(SpectralLoss):
     coefficients). The squared error is (sqrt S_p - sqrt S_t)^2 + 2 sqrt(S_p S_t) (1 - c). Its second term shrinks with
     S_p, so it rewards blur. Here this term is 2 max(S_p, S_t) (1 - c).
 
-    The loss is the sum over degrees, plus the mean square of the part of the error that no degree represents. Without
-    this part, errors in waves that the grid does not resolve would cost nothing. The loss equals ``mse`` if the powers
-    of all degrees are right. With several members it is the mean of the members' losses.
+    The loss is the sum over degrees, plus the mean square of the unresolved part of the error: the waves beyond the
+    largest degree. The loss equals ``mse`` if the powers of all degrees are right. With several members it is the mean
+    of the members' losses.
 
     Args:
         context: weights, scales and grid of the run.
@@ -112,17 +117,22 @@ class AdjustedMeanSquaredError(SpectralLoss):
         for channel, weight in zip(context.channels.output, context.channel_weight_C, strict=True):
             if channel.variable in context.masks and weight > 0:
                 raise ConfigError(
-                    f"loss.kind: amse compares power by degree, which {channel.variable} does not have, because cells "
-                    "of it are missing; set its weight in loss.weights to 0, or choose another loss"
+                    f"loss.kind: amse compares power by degree, which is not defined for {channel.variable}, because "
+                    "it has missing cells; set its weight in loss.weights to 0, or choose another loss"
                 )
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the weighted mean of the adjusted squared error, a scalar; see `Loss.forward` for the arguments."""
+        """Return the weighted mean of the adjusted squared error, a scalar.
+
+        Args:
+            prediction_BMCHW: normalised output of each member.
+            target_BCHW: normalised truth.
+        """
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         target_B1CHW = target_BCHW.float()[:, None] * self.scale_C11
         error_BMCN = self.transform.analyse(error_BMCHW)
         cost_BMCL = adjusted_squared_error(error_BMCN, self.transform.analyse(target_B1CHW), self.transform)
-        # What the transform and its inverse do not reproduce of the error has no degree.
+        # The unresolved part is the error minus its synthesis from all degrees.
         unresolved_BMCHW = error_BMCHW - self.transform.synthesise(error_BMCN)
         unresolved_BMC = (unresolved_BMCHW.square() * self.area_CHW).sum(dim=(3, 4))
         return self.mean_over_channels((cost_BMCL.sum(dim=3) + unresolved_BMC).mean(dim=1))
@@ -134,7 +144,7 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
     Args:
         error_N: (..., N) complex spherical-harmonic coefficients of forecast minus truth.
         target_N: (..., N) coefficients of the truth, which broadcast to the shape of `error_N`.
-        transform: the transform that the coefficients come from.
+        transform: the transform that computed the coefficients.
 
     Returns:
         (..., L) real cost of each of the L degrees, at least 0, in the square of the unit of the coefficients.
@@ -144,13 +154,13 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
     target_power_L = transform.sum_by_degree(_real_product(target_N, target_N))
     amplitude_L = (power_L + _SMALLEST_POWER).sqrt()
     target_amplitude_L = (target_power_L + _SMALLEST_POWER).sqrt()
-    # A good forecast differs little from the truth: differences of powers, and 1 - coherence, would be rounding errors
-    # in float32. So both are computed from the coefficients of the error.
+    # For a good forecast, the difference of powers and 1 - coherence are tiny differences of large numbers, which would
+    # be rounding errors in float32. So both are computed from the coefficients of the error.
     power_difference_L = transform.sum_by_degree(_real_product(error_N, forecast_N + target_N))
     amplitude_cost_L = (power_difference_L / (amplitude_L + target_amplitude_L)).square()
     squared_error_L = transform.sum_by_degree(_real_product(error_N, error_N))
     one_minus_coherence_L = (squared_error_L - amplitude_cost_L) / (2.0 * amplitude_L * target_amplitude_L)
-    # Rounding errors of a degree without power could leave the possible range.
+    # Rounding errors in a degree without power could exceed the possible range.
     one_minus_coherence_L = one_minus_coherence_L.clamp(0.0, 2.0)
     return amplitude_cost_L + 2.0 * torch.maximum(power_L, target_power_L) * one_minus_coherence_L
 

@@ -34,7 +34,7 @@ class WeightedSumLoss(Loss):
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return the weighted sum of the losses, a float32 scalar; see `Loss.forward` for the arguments."""
-        # The total starts from the first term instead of a zero, to which adding it would take a further kernel.
+        # The total starts from the first term, because adding it to a zero would take another kernel.
         first_loss, *other_losses = self.losses
         total = self.weights[0] * first_loss(prediction_BMCHW, target_BCHW)
         for weight, loss in zip(self.weights[1:], other_losses, strict=True):

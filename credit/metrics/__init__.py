@@ -1,4 +1,4 @@
-"""Metrics of the validation during training."""
+"""Metrics for validation during training (``trainer.metrics``)."""
 
 from credit.metrics.base import Metric, MetricContext, metric_class, register_metric
 

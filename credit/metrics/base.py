@@ -13,17 +13,18 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from credit.channels import ChannelMap
+from credit.config.registry import register_class
 from credit.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
 class MetricContext:
-    """Everything that a metric is built from.
+    """Channels, cell weights and lead times of a validation, from which a metric is built.
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
-        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 in each channel over the whole grid and are 0
-            where its variable has no values. On a part of the grid they are multiplied by the number of parts.
+        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 over the whole grid for each channel, and are
+            0 in cells where the variable is missing. On a part of the grid they are multiplied by the number of parts.
         lead_hours: (L,) lead times in hours.
     """
 
@@ -33,22 +34,22 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """Base class of metrics, which have sums over cases and compute their values from these sums.
+    """Base class of metrics, which add up sums over cases and compute their values from these sums.
 
     A case is the forecast from one initial time. Each rank sums over its own cases. `credit.train.validate.validate`
-    then replaces each sum, in place, by its mean over the ranks, and calls `summary` with the mean number of cases of a
+    then replaces each sum, in place, by its mean over the ranks, and calls `summary` with the mean number of cases per
     rank.
 
-    If ranks divide the fields among them (``trainer.parallelism.domain``), a rank has a part of each field. The weights
-    are then those of its cells times the number of these ranks. So the means are right if the sums are sums over cells
-    of a weight times a value of the cell.
+    With domain parallelism (``trainer.parallelism.domain``), each rank has a part of every field, and the weights of
+    its cells are multiplied by the number of these ranks. The means are then correct for metrics whose sums are
+    weighted sums over cells.
 
     Args:
         context: channels, weights and lead times of the validation.
 
     Attributes:
-        supports_domain: True if the sums of the class are such sums over cells. Otherwise domain parallelism refuses
-            it, because for example the square root of a sum over one part of a field has no meaning.
+        supports_domain: True if all sums of the class are weighted sums over cells. Domain parallelism refuses other
+            metrics: for example, the square root of a sum over one part of a field has no meaning.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -69,18 +70,18 @@ class Metric(ABC):
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums over the cases of this rank so far, by name; each is a float64 tensor of any shape.
+        """Sums over the cases of this rank so far: name -> float64 tensor of any shape.
 
-        The tensors must be those that the metric itself uses, because their values are replaced in place by the means
-        over the ranks.
+        Return the tensors from which `summary` computes, not copies: the caller replaces their values, in place, by the
+        means over the ranks.
         """
 
     @abstractmethod
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
         """Add one lead time of a batch to the sums.
 
-        The fields are in physical units, but the mean of each channel in the training statistics is subtracted. Masked
-        cells may have any finite value, because their weight is 0.
+        The fields are in physical units, minus the mean of each channel in the training statistics. Masked cells may
+        have any finite value, because their weight is 0.
 
         Args:
             lead: index of the lead time, from 0.
@@ -92,11 +93,11 @@ class Metric(ABC):
 
     @abstractmethod
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return the values of the metric by name, for each of `names` and in their order.
+        """Return name -> value of the metric, for each of `names` and in the same order.
 
         Args:
-            num_cases: number of cases by which the sums are divided. It need not be an integer, because it is an
-                average over the ranks.
+            num_cases: number of cases by which to divide the sums. It may be a fraction, because it is an average over
+                the ranks.
         """
 
 
@@ -115,26 +116,16 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
     """
 
     def register(cls: MetricClass) -> MetricClass:
-        if not issubclass(cls, Metric):
-            raise ConfigError(f'metric "{name}": {cls.__qualname__} must derive from credit.metrics.base.Metric')
-        registered = _METRICS.setdefault(name, cls)
-        # A module that is imported again registers its class again, which is allowed.
-        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
-            # `setdefault` has kept the class that was registered first.
-            raise ConfigError(
-                f'metric name "{name}" of {cls.__module__} is taken by {registered.__module__}; choose another'
-            )
-        _METRICS[name] = cls
-        return cls
+        return register_class(_METRICS, "metric", name, cls, Metric)
 
     return register
 
 
 def metric_class(name: str) -> type[Metric]:
-    """Return the class of the metric with a name, an entry of ``trainer.metrics``.
+    """Return the class of the metric that is registered as `name`, an entry of ``trainer.metrics``.
 
     Raises:
-        ConfigError: if no metric has the name; the message gives the most similar one.
+        ConfigError: if no metric has the name; the message suggests the most similar name.
     """
     # The built-in metrics register themselves when they are imported.
     import credit.metrics.crps

@@ -1,4 +1,4 @@
-"""Fair CRPS of the validation, and the spread of the ensemble beside the error of its mean.
+"""Fair CRPS of an ensemble in validation, and the ratio of its spread to the error of its mean.
 
 Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -47,7 +47,7 @@ class EnsembleScores(Metric):
 
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return the names of the scores in the description of this class; see the base class."""
+        """Return the names of the scores that the docstring of this class lists; see the base class."""
         names = ["fair_crps", "calibration"]
         for score in ("crps", "spread_skill"):
             for hours in lead_hours:
@@ -76,17 +76,17 @@ class EnsembleScores(Metric):
             self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return the scores in the description of this class; see the base class."""
+        """Return the scores that the docstring of this class lists; see the base class."""
         channels = self.context.channels
         means = {name: total_LC / num_cases for name, total_LC in self._sums.items()}
-        # A field that never changes has no error; the floor keeps the ratios from becoming 0 / 0.
+        # The errors of a constant field are 0; the lower limit avoids 0 / 0.
         smallest_number = torch.finfo(torch.float64).tiny
         prognostic = channels.output_slice("prognostic")
         relative_crps_LC = means["crps"] / means["persistence"].clamp(min=smallest_number)
         spread_skill_LC = (means["variance"] / means["squared_error"].clamp(min=smallest_number)).sqrt()
-        # The floor keeps the logarithm finite for an ensemble without spread.
+        # The lower limit keeps the logarithm finite for an ensemble without spread.
         calibration_LC = spread_skill_LC.clamp(min=math.sqrt(smallest_number)).log().abs()
-        # A field that never changes is forecast without error, and needs no spread.
+        # A field that is forecast without error needs no spread.
         calibration_LC[means["squared_error"] == 0] = 0.0
         # In the order of `names`: by score, then by lead time, then by channel.
         values = [relative_crps_LC[:, prognostic].mean().item(), calibration_LC[:, prognostic].mean().item()]
@@ -95,15 +95,15 @@ class EnsembleScores(Metric):
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _area_mean_of_batch(self, score_BCHW: Tensor) -> Tensor:
-        """Return the area mean of each channel, summed over the batch, (C,) float64."""
+        """Return the area mean of each channel of (B, C, H, W) scores, summed over the batch, (C,) float64."""
         return (score_BCHW * self._weight_CHW).sum(dim=(0, 2, 3))
 
 
 def _fair_crps(error_BMCHW: Tensor) -> Tensor:
     """Return the fair CRPS of each cell, (B, C, H, W), in the unit of the errors.
 
-    It is the mean of |e_j| over the M members minus the sum of |e_j - e_k| / (M (M - 1)) over all pairs of members, in
-    which each pair counts once (Ferro 2014, doi:10.1002/qj.2270). For one member it is the absolute error.
+    fair CRPS = 1 / M sum_j |e_j| - 1 / (M (M - 1)) sum_{j<k} |e_j - e_k| (Ferro 2014, doi:10.1002/qj.2270). For one
+    member it is the absolute error.
 
     Args:
         error_BMCHW: (B, M, C, H, W) errors e_j of the members, forecast minus truth.
@@ -112,7 +112,8 @@ def _fair_crps(error_BMCHW: Tensor) -> Tensor:
     mean_error_BCHW = error_BMCHW.abs().mean(dim=1)
     if num_members == 1:
         return mean_error_BCHW
-    # The sum of |e_j - e_k| over all pairs is that of (2 i - M - 1) e_(i) over the sorted errors e_(1) <= ... <= e_(M).
+    # The sum of |e_j - e_k| over pairs equals the sum of (2 i - M - 1) e_(i) over sorted errors e_(1) <= ... <= e_(M),
+    # which takes M instead of M (M - 1) / 2 terms.
     ranks_M = torch.arange(1, num_members + 1, dtype=torch.float64, device=error_BMCHW.device)
     factors_M111 = (2 * ranks_M - num_members - 1)[:, None, None, None]
     pair_sum_BCHW = (error_BMCHW.sort(dim=1).values * factors_M111).sum(dim=1)

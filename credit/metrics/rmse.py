@@ -1,4 +1,4 @@
-"""Root mean square error (RMSE) of the validation, and the skill against persistence.
+"""Root mean square error (RMSE) in validation, and its ratio to the RMSE of persistence.
 
 Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -16,11 +16,12 @@ from credit.metrics.base import Metric, MetricContext, register_metric
 
 @register_metric("rmse")
 class RootMeanSquareError(Metric):
-    """Area-weighted RMSE of the ensemble mean by lead time and channel, ``rmse/z500/24h``, and ``skill``.
+    """RMSE of the ensemble mean, and its ratio to persistence.
 
-    The RMSE is the square root of the squared error averaged over cells and cases, in the unit of the channel.
-    ``skill`` is the ratio of the forecast's RMSE to that of persistence, averaged over prognostic channels and lead
-    times; lower is better.
+    - ``rmse/z500/24h``: square root of the squared error averaged over cells (by area) and cases, for each channel and
+      lead time, in the unit of the channel.
+    - ``skill``: ratio of the forecast's RMSE to the RMSE of persistence, averaged over prognostic channels and lead
+      times; lower is better.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -61,12 +62,12 @@ class RootMeanSquareError(Metric):
         self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return ``skill``, dimensionless, and the RMSE by lead time and channel, in its unit; see the base class."""
+        """Return ``skill`` (dimensionless), and the RMSE by lead time and channel (unit of the channel)."""
         channels = self.context.channels
         rmse_LC = (self.forecast_LC / num_cases).sqrt()
         persistence_LC = (self.persistence_LC / num_cases).sqrt()
         prognostic = channels.output_slice("prognostic")
-        # A field that never changes has no persistence error; the floor keeps the ratio from becoming 0 / 0.
+        # Persistence has no error for a constant field; the lower limit avoids 0 / 0.
         smallest_number = torch.finfo(torch.float64).tiny
         ratio = rmse_LC[:, prognostic] / persistence_LC[:, prognostic].clamp(min=smallest_number)
         # In the order of `names`: by lead time, then by channel.

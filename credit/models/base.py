@@ -23,7 +23,7 @@ from credit.parallel.domain.domain import Domain
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything about the data that a model is built from.
+    """Channels, grid and time frames of the data, from which a model is built.
 
     Attributes:
         channels: the channels with their names, variables, levels and groups; ``channels.input`` and
@@ -69,7 +69,7 @@ class ModelSpec:
 
     @property
     def vector_inputs(self) -> tuple[int, ...]:
-        """Indices of `vector_channels` where the frames of a channel are neighbours: channel * input_frames + frame."""
+        """Indices of `vector_channels` in `ForecastModel.flatten_frames`, counted as channel * input_frames + frame."""
         indices: list[int] = []
         for channel in self.vector_channels:
             indices += range(channel * self.input_frames, (channel + 1) * self.input_frames)
@@ -112,9 +112,12 @@ class ModelSpec:
             output_frames: number of output frames.
             vector_channels: indices of the input channels that hold one component of a vector.
             pole_points: True if the first and the last row lie on the poles.
+
+        Raises:
+            ConfigError: if an index in `vector_channels` is out of range.
         """
         num_prognostic = min(in_channels, out_channels)
-        # Forcing is what the input has beyond the output, diagnostics are the reverse; one of the two is empty.
+        # Only one kind of extra channels exists: forcings if the input is longer, diagnostics if the output is longer.
         group_of_name: dict[str, str] = {}
         for number in range(num_prognostic):
             group_of_name[f"channel{number}"] = "prognostic"
@@ -135,8 +138,8 @@ class ForecastModel(nn.Module):
     forecast: the stepper adds a predicted change to the state, feeds the new state back as input and applies the
     post-processing.
 
-    The networks of this package end their constructor with `initialise_unless_meta`: a network on the meta device gets
-    no initial values, another one those of a seed from torch's global generator.
+    The networks of this package end their constructor with `initialise_unless_meta`. A network on the meta device stays
+    without values; any other network gets initial values from a seed that torch's global generator draws.
 
     A model may also declare:
 
@@ -155,8 +158,8 @@ class ForecastModel(nn.Module):
 
     Attributes:
         spec: channels, grid and frames of the data.
-        domain: the ranks among which the grid is divided, set by domain parallelism; None if this rank takes and
-            returns the whole grid.
+        domain: the ranks that share the grid, and this rank's part of it, set by domain parallelism; None if this rank
+            takes and returns the whole grid.
         output_is_new: True if each call returns a new tensor and the model keeps no reference to it. A forecast then
             writes its next state into this tensor, which saves the memory of one state.
         casts_weights: True if linear layers and convolutions need their weights in the autocast dtype only. Forecasts
@@ -187,7 +190,7 @@ class ForecastModel(nn.Module):
             (batch, out_channels, output_frames, rows, columns), normalised.
 
         Raises:
-            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
+            ValueError: if channels, frames, rows or columns of the input differ from `spec`.
         """
         raise NotImplementedError
 
@@ -199,23 +202,23 @@ class ForecastModel(nn.Module):
         initialise_(self, seed)
 
     def initialise_unless_meta(self) -> None:
-        """Initialise a model that has memory, with a seed from torch's global generator; the end of a constructor.
+        """Initialise the model from a random seed, unless it is on the meta device; constructors end with this call.
 
-        A model on the meta device gets its values after it has been sharded.
+        torch's global generator draws the seed. A model on the meta device gets its values after it has been sharded.
         """
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
     def flatten_frames(self, x_BCTHW: Tensor) -> Tensor:
-        """Return the input of a two-dimensional network (B, C * T, H, W), in the dtype in which it computes.
+        """Return the input with frames as channels (B, C * T, H, W), in the dtype in which the network computes.
 
-        The frames of a channel become neighbouring channels.
+        The frames of one channel become neighbouring channels.
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
 
         Raises:
-            ValueError: if channels, frames, rows or columns are not those that the model was built for.
+            ValueError: if channels, frames, rows or columns of the input differ from `spec`.
         """
         require_input_shape(x_BCTHW, self.spec, self.domain)
         x_BCHW = x_BCTHW.flatten(1, 2)
@@ -232,13 +235,16 @@ class ForecastModel(nn.Module):
             state: published state dict, with the tensor names and layouts of another implementation.
             section: the model's section of the config.
 
+        Returns:
+            State dict of this class.
+
         Raises:
             ConfigError: if no weights of this model have been published.
             CheckpointError: if names are unknown or missing; the message lists them.
         """
         raise ConfigError(
-            f"model.type: {section.type}: credit convert knows no published weights of this model; begin with a state "
-            "dict of its own by trainer.resume: FILE"
+            f"model.type: {section.type}: credit convert supports no published weights of this model; to start from a "
+            "state dict with the names of this model, set trainer.resume: FILE"
         )
 
 
@@ -248,10 +254,10 @@ def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec, domain: Domain | None 
     Args:
         x_BCTHW: input to check, of any shape.
         spec: description of the data that the model was built from.
-        domain: the ranks among which the grid is divided; None if the input has the whole grid.
+        domain: the ranks that share the grid; None if the input has the whole grid.
 
     Raises:
-        ValueError: naming both shapes.
+        ValueError: if the shapes differ; the message names both.
     """
     in_shape = spec.in_shape
     if domain is not None:

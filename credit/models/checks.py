@@ -1,4 +1,4 @@
-"""Checks of settings that several networks share, with messages that name values that would fit."""
+"""Checks of settings that several networks share. Their messages suggest valid values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE_ARGUMENTS = (
 
 
 def find_nearest_divisor(number: int, target: int) -> int:
-    """Return the divisor of a number that is nearest to a target."""
+    """Return the divisor of `number` that is nearest to `target`; both are positive."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     return min(divisors, key=lambda divisor: abs(divisor - target))
 
@@ -35,15 +35,15 @@ def find_nearest_divisor(number: int, target: int) -> int:
 def parse_keyword_arguments(
     section_class: type[Section], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[ModelSpec, Section]:
-    """Return the spec and the section that keyword arguments describe, for the use of a network without a config.
+    """Split keyword arguments into a `ModelSpec` and a config section, to build a network without a config file.
 
     Args:
         section_class: class of the network's config section.
-        defaults: values of keys of the section that are left out, ``type`` among them.
+        defaults: values of section keys that `arguments` omits; must contain ``type``.
         arguments: arguments of `ModelSpec.from_sizes` and keys of the section.
 
     Raises:
-        ConfigError: if an argument is unknown, or values do not fit together.
+        ConfigError: if an argument is unknown, or if a value is invalid.
     """
     sizes = {key: arguments[key] for key in SIZE_ARGUMENTS if key in arguments}
     options = {key: value for key, value in arguments.items() if key not in SIZE_ARGUMENTS}

@@ -1,9 +1,9 @@
-"""Weights whose size follows from the channels or the rows of the data, and their change to other data.
+"""Weights whose size depends on the channels or rows of the data, and their conversion to other channels or rows.
 
 A network declares these weights where it builds the layers (`mark_input_layer`, `mark_output_layer`, and the attribute
-`row_dims`). A run may then begin with the weights of a run that had fewer channels or another grid
-(``trainer.resume_changes``). The entries of new channels are zero, so the network computes for the other channels what
-it computed before. Entries of rows are interpolated in latitude.
+`row_dims`). A run may then start from the weights of a run that had fewer channels or another grid
+(``trainer.resume_changes``). The entries of new channels are zero, so the outputs of the old channels do not change.
+Entries of rows are interpolated in latitude.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
-# Factor with which a layer from output channels to output channels passes a new channel on, as a fraction of the
-# largest singular value of its weight. A fraction below 1 leaves that value, and so the spectral norm, unchanged.
+# Diagonal weight of a new channel in a layer that maps output channels to output channels, as a fraction of the largest
+# singular value of the weight. A fraction below 1 leaves that value, and so the spectral norm, unchanged.
 NEW_CHANNEL_GAIN = 0.5
 
 
@@ -31,12 +31,12 @@ NEW_CHANNEL_GAIN = 0.5
 class ChannelAxis:
     """Dimension of a tensor that has entries for each channel.
 
-    From the index `start` on, the entries of the dimension are those of an array (outer, channels, inner).
+    From index `start` on, the dimension is a flattened array (outer, channels, inner).
 
     Attributes:
-        group: ``input`` or ``output``, the channels that are counted.
-        dim: the dimension of the tensor.
-        start: number of entries before those of the channels.
+        group: ``input`` or ``output``: the channels of the spec to which the entries belong.
+        dim: index of the dimension in the tensor.
+        start: number of entries before the entries of the channels.
         outer: number of repetitions of the list of channels.
         inner: number of neighbouring entries of a channel, such as one for each time frame.
     """
@@ -48,9 +48,9 @@ class ChannelAxis:
     inner: int = 1
 
     def fits(self, stored: Tensor, trained: ChannelMap) -> bool:
-        """Return True if a tensor has the entries of the channels `trained` along the dimension.
+        """Return True if `stored` is long enough for the entries of the channels `trained` along this dimension.
 
-        Other entries, such as those of tokens, may follow the channels, so the tensor may be longer.
+        The tensor may be longer, because other entries, such as those of tokens, may follow the channels.
         """
         channels = trained.input if self.group == "input" else trained.output
         return (
@@ -58,10 +58,10 @@ class ChannelAxis:
         )
 
     def extend(self, stored: Tensor, stored_names: Sequence[str], names: Sequence[str]) -> Tensor:
-        """Return a tensor for more channels, or another order, with zeros for channels that are not stored.
+        """Return the tensor for the channels `names`, with zeros for the channels that `stored` does not have.
 
         Args:
-            stored: whole tensor for the stored channels.
+            stored: whole (unsharded) tensor for the stored channels.
             stored_names: names of the stored channels in order; all of them must be among `names`.
             names: names of all channels in order.
         """
@@ -84,7 +84,7 @@ def mark_input_layer(layer: nn.Module, frames: int, start: int = 0, inner: int =
     Args:
         layer: the layer; dimension 1 of its weight counts its inputs.
         frames: number of input frames; the frames of a channel are neighbours.
-        start: number of inputs before those of the channels.
+        start: number of inputs before the inputs of the channels.
         inner: number of neighbouring inputs of a frame of a channel, such as the cells of a patch.
     """
     layer.channel_axes = {"weight": (ChannelAxis("input", 1, start, inner=frames * inner),)}
@@ -94,7 +94,7 @@ def mark_output_layer(layer: nn.Module, frames: int, outer: int = 1, inner: int 
     """Declare that a linear layer or convolution writes the output channels.
 
     Args:
-        layer: the layer.
+        layer: the layer; dimension 0 of its weight, or 1 of a transposed convolution, counts its outputs.
         frames: number of output frames; the frames of a channel are neighbours.
         outer: number of repetitions of the list of channels, such as the cells of a patch.
         inner: number of neighbouring outputs of a frame of a channel.
@@ -116,16 +116,20 @@ def mark_output_to_output_layer(layer: nn.Module, frames: int) -> None:
 
 
 def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
-    """Return the tensors of a model that have entries for each channel, by name in the state dict.
+    """Return the channel axes of every tensor of a model that has entries for each channel.
 
     Args:
         model: the model; it may be sharded and wrapped. Its layers may have spectral norm.
+
+    Returns:
+        Name of the tensor in the state dict -> its channel axes.
     """
     axes: dict[str, tuple[ChannelAxis, ...]] = {}
     for path, module in model.named_modules():
         plain_path = strip_wrapper_prefixes(path)
         for key, tensor_axes in getattr(module, "channel_axes", {}).items():
-            # A wrapper shows the attributes of the layer in it, and has its plain path.
+            # A wrapper forwards attributes to the layer inside it, and both have the same plain path, so a layer may be
+            # visited twice. The second visit writes the same entry.
             is_parametrized = parametrize.is_parametrized(module, key)
             name = f"{plain_path}.parametrizations.{key}.original" if is_parametrized else f"{plain_path}.{key}"
             axes[name] = tensor_axes
@@ -143,7 +147,8 @@ def _find_vector_axes(
 ) -> list[tuple[str, tuple[ChannelAxis, ...]]]:
     """Return (name, axes) of the singular vectors u and v of spectral norm; an empty list for other parametrizations.
 
-    The vectors of the extended matrix are those of the stored one with zeros for the new rows and columns.
+    An extended weight matrix has zeros in its new rows and columns, so its singular vectors are the stored vectors with
+    zeros for these rows and columns.
 
     Args:
         shape: shape of the weight.
@@ -182,15 +187,18 @@ def find_row_dims(model: nn.Module) -> dict[str, int]:
 def interpolate_rows(
     dims: Mapping[str, int], stored: Mapping[str, Tensor], trained: LatLonGrid, new: LatLonGrid
 ) -> dict[str, Tensor]:
-    """Return the tensors of `dims` for the rows of another grid, interpolated linearly in latitude.
+    """Interpolate the tensors of `dims` linearly in latitude from the rows of one grid to the rows of another.
 
-    Rows of the other grid that lie beyond the outermost rows of the trained one get the values of these.
+    Rows of the new grid that lie beyond the outermost rows of the trained grid get the values of the outermost rows.
 
     Args:
         dims: output of `find_row_dims`.
         stored: name -> whole tensor on the CPU, for all names in `dims`.
         trained: grid of the stored tensors.
         new: grid of the new run.
+
+    Returns:
+        Name -> tensor for the rows of the new grid.
     """
     # Latitudes fall from north to south, but `np.interp` needs rising numbers.
     negated_trained_lat_H, negated_lat_H = -np.asarray(trained.lat), -np.asarray(new.lat)
@@ -210,16 +218,19 @@ def interpolate_rows(
 def extend_channels(
     axes: Mapping[str, tuple[ChannelAxis, ...]], stored: Mapping[str, Tensor], trained: ChannelMap, new: ChannelMap
 ) -> dict[str, Tensor]:
-    """Return the tensors of `axes` for the channels of a new run, from those of the run that it begins with.
+    """Extend the tensors of `axes` from the channels of a trained run to the channels of a new run.
 
-    New entries are zero. In a layer from the output channels to the output channels, a new channel is passed on, since
-    two layers of zeros in a row would have no gradient.
+    New entries are zero. The exception is a layer that maps output channels to output channels: there a new channel is
+    mapped to itself, because two consecutive layers of zeros would have no gradient.
 
     Args:
         axes: output of `find_channel_axes`.
         stored: name -> whole tensor on the CPU, for all names in `axes`.
         trained: channels of the stored tensors; all of them must be among `new`.
         new: channels of the new run.
+
+    Returns:
+        Name -> tensor for the new channels.
     """
     names = {
         "input": ([channel.name for channel in trained.input], [channel.name for channel in new.input]),
@@ -231,15 +242,15 @@ def extend_channels(
         for axis in tensor_axes:
             value = axis.extend(value, *names[axis.group])
         if len(tensor_axes) == 2:
-            _pass_on_new_channels(value, stored[name], tensor_axes[0].inner, *names["output"])
+            _map_new_channels_to_themselves(value, stored[name], tensor_axes[0].inner, *names["output"])
         extended[name] = value
     return extended
 
 
-def _pass_on_new_channels(
+def _map_new_channels_to_themselves(
     weight: Tensor, stored: Tensor, frames: int, stored_names: Sequence[str], names: Sequence[str]
 ) -> None:
-    """Let a layer from the output channels to the output channels pass new channels on, in place.
+    """Set the diagonal entries of new channels in a layer that maps output channels to output channels, in place.
 
     Args:
         weight: extended weight of a linear layer or convolution.
@@ -249,7 +260,7 @@ def _pass_on_new_channels(
         names: names of all output channels in order.
     """
     factor = NEW_CHANNEL_GAIN * torch.linalg.matrix_norm(stored.flatten(1).double(), ord=2).item()
-    # The cell in the middle of the kernel; none for a linear layer.
+    # Index of the middle cell of the kernel; empty for a linear layer.
     middle = tuple(size // 2 for size in weight.shape[2:])
     for index, name in enumerate(names):
         if name not in stored_names:

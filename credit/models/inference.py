@@ -8,20 +8,20 @@ from torch.nn.utils import parametrize
 
 from credit.models.layers.spectral_norm import SpectralNorm
 
-# Layers that compute with their weights in the autocast dtype.
+# Layers whose weights autocast casts to its dtype in every call.
 CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
 @torch.no_grad()
 def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Prepare `model` in place for forecasts only, and return it; its output does not change in a single bit.
+    """Prepare `model` in place for forecasts only, and return it; its outputs stay bitwise identical.
 
     Every spectrally normalised weight W is replaced by W / sigma, where sigma is the estimate of its largest singular
-    value. The method `precompute` of every module that has one is called; the module then caches results that depend
-    on its weights alone. The model cannot be trained afterwards.
+    value. Modules with a method `precompute` cache the results that depend on their weights alone. The model cannot be
+    trained afterwards.
 
     Args:
-        model: in eval mode, neither split nor sharded over ranks, and without adapters.
+        model: a model in eval mode, neither split nor sharded over ranks, and without LoRA adapters.
         dtype: dtype in which autocast will compute; None without autocast. If the model declares `casts_weights`, the
             weights of linear layers and convolutions are cast to this dtype. Such a model then runs only under
             autocast.
@@ -34,8 +34,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
-    # Modules cache their results after the fold and before the cast, so they compute them from the folded weights in
-    # full precision.
+    # Results are cached after the fold and before the cast, so they come from the folded weights in full precision.
     for module in model.modules():
         if hasattr(module, "precompute"):
             module.precompute()

@@ -1,8 +1,8 @@
 """Initial weights that depend only on the seed and the name of the parameter.
 
-Each tensor is drawn from a random generator of its own. So the weights do not depend on the order of construction, on
-the other parameters, or on the sharding. `initial_values` yields whole (unsharded) tensors one at a time, of which each
-rank of a sharded model keeps its own part.
+Each tensor is drawn from its own random generator. So the weights do not depend on the order of construction, on the
+other parameters, or on the sharding. `initial_values` yields whole (unsharded) tensors one at a time, and each rank of
+a sharded model keeps only its part of each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build_generator(seed: int, name: str) -> torch.Generator:
 
     Args:
         seed: seed of the model.
-        name: name or path in the model of the tensor or module that is initialised.
+        name: name of a tensor, or path of a module, in the model.
     """
     # Python's own hash of a text differs from process to process.
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
@@ -63,14 +63,14 @@ def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
         shape: shape of its weight.
     """
     if isinstance(module, nn.ConvTranspose2d):
-        # The weight is (in, out, rows, columns). Each input value meets all taps of the kernel, but there are as many
-        # outputs per input as the product of the strides, so an output gets this fraction of the taps on average.
+        # The weight is (in, out, rows, columns). Each input value is multiplied by all taps of the kernel, and there
+        # are product(strides) outputs per input. So an output receives on average 1 / product(strides) of the taps.
         return shape[0] * math.prod(shape[2:]) / math.prod(module.stride)
     return math.prod(shape[1:])
 
 
 def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a module by name, without those of the modules inside it."""
+    """Return the direct parameters and persistent buffers of a module by name, excluding submodules."""
     tensors = dict(module.named_parameters(recurse=False))
     for key, buffer in module.named_buffers(recurse=False):
         if key not in module._non_persistent_buffers_set:
@@ -81,7 +81,7 @@ def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
 def _draw_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) for each tensor that a module itself holds; see `initial_values` for the rules.
+    """Yield (key, initial value) for each direct tensor of a module; see `initial_values` for the rules.
 
     Args:
         path: path of the module in the model; empty for the model itself.
@@ -113,11 +113,11 @@ def _draw_values(
 def _draw_reset_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) for each tensor that a module itself holds, as ``reset_parameters`` sets it.
+    """Yield (key, initial value) for each direct tensor of a module, as its ``reset_parameters`` sets it.
 
-    The method is called on a copy of the module whose tensors are filled with NaN, so a tensor with NaN afterwards was
-    not set. For dtypes without NaN, two copies are filled with different values, and a tensor that differs between the
-    copies afterwards was not set.
+    The method is called on a copy of the module whose tensors are filled with NaN. A tensor that still has NaN was not
+    set. Integer and bool tensors have no NaN. If there are any, the method is also called on a second copy with other
+    fill values; a tensor that differs between the copies was not set.
 
     Args:
         path: path of the module in the model; empty for the model itself.
@@ -134,7 +134,7 @@ def _draw_reset_values(
     is_tracking_norm = isinstance(module, batchnorm._NormBase) and module.track_running_stats
     if is_tracking_norm or isinstance(module, batchnorm._BatchNorm):
         raise ConfigError(
-            f"{description}: its statistics are those of one rank's samples; use GroupNorm, or InstanceNorm without "
+            f"{description}: its running statistics would differ between ranks; use GroupNorm, or InstanceNorm without "
             "track_running_stats"
         )
     if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
@@ -148,8 +148,8 @@ def _draw_reset_values(
             second_values = _reset_copy(module, module_seed, high=True)
     except (IndexError, RuntimeError) as error:
         raise ConfigError(
-            f"{description}: its reset_parameters fails if tensors are not set yet ({error}); let it set each before "
-            "use, or give the class a method initial_value(key, shape, generator)"
+            f"{description}: its reset_parameters reads a tensor that it has not set yet ({error}); set every tensor "
+            "before reading it, or give the class a method initial_value(key, shape, generator)"
         ) from error
     unset_keys = []
     for key, value in values.items():
@@ -157,20 +157,20 @@ def _draw_reset_values(
             unset_keys.append(key)
     if unset_keys:
         raise ConfigError(
-            f"{description}: {', '.join(unset_keys)} cannot be initialised: no reset_parameters sets them; give the "
-            "class a method initial_value(key, shape, generator) that returns the value of each of its tensors"
+            f"{description}: {', '.join(unset_keys)} cannot be initialised: reset_parameters does not set them; give "
+            "the class a method initial_value(key, shape, generator) that returns the value of each of its tensors"
         )
     for key, value in values.items():
         yield key, value.detach()
 
 
 def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
-    """Return the tensors that a copy of a module on the CPU itself holds after ``reset_parameters``, by name.
+    """Call ``reset_parameters`` on a CPU copy of a module, and return the copy's direct tensors by name.
 
     Tensors that the method does not set have the fill value of `_build_unset_tensor`.
 
     Args:
-        module: on any device, sharded or not.
+        module: module on any device, sharded or not.
         seed: seed of the random numbers that the method draws.
         high: selects one of two fill values for dtypes without NaN, see `_build_unset_tensor`.
     """
@@ -189,7 +189,7 @@ def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
 
 
 def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
-    """Return a copy of `module` and the modules inside it on the CPU, with all tensors from `_build_unset_tensor`."""
+    """Return a CPU copy of `module` and its submodules, with all tensors replaced by those of `_build_unset_tensor`."""
     # The arguments of the module's constructor are unknown, so the copy is created without calling it.
     unset_module = object.__new__(type(module))
     unset_module.__dict__.update(module.__dict__)
@@ -230,10 +230,10 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
 
 
 def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return by name the parameters of modules that declare ``may_be_added``: the layers through which noise enters.
+    """Return, by name, the parameters of modules with the attribute ``may_be_added``: the layers that add noise.
 
-    With the initial values of these modules, the model computes what it would compute without them. So weights that
-    were trained without them can be loaded.
+    With their initial values, these modules do not change the model's output. So a model may have them even if its
+    other weights were trained without them.
     """
     parameters = {}
     for path, module in model.named_modules():
@@ -244,7 +244,12 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, initial value as a whole CPU tensor) for each parameter that `find_addable_parameters` returns."""
+    """Yield (name, initial value as a whole CPU tensor) for each parameter that `find_addable_parameters` returns.
+
+    Args:
+        model: model on any device, sharded or not.
+        seed: seed of the model.
+    """
     for path, module in model.named_modules():
         if getattr(module, "may_be_added", False):
             plain_path = strip_wrapper_prefixes(path)
@@ -255,16 +260,18 @@ def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield (state-dict name, initial value as a whole CPU tensor) for every tensor in the state dict of `model`.
 
-    The model may be on the meta device or sharded, because only names, types and global shapes are read.
-
-    The first rule that applies to a module gives its values:
+    Only names, types and global shapes are read. The first rule that applies to a module gives its values:
 
     - A module with a method ``initial_value(key, shape, generator)`` gets the values that the method returns.
-    - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). Those of a layer
-      or group norm are 1 and 0.
+    - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). A layer norm or
+      group norm has weight 1 and bias 0.
     - Any other module gets the values that its method ``reset_parameters`` sets.
 
     A parametrization needs a method ``initial_buffers(weight, generator)`` that returns the values of its buffers.
+
+    Args:
+        model: model on any device (the meta device included), sharded or not.
+        seed: seed of the model.
 
     Raises:
         ConfigError: if the initial values of a module are not defined; the message names the module.
@@ -273,7 +280,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         path = strip_wrapper_prefixes(path)
         if isinstance(module, parametrize.ParametrizationList):
-            # Its parameter and its buffers are drawn with the layer that has the weight, which comes before.
+            # Its tensors were already drawn with the layer that has the weight, which comes first in the iteration.
             parametrizations.update(module)
             continue
         if module in parametrizations:
@@ -299,7 +306,11 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weight_parametrizations(path: str, module: nn.Module) -> parametrize.ParametrizationList:
-    """Return the parametrizations of a module's weight, with the unparametrized weight in `original`.
+    """Return the parametrizations of a module's weight; their attribute `original` is the unparametrized weight.
+
+    Args:
+        path: path of the module in the model, for the message.
+        module: module with at least one parametrization.
 
     Raises:
         ConfigError: if another tensor of the module is parametrized, or a parametrization of the weight has no method
@@ -318,7 +329,7 @@ def initialise_(model: nn.Module, seed: int) -> None:
     """Fill every parameter and persistent buffer of an unsharded model in place from `initial_values`.
 
     Args:
-        model: a model with memory on any device (not the meta device), and without wrappers.
+        model: a model without wrappers, on any device but the meta device.
         seed: seed of the model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, so that importing the package stays cheap."""
+"""Lazy exports: names of a package that are imported at their first use, so that importing the package stays cheap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the function ``__getattr__`` of a package that imports its exported names when they are first used.
+    """Return a function ``__getattr__`` for a package, which imports exported names at their first use.
 
     Args:
         package: name of the package, for the message of an unknown name.

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): fine-tuning that trains a small part of a model.
 
-Layers through which noise enters (those that declare ``may_be_added``) are trained and saved with the adapters, since
-the base model may not have them.
+Layers that add noise (they declare ``may_be_added``) are trained and saved with the adapters, because the base model
+may not have them.
 
-An adapted weight is W + alpha / rank * B A. W is frozen; B (outputs x rank) starts as zeros and A (rank x inputs) as
-random numbers, so training starts exactly from the base model. The sum is a parametrization that comes before spectral
-norm, so that the adapters can be merged into W without changing the output; after spectral norm they could not.
-The vectors u and v of spectral norm are updated for adapted weights; those of frozen weights do not change.
+An adapted weight is W + alpha / rank * B A. W is frozen. B (outputs x rank) starts as zeros and A (rank x inputs) as
+random numbers, so training starts exactly from the base model. The sum is a parametrization before spectral norm, so
+that the adapters can be merged into W without changing the output. The vectors u and v of spectral norm are updated for
+adapted weights only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class LoRA(nn.Module):
     depend only on a seed and the layer's path.
 
     Args:
-        weight: weight to be adapted, taken as a matrix whose rows are its first dimension and whose columns are all
-            others. Only its shape and device are read.
+        weight: weight to adapt, taken as a matrix (first dimension, product of all other dimensions). Only its shape
+            and device are read.
         rank: rank of the added product.
         alpha: numerator of the factor `scale` = alpha / rank.
 
@@ -54,16 +54,16 @@ class LoRA(nn.Module):
         bound = columns**-0.5
         self.a = nn.Parameter(torch.empty(rank, columns, device=weight.device).uniform_(-bound, bound))
         self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
-        # Set where tensor parallelism has split the weight, see `share`.
+        # Set by `share` if tensor parallelism has split the weight.
         self._split_dim: int | None = None
         self._sum_gradient: Callable[[Tensor], Tensor] | None = None
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the whole initial value of `a` or `b`, on the CPU.
+        """Return the initial value of a whole (unsharded) factor on the CPU.
 
         Args:
-            key: ``"a"`` for values that are uniform in +-1/sqrt(columns), or ``"b"`` for zeros.
-            shape: whole shape of the factor.
+            key: ``"a"`` for uniform values in +-1/sqrt(columns), ``"b"`` for zeros.
+            shape: shape of the whole factor.
             generator: random generator on the CPU.
         """
         value = torch.zeros(shape, device="cpu")
@@ -75,19 +75,18 @@ class LoRA(nn.Module):
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Prepare for a weight that is one rank's part of a matrix, as tensor parallelism splits it.
+        """Prepare for a weight that tensor parallelism has split, so that it is one rank's part of a matrix.
 
-        If the rows of the matrix are split, so are the rows of `b`, and `a` stays whole. If the columns are split, so
-        are the columns of `a`, and `b` stays whole.
+        If the rows of the matrix are split, so are the rows of `b`, and every rank has all of `a`. If the columns are
+        split, so are the columns of `a`, and every rank has all of `b`.
 
         Args:
             split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
-            total: function that sums a tensor over the ranks, with a gradient; not needed here.
+            total: function that sums a tensor over the ranks, with a gradient; unused here.
             common: function that returns its tensor unchanged and sums the gradient over the ranks.
 
         Returns:
-            For each of the attributes ``a`` and ``b`` the dimension along which it is split; None for the one that
-            stays whole on every rank.
+            Name of the factor, ``a`` or ``b`` -> dimension along which it is split; None if every rank has all of it.
         """
         # The factor that lies along the split dimension is split with the weight, the other one stays whole.
         self._split_dim = split
@@ -97,11 +96,11 @@ class LoRA(nn.Module):
         return {"a": 1, "b": None}
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the adapted weight, or this rank's part of it, in the shape of `weight`."""
+        """Return the adapted weight, or this rank's part of it, with the shape of `weight`."""
         weight = to_local(weight)
         a = to_local(self.a)
         b = to_local(self.b)
-        # The factor that is whole on every rank gets a gradient from each rank's part of the weight.
+        # Each rank's part of the weight contributes to the gradient of the factor that is not split.
         if self._split_dim == 0:
             a = self._sum_gradient(a)
         elif self._split_dim == 1:
@@ -113,19 +112,18 @@ class LoRA(nn.Module):
 def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0) -> nn.Module:
     """Freeze `model`, add trainable adapters to the layers in `targets`, in place, and return the model.
 
-    Layers through which noise enters get no adapters, and are not frozen.
+    Layers that add noise get no adapters and are not frozen.
 
     Args:
-        model: on any device; neither wrapped nor sharded yet.
+        model: model on any device, neither wrapped nor sharded yet.
         targets: paths of Linear or convolution layers in the model; ``*`` stands for any text (``"*.to_out"``).
         rank: rank of each adapter.
         alpha: numerator of the factor alpha / rank of an adapter's product.
 
     Raises:
-        ConfigError: if a pattern matches no Linear or convolution; the message suggests the most similar pattern that
-            does.
+        ConfigError: if a pattern matches no Linear or convolution; the message suggests the most similar valid pattern.
     """
-    # Layers through which noise enters are trained as they are, so they need no adapter.
+    # Layers that add noise stay trainable themselves, so they need no adapter.
     layers = {}
     for path, layer in model.named_modules():
         if isinstance(layer, ADAPTABLE_LAYERS) and not getattr(layer, "may_be_added", False):
@@ -155,9 +153,9 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
 
 
 def _suggest_patterns(paths: Iterable[str]) -> set[str]:
-    """Return for each path two patterns that match it, to be suggested for `apply_lora`.
+    """Return two patterns for each path, as suggestions for `trainer.lora.targets`.
 
-    One has ``*`` in place of the numbers of the path, the other ``*`` in place of everything before the layer's name:
+    In the first pattern, ``*`` replaces the numbers of the path; in the second, everything before the layer's name:
     ``stages.0.attention.to_out`` gives ``stages.*.attention.to_out`` and ``*.to_out``.
     """
     patterns = set()
@@ -169,7 +167,7 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
         if components[-1] != "*":
             patterns.add(f"*.{components[-1]}")
         else:
-            # A number alone would match every layer, so the name before it is part of the pattern.
+            # ``*.*`` would match every layer, so the pattern includes the name before the number.
             patterns.add("*" + ".".join(components[-2:]))
     return patterns
 
@@ -191,7 +189,7 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
     The values depend only on the seed and the path of the layer.
 
     Args:
-        model: model with adapters; it may be on the meta device or sharded, since only names and whole shapes are read.
+        model: model with adapters, on any device (the meta device included), sharded or not.
         seed: seed of the model.
     """
     for path, _, adapter in _adapted_layers(model):
@@ -201,10 +199,10 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return by name the tensors of `model` that its checkpoint holds; the tensors are not copied.
+    """Return the tensors that a checkpoint of `model` contains, by name and without a copy.
 
-    For a model with adapters these are the adapters, the vectors u and v of adapted weights, and the parameters through
-    which noise enters, without the frozen weights. For any other model they are the whole state dict.
+    A model with adapters saves the adapters, the vectors u and v of adapted weights, and the parameters of layers that
+    add noise, but no frozen weights. Any other model saves its whole state dict.
     """
     state = model.state_dict()
     prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
@@ -226,8 +224,8 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
 
     Args:
         model: the model with adapters.
-        stored_names: names of the tensors that are stored for the base model. Parameters through which noise enters
-            are left out if their names are not among them.
+        stored_names: names of the tensors that are stored for the base model. Parameters of layers that add noise are
+            omitted if they are not stored.
     """
     state = model.state_dict()
     for name in find_addable_parameters(model):
@@ -240,7 +238,7 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
         # Without spectral norm the layer has a plain weight.
         if len(layer.parametrizations.weight) == 1:
             state[f"{path}.weight"] = state.pop(f"{prefix}original")
-        # The adapter is the first parametrization, so those after it move up by one.
+        # The adapter was parametrization 0, so the numbers of later parametrizations decrease by one.
         later_names = []
         for name in state:
             if name.startswith(prefix) and not name.endswith(".original"):
@@ -253,16 +251,16 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Add the product of each adapter to its weight, remove the adapters, in place, and return the model.
+    """Add each adapter to its weight, remove the adapters, in place, and return the model.
 
     Args:
-        model: neither wrapped nor sharded.
+        model: model with adapters, neither wrapped nor sharded.
     """
     # The list is complete before the first adapter is removed.
     for _, layer, adapter in list(_adapted_layers(model)):
         chain = layer.parametrizations.weight
         chain.original.copy_(adapter(chain.original))
-        # Spectral norm, if there is any, stays; without it the layer gets back a plain weight.
+        # A layer without spectral norm gets a plain weight again; otherwise spectral norm stays.
         if len(chain) == 1:
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
         else:

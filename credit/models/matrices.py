@@ -1,4 +1,4 @@
-"""Weights of a network that are matrices, and updates of them with equal singular values (Muon, Jordan et al. 2024).
+"""Orthogonalised updates of weight matrices, and selection of these matrices (Muon, Jordan et al. 2024).
 
 K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein 2024: Muon, an optimizer for hidden layers in
 neural networks (https://kellerjordan.github.io/posts/muon). Scale of the update: Liu et al. 2025, arXiv 2502.16982.
@@ -18,7 +18,7 @@ from credit.models.initialise import find_addable_parameters
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 # Coefficients of the odd polynomial a x + b x^3 + c x^5 of a Newton-Schulz iteration, and the number of iterations.
-# Five of them bring singular values from 0.01 to 1 into 0.68 to 1.14.
+# Five iterations map singular values between 0.01 and 1 to values between 0.68 and 1.14.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 # Added to the norm of a matrix, so that a matrix of zeros stays zero.
@@ -29,14 +29,16 @@ UPDATE_RMS = 0.2
 
 
 def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return the parameters that Muon updates, and which of their dimensions counts the outputs of the layer.
+    """Return the parameters that Muon updates: the weights of linear layers and convolutions inside the network.
 
-    These are the weights of linear layers and convolutions inside the network. Layers that read the input channels or
-    write the output channels are left out, as the authors of Muon recommend. Layers of noise, which begin as zeros, and
-    adapters are left out too.
+    Layers that read the input channels or write the output channels are excluded, as the authors of Muon recommend.
+    Layers that add noise are excluded because they start as zeros. Adapters are excluded, too.
 
     Args:
         model: the model, sharded or not.
+
+    Returns:
+        Parameter -> its dimension that counts the outputs of the layer.
     """
     left_out_names = find_channel_axes(model).keys() | find_addable_parameters(model).keys()
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
@@ -45,7 +47,7 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
         # A grouped convolution has a matrix for each group.
         if not isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) or getattr(module, "groups", 1) > 1:
             continue
-        # The attribute `weight` of a parametrized layer would be computed, which a shard of it cannot.
+        # Reading `module.weight` would compute the parametrization, which fails for a sharded weight.
         if parametrize.is_parametrized(module, "weight"):
             weight = module.parametrizations.weight.original
         else:
@@ -56,20 +58,20 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return matrices with the singular vectors of the given ones, and singular values near 1.
+    """Return matrices with the same singular vectors and singular values near 1, by Newton-Schulz iteration.
 
     Args:
         matrices: (..., rows, columns).
-        dtype: dtype of the iterations; None for that of the matrices.
+        dtype: dtype of the iterations; None for the dtype of the matrices.
 
     Returns:
         The same shape and dtype as `matrices`.
     """
     a, b, c = NEWTON_SCHULZ
-    # The products are smaller if there are fewer rows than columns.
+    # The products x x^T are smaller if there are fewer rows than columns.
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
-    # Before the cast, so that it loses no small numbers.
+    # Scale before the cast, so that small numbers do not underflow.
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + NORM_EPS)
     x = x.to(dtype or matrices.dtype)
     for _ in range(NUM_ITERATIONS):
@@ -83,14 +85,15 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def orthogonalize_updates(
     updates: Mapping[int, Tensor], out_dim: int, dtype: torch.dtype | None = None
 ) -> dict[int, Tensor]:
-    """Return updates of weights with equal singular values, up to the error of the iterations.
+    """Return updates of weights whose singular values are made equal, up to the error of the iterations.
 
-    Updates of the same shape are computed together, which launches fewer kernels on a GPU.
+    Updates of the same shape are computed together, which launches fewer kernels on a GPU. The update of an m x n
+    matrix is scaled by `UPDATE_RMS` * sqrt(max(m, n)).
 
     Args:
-        updates: number of a weight -> change of this weight of a linear layer or convolution.
-        out_dim: dimension that counts the outputs. All others together count the inputs.
-        dtype: dtype of the iterations; None for that of the updates.
+        updates: number of a weight -> proposed change of the weight of a linear layer or convolution.
+        out_dim: dimension that counts the outputs. All other dimensions together count the inputs.
+        dtype: dtype of the iterations; None for the dtype of the updates.
 
     Returns:
         Number of a weight -> its update in the same shape and dtype.

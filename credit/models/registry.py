@@ -1,8 +1,8 @@
 """Registry of models by name (``model.type``).
 
-A registered class derives from `credit.models.base.ForecastModel`, is built from a `ModelSpec` and its own config
-section, and maps (batch, in_channels, input_frames, rows, columns) to (batch, out_channels, output_frames, rows,
-columns). It is built on the meta device and filled from `credit.models.initialise.initial_values`.
+A registered class derives from `credit.models.base.ForecastModel` and is built from a `ModelSpec` and its own config
+section. It maps (batch, in_channels, input_frames, rows, columns) to (batch, out_channels, output_frames, rows,
+columns). Training builds it on the meta device and fills it from `credit.models.initialise.initial_values`.
 
 This module imports no torch, so that a config can be loaded without it.
 """
@@ -47,7 +47,7 @@ def model_class(name: str) -> type[ForecastModel]:
     """Return the model class that is registered as `name`.
 
     Raises:
-        ConfigError: if no class has the name; the message suggests the most similar one.
+        ConfigError: if no class has the name; the message suggests the most similar name.
     """
     return MODELS.find_class(name)
 
@@ -65,15 +65,15 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
         section: the model's section of the config.
 
     Raises:
-        ConfigError: if the type is unknown, the model does not take a kind of noise in the section, or a parameter is
-            complex or shared by two modules.
+        ConfigError: if the type is unknown, the model does not support a kind of noise in the section, or a parameter
+            is complex or shared by two modules.
     """
     cls = model_class(section.type)
     for noise in section.noise:
         if noise.kind not in cls.conditions:
             accepted = ", ".join(cls.conditions) or "none"
             raise ConfigError(
-                f"model.noise: {noise.kind} is not a kind that model.type {section.type} takes; it takes {accepted}"
+                f"model.noise: {noise.kind} is not supported by model.type {section.type}; supported kinds: {accepted}"
             )
     model = cls(spec, section)
     _require_trainable(model)
@@ -90,7 +90,7 @@ def _require_trainable(model: ForecastModel) -> None:
     names: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
-            # Each module is given memory of its own, so that a shared parameter would become two.
+            # Memory is allocated for each module, so a shared parameter would become two parameters.
             first_name = names.setdefault(id(parameter), name)
             if first_name != name:
                 raise ConfigError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
@@ -21,6 +23,13 @@ def local_shard(tensor: Tensor) -> Tensor:
     if isinstance(detached, DTensor):
         return detached.to_local()
     return detached
+
+
+@torch.no_grad()
+def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return this rank's part of each DTensor, and every other tensor itself; all without gradients of their own."""
+    # Not a call of `local_shard` for each tensor, which would take time in every optimizer step.
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def shard_dim(placement: Placement) -> int | None:
@@ -64,3 +73,17 @@ def local_slices(tensor: Tensor) -> list[slice]:
             stop = min(start + shard_length, before.stop)
             slices[dim] = slice(start, stop)
     return slices
+
+
+def embed(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
+    """Return a tensor of `shape` with `values` at `bounds` and zeros elsewhere."""
+    if values.shape == shape:
+        return values
+    embedded = values.new_zeros(shape)
+    embedded[tuple(bounds)] = values
+    return embedded
+
+
+def embed_local(tensor: Tensor) -> Tensor:
+    """Return a plain tensor of the full shape of `tensor`, with this rank's part in its place and zeros elsewhere."""
+    return embed(to_local(tensor), local_slices(tensor), tensor.shape)

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.entry_points import copy_returned_views, custom_entry_points
+from credit.parallel.blocks.lazy_chunks import shard_lazily
 from credit.parallel.blocks.sharding_units import (
     _has_fsdp2_shard,
     _is_shardable,
@@ -104,6 +105,7 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
     return model
 
 
+@shard_lazily()
 def shard_units(
     model: nn.Module,
     fsdp_mesh: DeviceMesh,
@@ -130,8 +132,7 @@ def shard_units(
     require_shardable(model)
     _make_contiguous(model)
     policy = policy or MixedPrecisionPolicy()
-    # Activations between the units keep the dtype of the computation.
-    inner_policy = replace(policy, output_dtype=None)
+    inner_policy = replace(policy, output_dtype=None)  # activations between the units keep the dtype of computation
     offload = OffloadPolicy()
     if cpu_offload:
         # Memory is pinned for copies to a GPU only.

@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from credit.parallel.dtensor import local_slices
+from credit.parallel.dtensor import local_slices, shard_dim
 from credit.parallel.object_collectives import run_on_all_ranks
+
+# Largest number of elements of a rank's parts of the matrices that are exchanged and computed together.
+BUCKET_ELEMENTS = 2**26
 
 # Start and end along each dimension of the part of a matrix.
 Bounds = tuple[tuple[int, int], ...]
@@ -64,14 +68,15 @@ class Transfers:
         self.outgoing.sort(key=lambda transfer: transfer.peer)
         self.incoming.sort(key=lambda transfer: transfer.peer)
 
-    def exchange(self, values: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """Collective: send the values of the outgoing transfers, and return those of the incoming ones.
+    def exchange(self, values: Sequence[Tensor], like: Tensor, is_local: bool) -> list[Tensor]:
+        """Collective unless local: send the values of the outgoing transfers, and return those of the incoming ones.
 
         Args:
             values: tensor of each outgoing transfer.
             like: tensor of the dtype and on the device of the values.
+            is_local: True if each rank holds all matrices whole, so that it computes them itself.
         """
-        if not dist.is_initialized():
+        if is_local:
             return list(values)
         sent = torch.cat([value.reshape(-1) for value in values]) if values else like.new_empty(0)
         sizes_in = _sum_sizes(self.incoming)
@@ -97,9 +102,14 @@ class MatrixExchange:
     def __init__(self, matrices: Sequence[Tensor], costs: Sequence[float]) -> None:
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._shapes = [matrix.shape for matrix in matrices]
-        bounds_of_rank = _gather_bounds(matrices)
-        # Ranks of a replica are consecutive, because replicas are the outermost axis of the mesh.
-        num_members = find_replica_size(bounds_of_rank, self._shapes)
+        # Ranks of a replica are consecutive, because replicas are the outermost axis of the mesh. They know nothing of
+        # other replicas.
+        num_neighbours = _count_ranks_without_replicas(matrices)
+        first_neighbour = rank // num_neighbours * num_neighbours
+        bounds_of_neighbour = _gather_bounds(matrices, range(first_neighbour, first_neighbour + num_neighbours))
+        # Fewer ranks may hold all parts, for example if all matrices are whole.
+        num_members = find_replica_size(bounds_of_neighbour, self._shapes)
+        self._is_local = num_members == 1
         first = rank // num_members * num_members
         members = range(first, first + num_members)
         owners = assign_owners(costs, num_members)
@@ -111,7 +121,7 @@ class MatrixExchange:
             # Several ranks may hold the same part of a matrix that tensor parallelism does not split.
             holders: dict[Bounds, list[int]] = {}
             for member in members:
-                bounds = bounds_of_rank[member][index]
+                bounds = bounds_of_neighbour[member - first_neighbour][index]
                 if all(end > start for start, end in bounds):
                     holders.setdefault(bounds, []).append(member)
             for bounds, ranks in holders.items():
@@ -137,23 +147,35 @@ class MatrixExchange:
         """
         matrices = {index: parts[index].new_empty(self._shapes[index]) for index in self.owned}
         # A rank sends all that it holds of a matrix.
-        collected = self._collecting.exchange([parts[each.matrix] for each in self._collecting.outgoing], parts[0])
+        sent = [parts[transfer.matrix] for transfer in self._collecting.outgoing]
+        collected = self._collecting.exchange(sent, parts[0], self._is_local)
         for transfer, values in zip(self._collecting.incoming, collected, strict=True):
             matrices[transfer.matrix][transfer.slices] = values
         results = compute(matrices)
         sent = [results[transfer.matrix][transfer.slices] for transfer in self._returning.outgoing]
+        received = self._returning.exchange(sent, parts[0], self._is_local)
         returned = [torch.empty_like(part) for part in parts]
-        for transfer, values in zip(self._returning.incoming, self._returning.exchange(sent, parts[0]), strict=True):
+        for transfer, values in zip(self._returning.incoming, received, strict=True):
             returned[transfer.matrix] = values
         return returned
 
 
-def _gather_bounds(matrices: Sequence[Tensor]) -> list[list[Bounds]]:
-    """Collective: return for each rank the bounds of its part of each matrix."""
+def _count_ranks_without_replicas(matrices: Sequence[Tensor]) -> int:
+    """Return the number of all ranks over the length of the mesh axis ``replicate``, which some matrices may have."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    num_replicas = 1
+    for matrix in matrices:
+        if isinstance(matrix, DTensor) and "replicate" in (matrix.device_mesh.mesh_dim_names or ()):
+            num_replicas = matrix.device_mesh["replicate"].size()
+    return num_ranks // num_replicas
+
+
+def _gather_bounds(matrices: Sequence[Tensor], ranks: range) -> list[list[Bounds]]:
+    """Collective over `ranks`: return for each of them the bounds of its part of each matrix."""
     bounds = []
     for matrix in matrices:
         bounds.append(tuple((part.start, part.stop) for part in local_slices(matrix)))
-    return run_on_all_ranks(lambda: bounds)
+    return run_on_all_ranks(lambda: bounds, ranks)
 
 
 def _add_transfer(transfers: Transfers, rank: int, source: int, target: int, index: int, bounds: Bounds) -> None:
@@ -204,6 +226,35 @@ def _holds_all_parts(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequenc
         if num_elements < shape.numel():
             return False
     return True
+
+
+def count_parts(matrix: Tensor) -> int:
+    """Return the number of different parts into which ranks divide a tensor; replicas have the same parts."""
+    if not isinstance(matrix, DTensor):
+        return 1
+    num_parts = 1
+    for axis, placement in enumerate(matrix.placements):
+        if shard_dim(placement) is not None:
+            num_parts *= matrix.device_mesh.size(axis)
+    return num_parts
+
+
+def divide_into_buckets(sizes: Sequence[float]) -> list[list[int]]:
+    """Return the indices of consecutive matrices whose sizes add up to at most `BUCKET_ELEMENTS`, or of one matrix.
+
+    Args:
+        sizes: number of elements of each matrix over the number of its parts, so that the division is the same on each
+            rank.
+    """
+    buckets: list[list[int]] = []
+    num_elements = 0.0
+    for index, size in enumerate(sizes):
+        if not buckets or num_elements + size > BUCKET_ELEMENTS:
+            buckets.append([])
+            num_elements = 0.0
+        buckets[-1].append(index)
+        num_elements += size
+    return buckets
 
 
 def assign_owners(costs: Sequence[float], num_ranks: int) -> list[int]:

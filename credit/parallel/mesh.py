@@ -9,15 +9,14 @@ group each have a part of the fields of the same samples; weights are sharded ov
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Literal, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from credit.errors import ConfigError
+from credit.parallel.groups.axis_groups import build_axis_mesh, build_group, merge_mesh_axes
 
 # Most settings that an error message lists.
 _MAX_LISTED_SETTINGS = 12
@@ -216,8 +215,8 @@ class DeviceGrid:
     Attributes:
         degrees: length of each axis.
         rank: rank of this process, from 0.
-        device_mesh: mesh with the axes ``replicate`` (only if longer than 1), ``dp``, ``domain`` (only if longer than
-            1) and ``tp``; None if every rank has the whole network.
+        device_mesh: mesh with the axes ``replicate``, ``dp``, ``domain`` and ``tp``, without those of length 1 other
+            than ``dp``; None if every rank has the whole network.
         ensemble_group: ranks that divide the members of the same samples, in the order of the members; None if this
             rank computes all members.
         sample_group: ranks that get the same fields: the ensemble group with all its tensor-parallel peers; None if no
@@ -295,7 +294,7 @@ class DeviceGrid:
             return self.device_mesh["domain"].get_group()
         if self.degrees.domain == 1:
             return self.device_mesh["tp"].get_group()
-        return self.device_mesh["domain", "tp"]._flatten("domain_tp").get_group()
+        return merge_mesh_axes(self.device_mesh["domain", "tp"], "domain_tp").get_group()
 
     @property
     def field_group(self) -> ProcessGroup | None:
@@ -336,7 +335,7 @@ def build_mesh(
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
         shares_weights: False if every rank has the whole network, and only ensemble members are divided among ranks.
-        timeout_minutes: minutes that the ranks of an ensemble group wait for each other; None for torch's default.
+        timeout_minutes: minutes that the ranks of a group wait for each other; None for torch's default.
     """
     if degrees.world == 1:
         return DeviceGrid()
@@ -348,11 +347,11 @@ def build_mesh(
             "domain": degrees.domain,
             "tp": degrees.tensor,
         }
-        # FSDP2 takes a mesh with an axis of replicas for hybrid sharding, which needs collectives of its own.
-        for axis in ("replicate", "domain"):
+        # An axis of one rank needs no communicator, so it is no axis; FSDP2 cannot do without `dp`.
+        for axis in ("replicate", "domain", "tp"):
             if axis_sizes[axis] == 1:
                 del axis_sizes[axis]
-        device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
+        device_mesh = build_axis_mesh(device_type, axis_sizes, timeout_minutes)
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
         return replace(grid, sample_group=grid.field_group)
@@ -360,21 +359,9 @@ def build_mesh(
     ranks_SEDT = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.domain, degrees.tensor)
     # Only ranks with the same part of the fields and of the split layers exchange members: (S x D x T groups, E ranks).
     ensemble_ranks_GN = ranks_SEDT.permute(0, 2, 3, 1).flatten(0, 2)
-    ensemble_group = _build_group(ensemble_ranks_GN, timeout_minutes)
+    ensemble_group = build_group(ensemble_ranks_GN, device_type, "ensemble", timeout_minutes)
     sample_group = ensemble_group
     if degrees.tensor > 1 and not degrees.sequence_parallel:
-        sample_group = _build_group(ranks_SEDT.transpose(1, 2).flatten(0, 1).flatten(1), timeout_minutes)
+        sample_ranks_GN = ranks_SEDT.transpose(1, 2).flatten(0, 1).flatten(1)
+        sample_group = build_group(sample_ranks_GN, device_type, "sample", timeout_minutes)
     return replace(grid, ensemble_group=ensemble_group, sample_group=sample_group)
-
-
-def _build_group(ranks_GN: torch.Tensor, timeout_minutes: int | None) -> ProcessGroup:
-    """Collective: divide all ranks into groups and return the process group of this rank.
-
-    Args:
-        ranks_GN: (G groups, N ranks of a group) ranks; every rank of the run stands in it once.
-        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
-    """
-    timeout = None if timeout_minutes is None else timedelta(minutes=timeout_minutes)
-    # torch returns the group of this rank, and the list of all groups.
-    group, _ = dist.new_subgroups_by_enumeration(ranks_GN.tolist(), timeout=timeout)
-    return group

@@ -19,6 +19,7 @@ from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.compilation import keep_dtensors_out_of_graphs
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import shard_units
+from credit.parallel.groups.axis_groups import merge_mesh_axes
 from credit.parallel.tensor.dropout import has_dropout
 from credit.parallel.tensor.sequence_parallel import GradientAverage, SequenceRanks
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
@@ -204,9 +205,9 @@ def _merge_axes(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> DeviceMes
     has_replicas = "replicate" in mesh.mesh_dim_names
     if len(axes) == 1:
         return mesh["replicate", axes[0]] if has_replicas else mesh[axes[0]]
-    # `_flatten` and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger one, such as a mesh with
+    # Merging and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger one, such as a mesh with
     # an axis of pipeline stages.
-    merged_mesh = mesh[axes]._flatten(name)
+    merged_mesh = merge_mesh_axes(mesh[axes], name)
     if not has_replicas:
         return merged_mesh
     return DeviceMesh._concatenate([mesh["replicate"], merged_mesh])

@@ -7,7 +7,7 @@ import resource
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from credit.errors import ConfigError
+from credit.parallel.groups.object_tree import RankTree
 
 # Variables of each launcher: rank, world size, rank on the host, ranks on the host. The first launcher whose rank and
 # world size are set counts. MPI comes before Slurm: mpirun starts its daemons with srun, whose variables count daemons.
@@ -26,8 +27,12 @@ _LAUNCHERS = {
     "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }  # fmt: skip
-# Number of times that torchrun has restarted the ranks.
+# Variables of torchrun: number of times that it has restarted the ranks, largest such number, name of the launch, and
+# whether torchrun's own process on the first node serves the store of the ranks.
 _ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+_MAX_ATTEMPTS_VARIABLE = "TORCHELASTIC_MAX_RESTARTS"
+_LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
+_AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 # Port numbers from which that of rank 0 is chosen where the launcher sets none.
 _PORTS = range(20000, 60000)
 # Number of open files that a process needs besides its connections.
@@ -48,6 +53,9 @@ class ProcessInfo:
         job_id: id of the scheduler's job; empty outside a job.
         attempt: number of times that torchrun has restarted the ranks; 0 with other launchers.
         address: (host, port) of rank 0; None for a single process, and if MASTER_ADDR and MASTER_PORT are both set.
+        can_restart: True if torchrun restarts the ranks after a failure (``--max-restarts``).
+        launch_id: name of the launch (``--rdzv-id`` of torchrun), which is the same after a restart; empty if unknown.
+        has_agent_store: True if torchrun serves the store of the ranks, so that it outlives a restart.
     """
 
     rank: int = 0
@@ -57,6 +65,24 @@ class ProcessInfo:
     job_id: str = ""
     attempt: int = 0
     address: tuple[str, int] | None = None
+    can_restart: bool = False
+    launch_id: str = ""
+    has_agent_store: bool = False
+
+    @property
+    def store_address(self) -> tuple[str, int]:
+        """(host, port) of the store of all ranks; only for several ranks."""
+        return self.address or (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+    @property
+    def store_prefix(self) -> str:
+        """Prefix of all keys in the store.
+
+        torchrun's own store survives a restart (2.13), with the addresses of ranks that have died, so each attempt has
+        a prefix of its own. A store of rank 0 is new in each attempt. There the prefix must not depend on the attempt,
+        because torchrun counts the restarts on each node: they differ on a node that joins later.
+        """
+        return f"attempt_{self.attempt}" if self.has_agent_store else "run"
 
     @property
     def is_main(self) -> bool:
@@ -95,10 +121,18 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
         # All ranks run on this host if the launcher counts as many here as there are.
         is_one_host = environ.get(local_world_key) == str(world)
         address = _find_address(environ, launcher, world, is_one_host, job_id)
-        attempt = 0
-        if _ATTEMPT_VARIABLE in environ:
-            attempt = _read_int(environ, _ATTEMPT_VARIABLE)
-        return ProcessInfo(rank, world, local_rank or 0, launcher, job_id, attempt, address)
+        process = ProcessInfo(rank, world, local_rank or 0, launcher, job_id, address=address)
+        if _ATTEMPT_VARIABLE not in environ:
+            return process
+        # "none" is torchrun's default for all launches.
+        launch_id = environ.get(_LAUNCH_VARIABLE, "none")
+        return replace(
+            process,
+            attempt=_read_int(environ, _ATTEMPT_VARIABLE),
+            can_restart=int(environ.get(_MAX_ATTEMPTS_VARIABLE, 0)) > 0,
+            launch_id="" if launch_id == "none" else launch_id,
+            has_agent_store=environ.get(_AGENT_STORE_VARIABLE) == str(True),
+        )
     return ProcessInfo(job_id=job_id)
 
 
@@ -140,6 +174,8 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         yield None
         return
     _raise_open_file_limit(process.world)
+    # gloo connects two ranks when they first talk to each other, not each with all others (benchmarks/lab_notes.md).
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     # Size of torch's record of the last collectives, which shows the missing ranks when one does not end.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
@@ -153,8 +189,7 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
     timeout = timedelta(minutes=timeout_minutes)
     # `rendezvous` yields (store, rank, number of ranks), of which only the store is new.
     store, *_ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
-    # torchrun's store survives a restart (2.13), with the addresses of ranks that have died, hence a new prefix.
-    store = dist.PrefixStore(f"attempt_{process.attempt}", store)
+    store = dist.PrefixStore(process.store_prefix, store)
     backend = "gloo"
     bound_device = None
     if device.type == "cuda":
@@ -170,6 +205,8 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         device_id=bound_device,
     )
     try:
+        # Connects the ranks that will exchange objects. From here on, the loss of one of them is noticed at once.
+        RankTree.of_ranks().share(None)
         yield store
         # Without a barrier, gloo's threads may still free a tensor while a process that is done early ends Python.
         dist.barrier()
@@ -180,8 +217,9 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
 def _raise_open_file_limit(world: int) -> None:
     """Raise this process's limit of open files as far as the system allows, so that gloo can open its connections.
 
-    gloo connects each rank of a group with every other rank. The usual limit of a shell, 1024, would be too low for a
-    few hundred ranks.
+    An exchange of all ranks with all others, such as the optimizer Muon makes, connects each rank with every other one.
+    Rank 0 also has two connections to the store from every rank. The usual limit of a shell, 1024, would be too low for
+    a few hundred ranks.
 
     Args:
         world: number of ranks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from credit.parallel.dtensor import local_shard, num_shards
+from credit.parallel.groups.axis_groups import merge_mesh_axes
 
 # Added to the norm before dividing by it, as torch.nn.utils.clip_grad_norm_ does.
 NORM_EPS = 1e-6
@@ -158,16 +159,10 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
         For each summand a new tensor, the sum in which each shard counts once; it is equal on all ranks of the mesh.
     """
     meshes = dict.fromkeys(tensor.device_mesh for tensor in sharded)
-    groups = {mesh: _get_group(mesh) for mesh in meshes}
-    ranks_of_group = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
-
-    # Assign each summand to the largest group that contains the ranks of its mesh.
-    largest_first = sorted(ranks_of_group, key=lambda group: len(ranks_of_group[group]), reverse=True)
+    group_of_mesh = _merge_groups({mesh: _get_group(mesh) for mesh in meshes})
     indices_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for index, tensor in enumerate(sharded):
-        mesh_ranks = ranks_of_group[groups[tensor.device_mesh]]
-        containing_groups = [group for group in largest_first if mesh_ranks <= ranks_of_group[group]]
-        indices_of_group.setdefault(containing_groups[0], []).append(index)
+        indices_of_group.setdefault(group_of_mesh[tensor.device_mesh], []).append(index)
 
     # One all-reduce for each group carries all of its summands.
     sums: dict[int, Tensor] = {}
@@ -176,15 +171,30 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
         for index in indices:
             # Ranks with copies of the same shard have the same summand. The weight is 1 / (number of copies), so that
             # all copies together count once.
-            weight = num_shards(sharded[index]) / len(ranks_of_group[group])
+            weight = num_shards(sharded[index]) / dist.get_world_size(group)
             weighted_summands.append(summands[index].flatten() * weight)
-        total = torch.cat(weighted_summands)
+        # Shards that are kept in host memory are summed on the device of their mesh.
+        total = torch.cat(weighted_summands).to(sharded[indices[0]].device_mesh.device_type)
         dist.all_reduce(total, group=group)
         # Take the sums apart again.
         flat_sums = total.split([len(summand) for summand in weighted_summands])
         for index, flat_sum in zip(indices, flat_sums, strict=True):
-            sums[index] = flat_sum.view_as(summands[index])
+            sums[index] = flat_sum.view_as(summands[index]).to(summands[index].device)
     return [sums[index] for index in range(len(summands))]
+
+
+def _merge_groups(groups: Mapping[DeviceMesh, dist.ProcessGroup]) -> dict[DeviceMesh, dist.ProcessGroup]:
+    """Return for each mesh the largest of the groups that has all of its ranks."""
+    # The common case, in which no list of all ranks is needed.
+    if len(set(groups.values())) == 1:
+        return dict(groups)
+    ranks_of_group = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
+    largest_first = sorted(ranks_of_group, key=lambda group: len(ranks_of_group[group]), reverse=True)
+    merged_groups = {}
+    for mesh, group in groups.items():
+        containing_groups = [other for other in largest_first if ranks_of_group[group] <= ranks_of_group[other]]
+        merged_groups[mesh] = containing_groups[0]
+    return merged_groups
 
 
 def _get_group(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -193,4 +203,4 @@ def _get_group(mesh: DeviceMesh) -> dist.ProcessGroup:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
-    return mesh._flatten().get_group()
+    return merge_mesh_axes(mesh).get_group()

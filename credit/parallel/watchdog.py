@@ -2,9 +2,10 @@
 
 A rank that is stopped, stuck or dead makes all others wait in a collective. The error at the time-out then appears on
 the waiting ranks and does not name the missing rank. So each rank writes its progress every few seconds to the
-key-value store of the run, which all ranks can read. A rank without progress logs where in its code it waits. Rank 0
-also compares the ranks. It logs the ranks that are behind, and the last collective of each process group, which it
-takes from torch's flight recorder where the backend has one.
+key-value store of the run, which all ranks can read. When a run halts, rank 0 compares the ranks. It logs the ranks
+that are behind, the lines of code where ranks wait, and the last collective of each process group, which it takes
+from torch's flight recorder where the backend has one. Of the ranks that wait at a line, the first few log their whole
+stack, each to its own file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +31,15 @@ logger = logging.getLogger(__name__)
 _MAX_STACK_ENTRIES = 12
 # Number of ranks that a line of a report names.
 _MAX_LISTED_RANKS = 16
+# Number of lines of code that a report names, and number of ranks at each line that log their stack.
+_MAX_CODE_LINES = 4
+_MAX_STACKS = 4
+# Number of ranks that may write their error into STATUS. The first ones know the cause: others have lost them.
+_MAX_FAILURE_REPORTS = 8
+# Number of entries that the store receives in a second, of all ranks together. More ranks write less often.
+_MAX_ENTRIES_PER_SECOND = 200
+# Number of entries that rank 0 reads from the store at once.
+_NUM_ENTRIES_READ = 1024
 
 
 class Watchdog:
@@ -38,7 +50,7 @@ class Watchdog:
         rank: rank of this process, from 0.
         world: number of ranks.
         patience: seconds without progress after which a rank logs a report, one for each halt.
-        beat: seconds between two entries of a rank in the store.
+        beat: shortest time in seconds between two entries of a rank in the store.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, world: int, patience: float, beat: float = 10.0) -> None:
@@ -47,7 +59,7 @@ class Watchdog:
         self._rank = rank
         self._world = world
         self._patience = patience
-        self._beat = beat
+        self._beat = max(beat, world / _MAX_ENTRIES_PER_SECOND)
         self._activity_count = 0
         self._activity = "starting"
         self._main_thread = threading.main_thread().ident
@@ -58,6 +70,24 @@ class Watchdog:
         """Record that this rank begins an activity, which counts as progress; reports show the text `activity`."""
         self._activity_count += 1
         self._activity = activity
+
+    def is_among_first(self, event: str, count: int) -> bool:
+        """Return True if fewer than `count` ranks have asked this for `event` before.
+
+        So of thousands of ranks to which the same happens, some report it. Without a store, which is lost with the host
+        of rank 0, these are about `count` ranks that are evenly spaced.
+        """
+        if self._store is not None:
+            with suppress(RuntimeError):
+                return self._store.add(f"watchdog/first/{event}", 1) <= count
+        return self._rank % max(1, self._world // count) == 0
+
+    def may_report_failure(self) -> bool:
+        """Return True if this rank may write the error that ends it into STATUS.
+
+        Thousands of ranks that fail together must not all write to one file.
+        """
+        return self.is_among_first("failure", _MAX_FAILURE_REPORTS) or self._rank == 0
 
     def __enter__(self) -> Watchdog:
         if self._store is not None:
@@ -85,10 +115,8 @@ class Watchdog:
                 last_progress = time.monotonic()
                 is_reported = False
             beats += 1
-            # Reading the flight recorder costs time, so it is read during a halt only.
-            collectives = read_last_collectives() if is_halted else {}
             try:
-                self._store.set(_store_key(self._rank), json.dumps(self._describe_status(beats, collectives)))
+                self._store.set(_store_key(self._rank), json.dumps(self._describe_status(beats, is_halted)))
                 seconds_waited = time.monotonic() - last_progress
                 if is_halted and not is_reported and seconds_waited > self._patience:
                     is_reported = True
@@ -104,13 +132,16 @@ class Watchdog:
         Args:
             seconds_waited: seconds since the last progress.
         """
+        code_line = self._find_code_line()
+        if self._rank > 0 and not self.is_among_first(f"{self._activity} {code_line}", _MAX_STACKS):
+            return
         lines = [f"rank {self._rank} has made no progress for {seconds_waited:.0f} s ({self._activity})"]
         if self._rank == 0:
             before = self._read_statuses()
             # Every rank that lives writes its status at least once in this time.
             self._is_stopping.wait(1.5 * self._beat)
             # No entry in the store has beat -1, so this rank does not count as silent.
-            rank0_status = self._describe_status(-1, read_last_collectives())
+            rank0_status = self._describe_status(-1, is_halted=True)
             now = self._read_statuses()
             # The status of this rank in the store is as old as its last beat.
             now[0] = rank0_status
@@ -120,28 +151,54 @@ class Watchdog:
             lines.append("it waits here (most recent call last):")
             stack_entries = traceback.format_stack(frame)[-_MAX_STACK_ENTRIES:]
             lines += "".join(stack_entries).rstrip().splitlines()
-        logger.error("%s", "\n".join(lines))
+        # Errors of all ranks appear in the output of the job, so other ranks only write to their own file.
+        logger.log(logging.ERROR if self._rank == 0 else logging.WARNING, "%s", "\n".join(lines))
 
-    def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    def _describe_status(self, beats: int, is_halted: bool) -> dict[str, Any]:
         """Return the status of this rank, as it is written to the store and read by `describe_lag`.
 
         Args:
             beats: number of entries written so far; a growing number shows that the thread lives.
-            collectives: last collective of each process group, from `read_last_collectives`.
+            is_halted: True if there was no progress since the last entry. Only then the status has the line of
+                code and the last collective of each process group, because finding them costs time.
         """
-        return {"beats": beats, "count": self._activity_count, "activity": self._activity, "collectives": collectives}
+        return {
+            "beats": beats,
+            "count": self._activity_count,
+            "activity": self._activity,
+            "code_line": self._find_code_line() if is_halted else None,
+            "collectives": read_last_collectives() if is_halted else {},
+        }
+
+    def _find_code_line(self) -> str:
+        """Return the innermost line of code outside of torch that the main thread is in."""
+        frame = sys._current_frames().get(self._main_thread)
+        for entry in reversed(traceback.extract_stack(frame)):
+            path = Path(entry.filename)
+            if "torch" not in path.parts:
+                return f"{path.parent.name}/{path.name}:{entry.lineno} in {entry.name}"
+        return "unknown"
 
     def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
         """Return the last status of each rank by rank; None for a rank that has written none."""
-        statuses = {}
-        for rank in range(self._world):
-            key = _store_key(rank)
-            # `get` would wait for a key that is not there.
-            if self._store.check([key]):
-                statuses[rank] = json.loads(self._store.get(key))
-            else:
-                statuses[rank] = None
+        statuses: dict[int, dict[str, Any] | None] = {}
+        for first in range(0, self._world, _NUM_ENTRIES_READ):
+            self._read_statuses_of(range(first, min(first + _NUM_ENTRIES_READ, self._world)), statuses)
         return statuses
+
+    def _read_statuses_of(self, ranks: range, statuses: dict[int, dict[str, Any] | None]) -> None:
+        """Add the last statuses of neighbouring ranks to `statuses`."""
+        keys = [_store_key(rank) for rank in ranks]
+        # `multi_get` would wait for keys that are not there.
+        if self._store.check(keys):
+            for rank, text in zip(ranks, self._store.multi_get(keys), strict=True):
+                statuses[rank] = json.loads(text)
+        elif len(ranks) == 1:
+            statuses[ranks[0]] = None
+        else:
+            middle = len(ranks) // 2
+            self._read_statuses_of(ranks[:middle], statuses)
+            self._read_statuses_of(ranks[middle:], statuses)
 
 
 def describe_lag(
@@ -152,22 +209,33 @@ def describe_lag(
     Args:
         before: last status of each rank by rank; None for a rank that has written none. A status is a dict with
             ``beats`` (number of entries written so far), ``count`` (number of activities begun), ``activity`` (the last
-            one) and ``collectives`` (from `read_last_collectives`).
+            one), ``code_line`` (where it waits, None for a rank without a halt) and ``collectives`` (from
+            `read_last_collectives`).
         now: the same, read more than one beat later.
     """
     lines = []
 
     # A rank that lives writes a new number of beats.
-    silent_ranks = [rank for rank, status in now.items() if status is None or status == before[rank]]
+    silent_ranks = {rank: None for rank, status in now.items() if status is None or status == before[rank]}
     if silent_ranks:
-        lines.append(f"silent, so stopped or dead: {_list_ranks(silent_ranks)}")
+        lines.append(f"silent, so stopped or dead: {_list_ranks(list(silent_ranks))}")
 
     # Ranks that live but have begun fewer activities than the others.
     counts = {rank: status["count"] for rank, status in now.items() if status is not None}
     highest_count = max(counts.values(), default=0)
-    for rank, count in counts.items():
-        if count < highest_count and rank not in silent_ranks:
-            lines.append(f"behind: rank {rank} ({now[rank]['activity']})")
+    behind_ranks = [rank for rank, count in counts.items() if count < highest_count and rank not in silent_ranks]
+    for rank in behind_ranks[:_MAX_LISTED_RANKS]:
+        lines.append(f"behind: rank {rank} ({now[rank]['activity']})")
+    if len(behind_ranks) > _MAX_LISTED_RANKS:
+        lines.append(f"behind: {len(behind_ranks) - _MAX_LISTED_RANKS} more ranks")
+
+    # Most ranks wait at the same line, so the lines with few ranks tell most.
+    ranks_of_code_line: dict[str, list[int]] = {}
+    for rank, status in now.items():
+        if status is not None and status["code_line"] is not None and rank not in silent_ranks:
+            ranks_of_code_line.setdefault(status["code_line"], []).append(rank)
+    for code_line, ranks in sorted(ranks_of_code_line.items(), key=lambda item: len(item[1]))[:_MAX_CODE_LINES]:
+        lines.append(f"at {code_line}: {_list_ranks(ranks)}")
 
     # The ranks that have begun a group's last collective wait for those that have not.
     # For each group and each of its ranks: (number, name) of the last collective that the rank has begun.
@@ -181,7 +249,7 @@ def describe_lag(
         waiting_ranks = [rank for rank, (number, _) in collective_by_rank.items() if number == highest_number]
         # All ranks belong to the default group, also those that had no time to write their status.
         group_ranks = now if "default_pg" in group else collective_by_rank
-        missing_ranks = [rank for rank in group_ranks if rank not in waiting_ranks]
+        missing_ranks = sorted(set(group_ranks).difference(waiting_ranks))
         _, name = collective_by_rank[waiting_ranks[0]]
         line = f"group {group}: {_list_ranks(waiting_ranks)} in {name}, number {highest_number}"
         if missing_ranks:

@@ -1,8 +1,7 @@
-"""Spherical harmonics on the rows of a latitude-longitude grid, and random fields that are made of them.
+"""Spherical harmonics on the rows of a latitude-longitude grid, and random fields composed of them.
 
 The harmonics are normalised so that the mean of their square over the sphere is 1. A harmonic has a degree l (total
-wavenumber) and an order m (zonal wavenumber). The transform of fields in torch is in
-`credit.physics.spherical_transform`.
+wavenumber) and an order m (zonal wavenumber). `credit.physics.spherical_transform` transforms fields in torch.
 
 Shape suffixes: H latitude rows, W longitude columns.
 """
@@ -19,9 +18,9 @@ EARTH_RADIUS_KM = 6371.0
 def max_wavenumber(grid: LatLonGrid) -> int:
     """Return the largest total wavenumber that the 2/3 rule allows on a grid, for example 21 on 32 x 64 cells.
 
-    Up to 2/3 of the largest wavenumber that a grid resolves, the product of two waves is not aliased to a wave in this
-    range (S. A. Orszag, J. Atmos. Sci. 28, 1074, 1971). A circle of n points resolves wavenumbers up to n / 2. A
-    meridian circle of the grid has 2 H points, and a parallel has W.
+    A circle of n points resolves wavenumbers up to n / 2. The 2/3 rule keeps wavenumbers up to 2/3 of this limit; then
+    products of two waves are not aliased to a wave in this range (S. A. Orszag, J. Atmos. Sci. 28, 1074, 1971). A
+    meridian circle of the grid has 2 H points, and a parallel has W points.
     """
     num_rows, num_columns = grid.shape
     return min(2 * num_rows, num_columns) // 3
@@ -30,7 +29,7 @@ def max_wavenumber(grid: LatLonGrid) -> int:
 def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
     """Compute the associated Legendre functions of one order.
 
-    They are normalised so that half the integral of their square over the sine of latitude, from -1 to 1, is 1. The
+    The functions are normalised so that the mean of their square over the sine of latitude, from -1 to 1, is 1. The
     recursion over the degree is numerically stable (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2,
     eq. 11).
 
@@ -59,15 +58,16 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
 
 
 def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
-    """Return the (H,) weights of the rows for integrals over the sine of latitude, float64; they sum to 2.
+    """Return the weights of the rows for integrals over the sine of latitude, (H,) float64; they sum to 2.
 
-    They integrate polynomials of the sine of latitude up to degree H - 1 exactly. On an equiangular grid with poles
-    they are the weights of Clenshaw and Curtis, without poles those of Fejer, and on a Gaussian grid those of Gauss.
+    The weights integrate polynomials of the sine of latitude up to degree H - 1 exactly. They are the Clenshaw-Curtis
+    weights on an equiangular grid with poles, the Fejer weights on an equiangular grid without poles, and the Gauss
+    weights on a Gaussian grid.
     """
     colatitude = np.deg2rad(90.0 - grid.lat)
     order = np.arange(len(colatitude))
     integrals = np.zeros(len(order))
-    # Integrals of cos(k theta) sin(theta) over 0..pi; those of odd k are zero.
+    # Integrals of cos(k theta) sin(theta) over 0..pi; they are zero for odd k.
     integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)
     # Row k of the matrix is cos(k theta) on each row of the grid, a polynomial of degree k of the sine of latitude.
     return np.linalg.solve(np.cos(order[:, None] * colatitude), integrals)
@@ -76,9 +76,9 @@ def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
 def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
     """Return the matrices of the Legendre transform, one for each order m from 0 to `max_degree`.
 
-    A matrix turns the Fourier coefficient of order m on each row into the coefficients of the harmonics of this order.
-    They are a least-squares fit, weighted by the quadrature. On any rows the fit is exact for a field that is made of
-    harmonics up to `max_degree`. The quadrature alone would be exact only on Gaussian rows.
+    A matrix maps the Fourier coefficients of order m of all rows to the coefficients of the harmonics of this order, by
+    a least-squares fit that is weighted by the quadrature. For fields composed of harmonics up to `max_degree`, the fit
+    is exact on any rows; the quadrature alone would be exact only on Gaussian rows.
 
     Args:
         grid: grid of the fields.
@@ -88,7 +88,7 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
         For each order m a matrix (max_degree - m + 1, H), float64, with one row for each degree m to `max_degree`.
     """
     sine = np.sin(np.deg2rad(grid.lat))
-    # Very uneven rows can have negative weights, with which the fit may have no minimum.
+    # Very uneven rows can have negative weights, for which the fit may have no minimum.
     weights = np.maximum(latitude_quadrature(grid), 1e-12)
     matrices = []
     for m in range(max_degree + 1):
@@ -102,7 +102,7 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
 def build_gaussian_grid(num_rows: int, num_columns: int) -> LatLonGrid:
     """Return the grid whose rows are the nodes of Gauss-Legendre quadrature; the first column is at longitude 0.
 
-    Its quadrature integrates products of two harmonics exactly up to degree `num_rows` - 1.
+    The quadrature on its rows integrates products of two harmonics up to degree `num_rows` - 1 exactly.
 
     Args:
         num_rows: number of rows.
@@ -116,8 +116,8 @@ def build_gaussian_grid(num_rows: int, num_columns: int) -> LatLonGrid:
 def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
     """Return the factor exp(-l (l + 1) length^2 / (2 R^2)) by which a Gaussian filter damps each degree l.
 
-    The filter is the solution of the heat equation on the sphere. If its length is small against the radius R of the
-    Earth, it is a Gaussian exp(-d^2 / (2 length^2)) of the distance d.
+    The filter is the solution of the heat equation on the sphere. If the length is small compared to the radius R of
+    the Earth, the filter is a Gaussian exp(-d^2 / (2 length^2)) of the distance d.
 
     Args:
         degree: degrees l, any shape.
@@ -136,14 +136,14 @@ class CorrelatedNoise:
 
     Args:
         grid: grid of the fields.
-        length_km: correlation length in km. Wavenumbers above `max_wavenumber` of the grid are left out.
+        length_km: correlation length in km. Wavenumbers above `max_wavenumber` of the grid are omitted.
     """
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
         degree = np.arange(max_wavenumber(grid) + 1)
         power = gaussian_response(degree, length_km)
-        # Harmonics with hardly any power would cost time and change nothing. Power falls with the degree, so those that
-        # remain are the degrees 0 to `max_degree`.
+        # Drop harmonics with negligible power, which would only cost time. Power decreases with the degree, so the
+        # degrees 0 to `max_degree` remain.
         power = power[power > 1e-8]
         self._num_columns = grid.shape[1]
         sine = np.sin(np.deg2rad(grid.lat))
@@ -151,7 +151,7 @@ class CorrelatedNoise:
         # A degree l has 2 l + 1 harmonics; the variances of all harmonics add up to 1.
         num_harmonics = 2 * np.arange(max_degree + 1) + 1
         amplitude = np.sqrt(power / (power * num_harmonics).sum())
-        # For each order m, (degrees, H) the functions times the amplitude of their degree.
+        # Legendre functions of each order m, (degrees, H), multiplied by the amplitude of their degree.
         self._functions = []
         for m in range(max_degree + 1):
             self._functions.append(compute_legendre(max_degree, m, sine) * amplitude[m:, None])
@@ -163,13 +163,13 @@ class CorrelatedNoise:
             count: number of fields.
             generator: source of the random numbers; generators in the same state give the same fields.
         """
-        # Fourier coefficients of each row, which the transform along the row turns into fields.
+        # Fourier coefficients of each row; an inverse transform along the rows gives the fields.
         num_rows = self._functions[0].shape[1]
         waves = np.zeros((count, num_rows, self._num_columns // 2 + 1), dtype=np.complex128)
         for m, functions in enumerate(self._functions):
             real, imaginary = generator.standard_normal((2, count, len(functions)))
             # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft counts its coefficient twice.
-            # For order 0 the imaginary part is drawn too, but not used.
+            # For order 0 the imaginary part is drawn but not used.
             amplitudes = real
             if m > 0:
                 amplitudes = (real - 1j * imaginary) / np.sqrt(2)

@@ -4,8 +4,8 @@ A real field is the sum over degrees l and orders m of
 
     f = sum_l a_l0 P_l0(sin lat) + 2 Re sum_{m > 0} sum_{l >= m} a_lm P_lm(sin lat) exp(i m lon),
 
-with the Legendre functions of `credit.physics.spherical_harmonics`. The mean of the square of f over the sphere is the
-sum of abs(a)^2, in which orders above 0 count twice. The coefficients are those of orthonormal harmonics divided by
+with the Legendre functions P_lm of `credit.physics.spherical_harmonics`. The mean of f^2 over the sphere is the sum of
+abs(a_lm)^2, where orders above 0 count twice. The coefficients a_lm equal those of orthonormal harmonics divided by
 sqrt(4 pi). Longitudes count from the first column of the grid.
 
 Shape suffixes: H latitude rows, W longitude columns, N coefficients (pairs of degree and order), K fields, l degrees of
@@ -25,32 +25,32 @@ from torch.nn import functional
 from credit.grid import LatLonGrid
 from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre, max_wavenumber
 
-# Smaller values of the tables do not change a sum, because other values are of the order of 1.
+# Smaller values of the tables are set to zero; they do not change a sum, because other values are of the order of 1.
 _NEGLIGIBLE = 1e-20
 
 
 class SphericalTransform(nn.Module):
-    """Analysis of fields into coefficients, and synthesis of fields from them; both are linear and differentiable.
+    """Spherical-harmonic analysis and synthesis of fields; both are linear and differentiable.
 
-    The analysis is exact, up to rounding, for fields whose degrees are at most `max_degree`. Of any other field it
+    The analysis is exact, up to rounding, for fields with degrees of at most `max_degree`. For any other field it
     returns the coefficients of the nearest field of this kind, by a weighted least-squares fit.
 
-    One table serves the analysis and one the synthesis. A table has N x H numbers: in float32 it takes 5 MB on
-    181 x 360 cells, and 334 MB on 721 x 1440 cells, where building the tables takes ten seconds and 2.3 GB of host
-    memory. The tables are computed in float64. They are not part of checkpoints.
+    Analysis and synthesis have one table each, with N x H numbers. In float32, a table takes 5 MB on 181 x 360 cells
+    and 334 MB on 721 x 1440 cells. On the latter, building the tables takes ten seconds and 2.3 GB of host memory. The
+    tables are computed in float64. They are not part of checkpoints.
 
     Args:
         grid: grid of the fields.
         can_synthesise: True to build the table for `synthesise` as well.
-        dtype: float32 or float64, the type of the tables. Fields are converted to it, also under autocast, and matrix
-            products do not use TF32.
+        dtype: float32 or float64, the dtype of the tables. Fields are converted to this dtype, also under autocast, and
+            matrix products do not use TF32.
 
     Attributes:
         max_degree: largest degree, `max_wavenumber` of the grid.
         degree_N: (N,) degree l of each coefficient, int64. Coefficients are sorted by order: those of order 0 with the
             degrees 0 to `max_degree`, then those of order 1 with the degrees 1 to `max_degree`, and so on.
-        multiplicity_N: (N,) number of times that a coefficient counts in a sum over orders of both signs: 1 for order 0
-            and 2 for others, because a real field has the complex conjugate of the coefficient at order -m.
+        multiplicity_N: (N,) weight of each coefficient in a sum over positive and negative orders: 1 for order 0 and 2
+            for other orders, because the coefficient of order -m of a real field is the complex conjugate.
     """
 
     def __init__(self, grid: LatLonGrid, can_synthesise: bool = True, dtype: torch.dtype = torch.float32) -> None:
@@ -76,14 +76,14 @@ class SphericalTransform(nn.Module):
         self._register_table("degree_N", np.concatenate(degrees), torch.int64)
 
     def _register_table(self, name: str, values: np.ndarray, dtype: torch.dtype) -> None:
-        """Keep a table in a buffer, which moves with the module to another device but is not part of checkpoints.
+        """Store a table in a buffer, which moves with the module to its device but is not part of checkpoints.
 
         Args:
             name: name of the buffer.
             values: the table; values that are too small to matter are set to 0 in place.
             dtype: type of the buffer.
         """
-        # Functions of high order are tiny near the poles. Processors are slow with numbers below the normal range.
+        # Functions of high order are tiny near the poles, and processors are slow with subnormal numbers.
         values[np.abs(values) < _NEGLIGIBLE] = 0
         self.register_buffer(name, torch.from_numpy(values).to(dtype), persistent=False)
 
@@ -100,7 +100,7 @@ class SphericalTransform(nn.Module):
         leading_shape = field_HW.shape[:-2]
         with _full_precision(field_HW.device):
             field_KHW = field_HW.to(self._analysis_NH.dtype).reshape(-1, *self._grid_shape)
-            # Fourier coefficients of each row; orders above `max_degree` are left out.
+            # Fourier coefficients of each row; orders above `max_degree` are dropped.
             waves_KHm = torch.fft.rfft(field_KHW)[..., : self.max_degree + 1] / num_columns
             # Real and imaginary parts of all fields are the rows of one matrix for each order, (2 K, H).
             waves_m2KH = torch.view_as_real(waves_KHm).permute(2, 3, 0, 1).flatten(1, 2)
@@ -112,7 +112,7 @@ class SphericalTransform(nn.Module):
         return coefficient_KN.reshape(*leading_shape, -1)
 
     def synthesise(self, coefficient_N: Tensor) -> Tensor:
-        """Return the real fields of coefficients, the inverse of `analyse`.
+        """Return the real fields with given coefficients: the inverse of `analyse`.
 
         Args:
             coefficient_N: (..., N) complex coefficients.
@@ -136,7 +136,7 @@ class SphericalTransform(nn.Module):
         return field_KHW.reshape(*leading_shape, *self._grid_shape)
 
     def sum_by_degree(self, values_N: Tensor) -> Tensor:
-        """Return the sums over all orders of each degree, in which orders above 0 count twice (`multiplicity_N`).
+        """Return the sum over the orders of each degree, where orders above 0 count twice (`multiplicity_N`).
 
         Args:
             values_N: (..., N) real values, one for each coefficient, such as abs(a)^2.
@@ -146,13 +146,13 @@ class SphericalTransform(nn.Module):
         """
         counted_N = values_N * self.multiplicity_N
         orders = counted_N.split(self._num_degrees, dim=-1)
-        # Order m has no degrees below m, so it is padded with m zeros before the orders are added up.
-        # Not `index_add`, whose order of operations differs from call to call on a GPU.
+        # Order m has no degrees below m, so it is padded with m zeros before the orders are added up. `index_add` is
+        # not used, because its order of operations varies from call to call on a GPU.
         padded_orders = torch.stack([functional.pad(order_values, (m, 0)) for m, order_values in enumerate(orders)])
         return padded_orders.sum(0)
 
     def _split_table(self, name: str) -> tuple[Tensor, ...]:
-        """Return the table in the buffer `name` in parts, one for each order m: (max_degree + 1 - m, H)."""
+        """Split the table in the buffer `name` into one part for each order m, (max_degree + 1 - m, H)."""
         return getattr(self, name).split(self._num_degrees)
 
 
@@ -163,7 +163,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
     With less precision, the rounding errors of the longest waves would exceed the amplitude of the shortest waves.
     """
     no_autocast: contextlib.AbstractContextManager = contextlib.nullcontext()
-    # The meta device, on which `credit check` tries a training step, has no autocast.
+    # The meta device, on which `credit check` runs a training step, has no autocast.
     if device.type != "meta":
         no_autocast = torch.autocast(device.type, enabled=False)
     precision = torch.get_float32_matmul_precision()

@@ -15,7 +15,7 @@ import numpy as np
 GRAVITY = 9.80665  # m s-2, the standard value
 R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
 R_VAPOUR = 461.5250  # J kg-1 K-1, likewise
-# Heat capacity at constant pressure, J kg-1 K-1, of ideal gases of two and of three atoms a molecule, as in [IFS].
+# Heat capacity at constant pressure, J kg-1 K-1, of ideal gases with two and three atoms per molecule, as in [IFS].
 CP_DRY = 3.5 * R_DRY
 CP_VAPOUR = 4.0 * R_VAPOUR
 LATENT_HEAT = 2.5008e6  # J kg-1, of vaporisation at 0 degC, [IFS]
@@ -24,14 +24,15 @@ _EPSILON = R_DRY / R_VAPOUR
 _LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
 # Derivative of ln T by ln p at this lapse rate.
 ALPHA = _LAPSE_RATE * R_DRY / GRAVITY
-# K, [TBB]: temperatures below the surface that are warmer or colder are moderated, which gives a smoother pressure.
+# K, [TBB]: surface temperatures beyond these limits are moderated, which gives smoother fields below the surface.
 _WARMEST = 290.5
 _COLDEST = 255.0
-# m, [TBB]: between these heights of the surface the limit _WARMEST_PLATEAU (K) of temperature at sea level sets in.
+# m, [TBB]: from the lower to the higher surface height, the limit _WARMEST_PLATEAU (K) of the temperature at sea level
+# takes effect gradually.
 _LOW_PLATEAU = 2000.0
 _HIGH_PLATEAU = 2500.0
 _WARMEST_PLATEAU = 298.0
-_FLAT = 1e-3  # m2 s-2; a surface geopotential below it is sea level
+_FLAT = 1e-3  # m2 s-2; a smaller surface geopotential counts as sea level
 # K, [IFS] part IV, chapter 7: saturation is over water above the first, over ice below the second temperature.
 _FREEZING = 273.16
 _ALL_ICE = 250.16
@@ -74,9 +75,9 @@ def _compute_tetens(temperature: np.ndarray, factor: float, pole: float) -> np.n
 
 
 def saturation_pressure_water(temperature: np.ndarray) -> np.ndarray:
-    """Return saturation vapour pressure (Pa) over water, also below 0 degC, to which weather stations refer humidity.
+    """Return saturation vapour pressure (Pa) over water, also below 0 degC, as weather stations use it for humidity.
 
-    WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B.
+    Source: WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B.
 
     Args:
         temperature: temperature (K), any shape.
@@ -102,10 +103,10 @@ def geopotential(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return geopotential (m2 s-2) at full levels and at the layers' lower edges, by hydrostatic integration upwards.
 
-    The integration starts at the surface. From the lower to the upper edge of a layer, geopotential grows by
-    R Tv ln(lower / upper). From the lower edge to the full level it grows by R Tv alpha, with
-    alpha = 1 - upper / (lower - upper) ln(lower / upper), and alpha = ln 2 in a layer that reaches to pressure 0.
-    Here `lower` and `upper` are the pressures at the edges, R is the gas constant of dry air and Tv virtual temperature
+    The integration starts at the surface. From the lower to the upper edge of a layer, geopotential increases by
+    R Tv ln(lower / upper). From the lower edge to the full level it increases by R Tv alpha, with
+    alpha = 1 - upper / (lower - upper) ln(lower / upper), and alpha = ln 2 in a layer that reaches pressure 0. Here
+    `lower` and `upper` are the pressures at the edges, R is the gas constant of dry air, and Tv is virtual temperature
     ([IFS] part III, equations 2.21 to 2.23).
 
     Args:
@@ -118,10 +119,12 @@ def geopotential(
         (K, N...) geopotential at full levels, and (K, N...) geopotential at the lower edges.
     """
     at_top = upper_KN <= 0.0
-    # At the top the logarithm is infinite. It is replaced by ln 2, which is alpha there.
+    # At the top of the atmosphere the logarithm would be infinite. It is replaced by ln 2 and only enters the sum of
+    # the uppermost layer, which no lower edge needs.
     log_ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))
     thickness = R_DRY * temperature_KN * log_ratio
-    # Add up the layers from the lowest one upwards; without its own thickness, a layer's sum is that at its lower edge.
+    # Add up the layers from the lowest layer upwards. Without the thickness of a layer itself, its sum is the
+    # geopotential at its lower edge.
     lower_edge = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
     alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * log_ratio)
     return lower_edge + R_DRY * temperature_KN * alpha, lower_edge
@@ -148,10 +151,10 @@ def extrapolate_temperature(
     """Return temperature (K) below the lowest level, after [TBB].
 
     Down to the surface, temperature is linear in pressure. Below the surface it is extrapolated with the lapse rate of
-    the standard atmosphere, or with a smaller one if the surface is higher than 2000 m.
+    the standard atmosphere, or with a smaller lapse rate if the surface is higher than 2000 m.
 
     Args:
-        pressure: (N...) target pressure (Pa), at least that of the lowest level.
+        pressure: (N...) target pressure (Pa), not lower than `lowest_pressure`.
         surface_pressure: (N...) surface pressure (Pa).
         lowest: (N...) temperature of the lowest level (K).
         lowest_pressure: (N...) pressure of the lowest level (Pa).
@@ -161,8 +164,8 @@ def extrapolate_temperature(
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     depth_share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
     above_ground = lowest + depth_share * (ground - lowest)
-    # Below the surface, the lapse rate follows from the temperature at sea level. Its limit under plateaus sets in
-    # gradually between two heights of the surface.
+    # Below the surface, the lapse rate follows from the temperature at sea level, which is limited under plateaus. The
+    # limit takes effect gradually between two heights of the surface.
     height = surface_geopotential / GRAVITY
     sea_level = ground + _LAPSE_RATE * height
     limited_sea_level = np.minimum(sea_level, _WARMEST_PLATEAU)
@@ -183,7 +186,12 @@ def extrapolate_geopotential(
 ) -> np.ndarray:
     """Return geopotential (m2 s-2) at a pressure below the surface, after [TBB].
 
-    The arguments are those of `extrapolate_temperature`; `lowest_temperature` is called `lowest` there.
+    Args:
+        pressure: (N...) target pressure (Pa), at least surface pressure.
+        surface_pressure: (N...) surface pressure (Pa).
+        lowest_temperature: (N...) temperature of the lowest level (K).
+        lowest_pressure: (N...) pressure of the lowest level (Pa).
+        surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
     ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     depth = np.log(pressure / surface_pressure)
@@ -200,7 +208,11 @@ def sea_level_pressure(
 ) -> np.ndarray:
     """Return pressure (Pa) at mean sea level, after [TBB].
 
-    The arguments are those of `extrapolate_temperature`; `lowest_temperature` is called `lowest` there.
+    Args:
+        surface_pressure: (N...) surface pressure (Pa).
+        lowest_temperature: (N...) temperature of the lowest level (K).
+        lowest_pressure: (N...) pressure of the lowest level (Pa).
+        surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
     ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     # The inverse of the integral in `extrapolate_geopotential`, as a series in the height of the surface divided by the
@@ -213,15 +225,15 @@ def sea_level_pressure(
 def _moderate_ground(
     lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray, surface_geopotential: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return surface temperature (K), moderated where it is very warm or cold, and d ln T / d ln p below the surface.
+    """Return surface temperature (K), moderated if very warm or cold, and d ln T / d ln p below the surface.
 
-    The limits are those of [TBB], and the arguments those of `extrapolate_temperature`.
+    The limits are those of [TBB]. See `extrapolate_temperature` for the arguments.
     """
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     # A temperature beyond a limit is replaced by its mean with the limit.
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
-    # Where the surface itself is warmer than the limit, temperature is constant below it.
+    # If the surface itself is warmer than the limit, temperature is constant below the surface.
     is_hot = (ground > _WARMEST) & (sea_level > _WARMEST)
     alpha = _compute_dlnT_dlnp(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
     return np.where(is_hot, 0.5 * (_WARMEST + ground), ground), np.where(is_hot, 0.0, alpha)
@@ -230,13 +242,13 @@ def _moderate_ground(
 def _compute_dlnT_dlnp(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
     """Return d ln T / d ln p for air that warms by `warming` (K) from the surface down to sea level.
 
-    Where the surface is at sea level, it is the value of the standard atmosphere.
+    If the surface is at sea level, this is the value of the standard atmosphere.
 
     Args:
         warming: (N...) difference of temperature (K) between sea level and the surface.
         surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
     is_flat = np.abs(surface_geopotential) < _FLAT
-    # At sea level the quotient is 0 / 0, so it is computed with another divisor and not used.
+    # At sea level the quotient would be 0 / 0. It is computed with the divisor 1 there, and not used.
     divisor = np.where(is_flat, 1.0, surface_geopotential)
     return np.where(is_flat, ALPHA, R_DRY * warming / divisor)

@@ -1,8 +1,8 @@
 """Hybrid sigma-pressure levels, and interpolation from one set of levels to another, linear in ln p.
 
-On a hybrid level, pressure is a + b times surface pressure. A pressure level is a hybrid level with b = 0, so one
-function interpolates between any two sets: from hybrid to pressure levels, back, and from one model's levels to those
-of another model.
+On a hybrid level, pressure is a + b * surface pressure. A pressure level is a hybrid level with b = 0. So one function
+interpolates between any two sets of levels: from hybrid to pressure levels, from pressure to hybrid levels, and between
+the levels of two models.
 
 Shape suffixes: K levels of a source and L levels to interpolate to, both from the top down; N stands for one or more
 axes of cells.
@@ -17,7 +17,7 @@ import numpy as np
 
 from credit.errors import DataError
 
-# A level may lie above the uppermost level of a source by this fraction of pressure, because files hold pressures as
+# A target level may lie above the uppermost source level by this fraction of pressure, because files store pressures as
 # float32.
 _TOLERANCE = 1e-5
 
@@ -31,8 +31,8 @@ class HybridLevels:
             model levels.
         a: (K,) Pa, float64.
         b: (K,) float64, dimensionless.
-        a_bounds: (K, 2) Pa, a at the upper and lower edge of each layer; None if the edges are not known.
-        b_bounds: (K, 2) b at the same edges; None if they are not known.
+        a_bounds: (K, 2) Pa, a at the upper and lower edge of each layer; None if the edges are unknown.
+        b_bounds: (K, 2) b at the same edges; None if the edges are unknown.
     """
 
     values: np.ndarray
@@ -56,7 +56,7 @@ class HybridLevels:
         return len(self.a)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
-        """Return the levels at the given indices, in their order."""
+        """Return the levels with the indices `rows`, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
         selected = HybridLevels(self.values[rows], self.a[rows], self.b[rows])
         if self.a_bounds is None or self.b_bounds is None:
@@ -64,8 +64,8 @@ class HybridLevels:
         return replace(selected, a_bounds=self.a_bounds[rows], b_bounds=self.b_bounds[rows])
 
     def pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN where surface pressure is NaN."""
-        # The product with 0 gives `a` the shape (K, N...).
+        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN if surface pressure is NaN."""
+        # The product with 0 gives `a` the shape (K, N...) and keeps NaN.
         return np.add.outer(self.a, 0.0 * surface_N) + np.multiply.outer(self.b, surface_N)
 
     def lower_edges(self) -> HybridLevels:
@@ -79,7 +79,7 @@ class HybridLevels:
         return HybridLevels(np.arange(len(a)), a, b)
 
     def lowest_pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return the pressure (N...) in Pa of the last, lowest level for a surface pressure (N...) in Pa."""
+        """Return the pressure (N...) in Pa of the lowest level, the last one, for surface pressure (N...) in Pa."""
         return self.a[-1] + self.b[-1] * surface_N
 
     def edge_pressures(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,12 +96,12 @@ class HybridLevels:
 
 @dataclass(frozen=True)
 class LevelMapping:
-    """Mapping from the levels of a file to those of the run: by interpolation, or by selection.
+    """Mapping from the levels of a file to the levels of the run, by interpolation or by selection.
 
     Attributes:
-        levels: the K levels that are read, from the top down.
-        target_levels: the L levels of the run; None if `levels` contains them, so that nothing is interpolated.
-        rows: (L,) indices of the run's levels in `levels` if it contains them; else empty.
+        levels: the K levels to read, from the top down.
+        target_levels: the L levels of the run, for interpolation; None if `levels` contains them.
+        rows: (L,) indices of the run's levels in `levels`, for selection; empty if levels are interpolated.
     """
 
     levels: HybridLevels
@@ -143,17 +143,22 @@ class VerticalInterpolator:
         return self._interpolate(fields_KN, self.lower_weight)
 
     def _interpolate(self, fields_KN: np.ndarray, lower_weight: np.ndarray) -> np.ndarray:
-        """Return the means (L, N...) of the two source levels of each target level, weighted by `lower_weight`."""
+        """Return the weighted mean (L, N...) of the two source levels of each target level.
+
+        Args:
+            fields_KN: (K, N...) fields on the source levels.
+            lower_weight: (L, N...) weight of the lower of the two source levels.
+        """
         above = np.take_along_axis(fields_KN, self.upper_index, axis=0)
         below = np.take_along_axis(fields_KN, self.upper_index + 1, axis=0)
         return above + lower_weight * (below - above)
 
     def interpolate_hydrostatic(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
-        """Interpolate fields whose derivative by ln p is linear in ln p between levels, such as geopotential.
+        """Interpolate fields whose derivative with respect to ln p is linear in ln p, such as geopotential.
 
         Args:
             fields_KN: (K, N...) fields on the levels of the source.
-            slopes_KN: (K, N...) derivatives of the fields by ln p on these levels.
+            slopes_KN: (K, N...) derivatives of the fields with respect to ln p on the levels of the source.
 
         Returns:
             (L, N...) fields on the target levels; below the lowest source level they are constant.
@@ -162,17 +167,17 @@ class VerticalInterpolator:
         slope_above = np.take_along_axis(slopes_KN, self.upper_index, axis=0)
         slope_below = np.take_along_axis(slopes_KN, self.upper_index + 1, axis=0)
         slope_change = slope_below - slope_above
-        # The integral of a linear slope is a parabola, which differs from the straight line by this quadratic term.
+        # The integral of a linear slope is a parabola; it differs from the straight line by this quadratic term.
         parabola = 0.5 * slope_change * self.log_distance * lower_weight * (1.0 - lower_weight)
         return self._interpolate(fields_KN, lower_weight) - parabola
 
 
 def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
-    """Return the interpolator from the levels of a source to target levels.
+    """Build the interpolator from the levels of a source to target levels.
 
     Source level k, with the coefficients a_k and b_k, lies above the target level with a and b if
-    (b_k - b) ps <= a - a_k. So the number of source levels above a target level depends on surface pressure ps alone.
-    It is looked up among K thresholds of ps, which avoids computing the pressure of all source levels in every column.
+    (b_k - b) ps <= a - a_k. So the number of source levels above a target level depends only on surface pressure ps. It
+    is found by a search among K thresholds of ps, without computing the pressure of all source levels in every column.
 
     Args:
         source: the K levels of the source, at least two, from the top down.
@@ -182,12 +187,12 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
     Raises:
         DataError: if a target level lies above the uppermost level of the source.
     """
-    # The source level above each target level is the last of those that lie above it; -1 if there is none.
+    # Index of the lowest source level that lies above each target level; -1 if there is none.
     upper_index = np.empty((len(target), *surface_N.shape), dtype=np.int64)
     for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
         upper_index[row] = _count_above(source, a, b, surface_N) - 1
     pressure = target.pressure(surface_N)
-    # A target level that lies above the source only by rounding is accepted and gets the values of the uppermost level.
+    # A target level that lies above the source only because of rounding gets the values of the uppermost level.
     is_above_source = (upper_index < 0).reshape(len(target), -1).any(axis=1)
     for row in np.flatnonzero(is_above_source):
         uppermost = source.a[0] + source.b[0] * surface_N
@@ -195,7 +200,7 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
         if is_beyond_rounding.any():
             raise DataError(
                 f"level {target.values[row]:g} ({pressure[row].min() / 100:g} hPa) lies above the uppermost level of "
-                f"the source ({uppermost.max() / 100:g} hPa), and nothing is extrapolated upwards; leave it out"
+                f"the source ({uppermost.max() / 100:g} hPa), and fields are not extrapolated upwards; remove the level"
             )
     # A target level below the source uses the two lowest source levels.
     upper_index = np.clip(upper_index, 0, len(source) - 2)
@@ -206,7 +211,7 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
-    """Return the number of source levels that lie above or at the level with the coefficients a and b, (N...) int64.
+    """Return the number of source levels above or at the level with the coefficients a and b, (N...) int64.
 
     Args:
         source: the K levels of the source.
@@ -214,8 +219,8 @@ def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray
         b: coefficient b of the level, dimensionless.
         surface_N: (N...) surface pressure ps in Pa.
     """
-    # Level k lies above if slope_k * ps <= difference_k. Its threshold is difference_k / slope_k; the sign of the slope
-    # decides on which side of the threshold ps must be. Without a slope, the level lies above for every ps or for none.
+    # Level k lies above if slope_k * ps <= difference_k. The threshold of ps is difference_k / slope_k, and the sign of
+    # the slope decides on which side of it ps must be. If the slope is 0, the result does not depend on ps.
     slope_K = source.b - b
     difference_K = a - source.a
     num_always_above = int(((slope_K == 0) & (difference_K >= 0)).sum())

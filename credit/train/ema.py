@@ -6,15 +6,16 @@ have no meaning. While the average is in use, power iterations adapt a copy of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
+from credit.models.lora import checkpoint_state_dict
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.dtensor import local_shards
 from credit.parallel.fsdp2 import reshard
 
 # Power iterations that adapt the singular vectors to the averaged weights.
@@ -48,9 +49,9 @@ class EMA:
     def update(self, step: int) -> None:
         """Move the average towards the live weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        averages = _local_tensors(self.average.values())
+        averages = local_shards(self.average.values())
         # One call for all tensors launches fewer kernels than one for each tensor.
-        torch._foreach_lerp_(averages, _local_tensors(self._live), 1 - decay)
+        torch._foreach_lerp_(averages, local_shards(self._live), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -73,19 +74,17 @@ class EMA:
     @torch.no_grad()
     def _swap(self) -> None:
         """Exchange the values of the average and of the live parameters."""
-        averages = _local_tensors(self.average.values())
-        for average, live in zip(averages, _local_tensors(self._live), strict=True):
+        averages = local_shards(self.average.values())
+        for average, live in zip(averages, local_shards(self._live), strict=True):
             live_copy = live.clone()
             live.copy_(average)
             average.copy_(live_copy)
 
 
-def _local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return this rank's shard of each tensor; a tensor that is not sharded is returned as it is."""
-    # Not `credit.parallel.dtensor.to_local`: a call for each parameter would take time in every optimizer step.
-    local_tensors = []
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.to_local()
-        local_tensors.append(tensor)
-    return local_tensors
+def forecast_state_dict(model: nn.Module, average: EMA | None) -> dict[str, torch.Tensor]:
+    """Collective: return name -> tensor of the weights that make forecasts, the average if there is one."""
+    if average is None:
+        return checkpoint_state_dict(model)
+    with average.applied():
+        reshard(model)
+        return {name: value.clone() for name, value in checkpoint_state_dict(model).items()}

@@ -11,21 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
 
 from credit.models.matrices import count_matrix_operations, orthogonalize_updates
 from credit.parallel.dtensor import local_shard
-from credit.parallel.matrix_exchange import MatrixExchange
+from credit.parallel.matrix_exchange import MatrixExchange, count_parts, divide_into_buckets
+from credit.train.adamw import AdamW
 
-ADAM_EPS = 1e-8
 # Decay of the momentum of the matrices, as its authors recommend.
 MOMENTUM = 0.95
-# Largest number of elements of the matrices that are updated together, over the number of ranks. The temporary tensors
-# of an update have about five times as many elements on a rank.
-BUCKET_ELEMENTS = 2**26
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(AdamW):
     """Muon for groups with the entry ``out_dim``, AdamW for all other groups.
 
     The momentum of a matrix may be sharded over ranks in any way; a rank computes some of the matrices whole
@@ -38,11 +34,6 @@ class Muon(torch.optim.Optimizer):
         betas: betas of AdamW.
         dtype: dtype in which matrices are orthogonalised; None for that of the weights. In bfloat16, updates differ
             between meshes by its rounding.
-
-    Attributes:
-        grad_scale: number by which gradients are divided; set before each step.
-        found_inf: scalar tensor, 1 to leave weights and state unchanged in this step, otherwise 0; set before each
-            step.
     """
 
     def __init__(
@@ -52,65 +43,27 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float],
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(groups, {"lr": learning_rate, "weight_decay": 0.0, "out_dim": None})
-        self._betas = betas
+        # Groups that have the entry keep it.
+        super().__init__([{"out_dim": None, **group} for group in groups], learning_rate, betas)
         self._dtype = dtype
-        self.grad_scale: Tensor | None = None
-        self.found_inf: Tensor | None = None
         # Identities (`id`) of the matrices of a bucket -> their exchange.
         self._exchanges: dict[tuple[int, ...], MatrixExchange] = {}
-        # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it.
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                momentum = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                if group["out_dim"] is not None:
-                    self.state[parameter] = {"momentum": momentum}
-                    continue
-                self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": momentum,
-                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                }
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Collective: update all parameters that have a gradient.
+    def initial_state(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the state of a parameter before the first step, see `AdamW`; a matrix has its momentum only."""
+        if group["out_dim"] is None:
+            return super().initial_state(parameter, group)
+        return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
 
-        Args:
-            closure: not used; torch's interface has it.
-        """
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["out_dim"] is None:
-                self._update_by_adamw(parameters, group)
-            else:
-                for bucket in _divide_into_buckets(parameters):
-                    self._update_matrices(bucket, group)
-
-    def _update_by_adamw(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of a group with torch's fused AdamW, which itself obeys `grad_scale` and `found_inf`."""
-        if not parameters:
+    def update_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Collective: update parameters of a group, see `AdamW`."""
+        if group["out_dim"] is None:
+            super().update_group(parameters, group)
             return
-        states = [self.state[parameter] for parameter in parameters]
-        beta1, beta2 = self._betas
-        adamw(
-            parameters,
-            [parameter.grad for parameter in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=ADAM_EPS,
-            maximize=False,
-        )
+        # A bucket limits the temporary tensors of an update, which are several times as large as its matrices.
+        sizes = [parameter.numel() / count_parts(parameter) for parameter in parameters]
+        for bucket in divide_into_buckets(sizes):
+            self._update_matrices([parameters[index] for index in bucket], group)
 
     def _update_matrices(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Collective: update matrices of a group together.
@@ -164,24 +117,6 @@ class Muon(torch.optim.Optimizer):
             costs = [count_matrix_operations(parameter, out_dim) for parameter in parameters]
             self._exchanges[key] = MatrixExchange(parameters, costs)
         return self._exchanges[key]
-
-
-def _divide_into_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in lists whose parts on a rank have at most `BUCKET_ELEMENTS` elements, or one parameter.
-
-    The division depends on the whole sizes and the number of parts, so it is the same on each rank.
-    """
-    buckets: list[list[nn.Parameter]] = []
-    num_elements = 0.0
-    for parameter in parameters:
-        num_parts = parameter.device_mesh.size() if isinstance(parameter, DTensor) else 1
-        size = parameter.numel() / num_parts
-        if not buckets or num_elements + size > BUCKET_ELEMENTS:
-            buckets.append([])
-            num_elements = 0.0
-        buckets[-1].append(parameter)
-        num_elements += size
-    return buckets
 
 
 def _split_like(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

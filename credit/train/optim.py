@@ -12,15 +12,15 @@ from torch import nn
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
 from credit.models.matrices import find_matrices
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.train.adamw import AdamW
 from credit.train.learning_rates import find_learning_rate_factors
 from credit.train.muon import Muon
 
 
-def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW | Muon:
+def build_optimizer(model: nn.Module, conf: TrainerConfig) -> AdamW:
     """Return the optimizer of ``trainer.optimizer`` for the trainable parameters of a model.
 
-    It is fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), or `Muon` for the matrices inside the network with
-    AdamW for all other parameters.
+    It is fused AdamW, or Muon for the matrices inside the network with AdamW for all other parameters.
 
     Weight decay applies to matrices and convolution kernels only. It applies neither to gains, biases and other
     vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False. The training step multiplies
@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW 
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
     matrices = find_matrices(model) if conf.optimizer == "muon" else {}
     # (has weight decay, factor on the learning rate, mesh, dimension of the outputs of a matrix of Muon) -> parameters.
-    # A fused kernel takes only parameters of one mesh.
+    # Matrices of one group are exchanged over one mesh.
     groups: dict[tuple[bool, float, object, int | None], list[nn.Parameter]] = {}
     factors = find_learning_rate_factors(model, conf.learning_rate_factors)
     for name, parameter in model.named_parameters():
@@ -57,23 +57,18 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW 
         has_bfloat16_weights = conf.fsdp2_mp_policy is None or conf.fsdp2_mp_policy.param_dtype == "bfloat16"
         dtype = torch.bfloat16 if conf.amp and has_bfloat16_weights else None
         return Muon(param_groups, conf.learning_rate, conf.betas, dtype)
-    optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
-    # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
-    for parameters in groups.values():
-        for parameter in parameters:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
-    return optimizer
+    return AdamW(param_groups, conf.learning_rate, conf.betas)
 
 
 def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> float:
     """Return the learning rate of optimizer step `step` (from 0) in a run of `total` steps.
 
-    The rate rises linearly over ``warmup * total`` steps. Then it is constant, or falls as a half cosine to
-    ``final * peak``.
+    The rate rises linearly over ``warmup * total`` steps. The rest depends on the kind of the schedule:
+
+    - ``constant``: the rate stays at its peak;
+    - ``cosine``: it falls as a half cosine to ``final * peak``;
+    - ``warmup_stable_decay``: it stays at its peak, and falls in the last ``decay * total`` steps to ``final * peak``,
+      like 1 - sqrt(x) with x from 0 to 1 (Hägele et al. 2024, arXiv 2405.18392).
 
     Args:
         step: the optimizer step.
@@ -87,10 +82,15 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
         return peak * (step + 1) / math.ceil(warmup_steps)
     if conf.kind == "constant":
         return peak
-    # `progress` runs from 0 at the end of the warm-up to 1 at the end of the run, and `cosine` from 1 to 0.
-    progress = (step - warmup_steps) / max(total - warmup_steps, 1)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return peak * (conf.final + (1 - conf.final) * cosine)
+    # `shape` falls from 1 at the start of the decay to 0 at the end of the run.
+    if conf.kind == "cosine":
+        progress = (step - warmup_steps) / max(total - warmup_steps, 1)
+        shape = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    else:
+        decay_start = (1 - conf.decay) * total
+        progress = max(step - decay_start, 0.0) / max(total - decay_start, 1)
+        shape = 1 - math.sqrt(min(progress, 1.0))
+    return peak * (conf.final + (1 - conf.final) * shape)
 
 
 def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[float, int] | None) -> int:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from credit.data.samples.batch import Batch
 from credit.data.samples.loader import Loader
+from credit.utils.profiling.phases import Phase, in_phase
 
 
 class DevicePrefetcher(Iterator[Batch]):
@@ -56,6 +57,7 @@ class DevicePrefetcher(Iterator[Batch]):
             self._executor.shutdown(cancel_futures=True)
         self._close_loader()
 
+    @in_phase(Phase.LOADER)
     def __next__(self) -> Batch:
         """Collective over `peers`: return the next batch, on the device.
 
@@ -118,6 +120,7 @@ class DevicePrefetcher(Iterator[Batch]):
         self._submit_next()
         return batch
 
+    @in_phase(Phase.LOADER)
     def _load(self, job: Callable[[], Batch]) -> Batch:
         """Run a job of the loader and return its batch; for a GPU in pinned memory, so that copies are asynchronous."""
         batch = job()
@@ -125,6 +128,7 @@ class DevicePrefetcher(Iterator[Batch]):
             return batch
         return batch.pin_memory()
 
+    @in_phase(Phase.COPY)
     def _copy_to_device(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         """Return the batch on the device, and the event that marks the end of the copy to a GPU, None on a CPU."""
         if self._stream is None:

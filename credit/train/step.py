@@ -18,6 +18,7 @@ from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import find_infinite_channels, find_nonfinite_layer
+from credit.utils.profiling.phases import Phase, in_phase, phase
 from credit.utils.seeds import derive_seed
 
 
@@ -94,8 +95,10 @@ class TrainingStep:
             learning_rate: the learning rate of this step.
             stop: True if this rank has been asked to stop; `StepResult.stop` is the number of ranks with True.
         """
+        self._objective.stepper.begin_iteration()
         # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
-        advance_power_iterations(self._model)
+        with phase(Phase.SPECTRAL_NORM):
+            advance_power_iterations(self._model)
 
         # Forward and backward passes: the gradients of all micro-batches add up.
         num_micro_steps = self._settings.accumulation
@@ -106,10 +109,23 @@ class TrainingStep:
             batch = next(batches)
             self._seed_dropout(step, micro)
             micro_step = MicroStep(step, self.counted(step), num_micro_steps, reduce_gradients=is_last)
-            micro_loss = self._objective.accumulate_gradients(batch, micro_step)
+            # The objective marks its backward passes, which do not count as forward.
+            with phase(Phase.FORWARD):
+                micro_loss = self._objective.accumulate_gradients(batch, micro_step)
             losses.append(micro_loss / num_micro_steps)
         total_loss = torch.stack(losses).sum()
+        return self._update_weights(total_loss, step, learning_rate, stop)
 
+    @in_phase(Phase.OPTIMIZER)
+    def _update_weights(self, total_loss: torch.Tensor, step: int, learning_rate: float, stop: bool) -> StepResult:
+        """Collective: clip the accumulated gradients, update the weights and their average, and free the gradients.
+
+        Args:
+            total_loss: mean loss of the micro-batches, a scalar.
+            step: the optimizer step, from 0.
+            learning_rate: the learning rate of this step.
+            stop: True if this rank has been asked to stop.
+        """
         # Norm and checks. The two flags share the all-reduce of the norm, so they cost no collective of their own.
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         stop_flag = total_loss.new_full((), float(stop))
@@ -160,6 +176,7 @@ class TrainingStep:
         explanation = None
         for micro in range(self._settings.accumulation):
             batch = next(batches)
+            self._objective.stepper.begin_iteration()
             infinite_channels = find_infinite_channels(batch.history_BCTHW, channel_names)
             compute_loss = functools.partial(self._micro_loss, batch, step, micro)
             # Computed in any case, because the other ranks of a sharded model take part in it.

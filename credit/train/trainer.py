@@ -16,14 +16,16 @@ from credit.errors import CreditError
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.host_copy import AsyncHostCopy
-from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
+from credit.parallel.object_collectives import reduce_over_ranks, run_on_all_ranks, run_on_rank0
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.build.components import TrainingComponents
 from credit.train.checkpoint import checkpoint, retention
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
+from credit.train.ema import forecast_state_dict
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
+from credit.train.monitor.nonfinite import choose_cause
 from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary
 from credit.train.monitor.run_lock import RunLock
 from credit.train.monitor.stop_signal import StopSignal
@@ -32,6 +34,7 @@ from credit.train.monitor.usage import UsageMeter
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepResult
+from credit.utils.profiling.phases import Phase, begin_step, in_phase
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +44,19 @@ class Trainer:
 
     Args:
         parts: model, data, optimizer and everything else that a run needs.
+
+    Attributes:
+        parts: the same components.
+        state: number of steps taken, and everything else that a checkpoint saves besides tensors.
     """
 
     def __init__(self, parts: TrainingComponents) -> None:
-        self._parts = parts
+        self.parts = parts
         self._conf = parts.config.trainer
         self._folder = Path(parts.config.save_loc)
         self._checkpoint_folder = self._folder / "checkpoints"
-        self._state = TrainState()
-        self._guard = DivergenceGuard(self._conf, self._state)
+        self.state = TrainState()
+        self._guard = DivergenceGuard(self._conf, self.state)
         # (step, result on the device, learning rate) of each step since rows were last written.
         self._unlogged_steps: list[tuple[int, StepResult, float]] = []
         self._checkpointer = AsyncCheckpointer(self._checkpoint_folder)
@@ -61,8 +68,8 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         """Collective: load weights, average, optimizer and state from a checkpoint that any mesh may have saved."""
-        meta = checkpoint.load_meta(path)
-        parts, state = self._parts, self._state
+        meta = run_on_rank0(lambda: checkpoint.load_meta(path))
+        parts, state = self.parts, self.state
         reshard(parts.model)
         model_tensors = checkpoint_state_dict(parts.model)
         checkpoint.load_into(path, "model", model_tensors)
@@ -90,7 +97,7 @@ class Trainer:
             stop: collector of the requests to stop.
             run_lock: lock of the run's folder on the main process, None on all other ranks.
         """
-        parts, state = self._parts, self._state
+        parts, state = self.parts, self.state
         self._run_lock = run_lock
         first_step = state.step
         # Read rows of steps after the checkpoint before `MetricsLog` removes them: their time and energy were used too.
@@ -98,7 +105,7 @@ class Trainer:
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
         parts.meter.resume(state.step, state.usage, earlier_records)
-        log = MetricsLog(self._folder, state.step, parts.launch.is_main, self._conf.tensorboard)
+        log = MetricsLog.from_config(parts.config, state.step, parts.launch.is_main)
         bar = Progress(state.step, parts.total_steps, parts.launch.is_main)
         self._status_before = run_on_rank0(lambda: read_status(self._folder))
         self._status("running", "")
@@ -111,9 +118,11 @@ class Trainer:
             # A run that was killed after its last checkpoint has no summary yet.
             if state.step > first_step or run_on_rank0(lambda: not read_summary(self._folder)):
                 bar.print_line(write_run_summary(*self._summary_arguments()))
+            self._status("requeue" if reason else "done", reason or "")
         except BaseException as error:
             step = self._committed_step()
-            write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
+            if parts.watchdog.may_report_failure():
+                write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
             try:
                 if parts.launch.is_main:
                     bar.print_line(write_partial_summary(*self._summary_arguments(), peak_memory_gb(parts.device)))
@@ -124,18 +133,17 @@ class Trainer:
         finally:
             bar.close()
             log.close()
-        self._status("requeue" if reason else "done", reason or "")
         return "requeue" if reason else "done"
 
     def _summary_arguments(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
         """Return the arguments of `write_run_summary`."""
-        parts, state = self._parts, self._state
+        parts, state = self.parts, self.state
         length = parts.training_step.counted(max(state.step - 1, 0))[-1]
         return self._folder, parts.meter, state, self._conf.monitor, parts.total_steps, length
 
     def _train_with_rollbacks(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: train, with rollbacks if the run diverges; return the reason of an early stop, else None."""
-        if self._state.saved != self._state.step:
+        if self.state.saved != self.state.step:
             # A run that diverges at once rolls back to this checkpoint. A full disk is noticed before the first step.
             self._save()
         while True:
@@ -146,7 +154,7 @@ class Trainer:
 
     def _train_once(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: train until the end or a stop, whose reason is returned, or raise `RollbackRequired`."""
-        parts, state = self._parts, self._state
+        parts, state = self.parts, self.state
         # A resumed run first makes the validation that the stop prevented.
         if state.step and self._is_due(state.step, self._validate_every) and state.validated != state.step:
             reason = self._validate(log, bar, stop)
@@ -159,10 +167,11 @@ class Trainer:
 
     def _take_steps(self, source: DevicePrefetcher, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: take the remaining steps; return the reason of an early stop, None at the end of the run."""
-        parts, state = self._parts, self._state
+        parts, state = self.parts, self.state
         start_time = time.perf_counter()
         newest_count = None
         while state.step < parts.total_steps:
+            begin_step(state.step)
             self._note(f"step {state.step + 1}")
             rate = learning_rate(state.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
             seconds_per_step = (time.perf_counter() - start_time) / max(len(self._unlogged_steps), 1)
@@ -205,7 +214,7 @@ class Trainer:
         Raises:
             CreditError: if the run has rolled back for non-finite steps before, or has no checkpoint to return to.
         """
-        parts, state = self._parts, self._state
+        parts, state = self.parts, self.state
         initial_times: set[int] = set()
         for step in divergence.steps:
             initial_times.update(parts.order.initial_times(step, state.skipped_blocks))
@@ -216,8 +225,7 @@ class Trainer:
             cause = self._find_nonfinite_cause(divergence.steps[-1])
             raise CreditError(
                 f"{problem}, and the run had gone back for this before. Initial times of the batches: {times}. "
-                f"{cause}. "
-                "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
+                f"{cause}. The last checkpoint is intact; check the data of these times, or lower trainer.learning_rate"
             )
         self._checkpointer.wait_and_warn()
         start = checkpoint.newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
@@ -249,45 +257,43 @@ class Trainer:
     def _find_nonfinite_cause(self, step: int) -> str:
         """Collective: compute a step again and return a sentence about its first value that is not finite."""
         with self._open_batches(step, step + 1) as batches:
-            explanation = self._parts.training_step.explain(batches, step)
-        causes = [text for text in run_on_all_ranks(lambda: explanation) if text]
-        # Ranks that share members share the loss as well, so the rank with the cause names something before the loss.
-        causes.sort(key=lambda text: text == "the loss")
-        return f"Not finite at first: {causes[0]}" if causes else "Computed once more, the last one is finite"
+            return choose_cause(self.parts.training_step.explain(batches, step))
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         """Return the prefetcher of the batches of optimizer steps `first` (included) to `last` (excluded)."""
-        parts = self._parts
-        loader = parts.order.loader(first, last, self._state.skipped_blocks)
+        parts = self.parts
+        loader = parts.order.loader(first, last, self.state.skipped_blocks)
         return DevicePrefetcher(loader, parts.device, parts.mesh.sample_group)
 
     def _save_seconds(self) -> float:
         """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
         return 2 * self._checkpointer.longest_save_seconds
 
+    @in_phase(Phase.LOGGING)
     def _note(self, activity: str) -> None:
         """Record the activity that begins now, for the watchdog and for readers of heartbeat.json."""
-        self._parts.watchdog.record_activity(activity)
+        self.parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
-            self._run_lock.update(self._state.step, activity)
+            self._run_lock.update(self.state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Collective: return the reason to stop of the first rank that has one; `reason` is that of this rank."""
-        return next(filter(None, run_on_all_ranks(lambda: reason)), "asked for on another rank")
+        return reduce_over_ranks(lambda: reason, lambda low, high: low or high) or "asked for on another rank"
 
     def _is_due(self, step: int, every: int) -> bool:
         """Return True if `step` is a multiple of `every`, or the last step of the run."""
-        return step % every == 0 or step == self._parts.total_steps
+        return step % every == 0 or step == self.parts.total_steps
 
     def _is_exhausted(self) -> bool:
         """Return True if the last ``trainer.patience`` validations brought no improvement; False without patience."""
-        return self._conf.patience is not None and self._state.validations_since_best >= self._conf.patience
+        return self._conf.patience is not None and self.state.validations_since_best >= self._conf.patience
 
+    @in_phase(Phase.LOGGING)
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
         """Collective: copy the results of the steps since `start_time` from the device, and write a row for each."""
         if not self._unlogged_steps:
             return
-        parts = self._parts
+        parts = self.parts
         columns = []
         for _, result, _ in self._unlogged_steps:
             columns.append(torch.stack([result.loss, result.grad_norm, result.bad]).float())
@@ -302,16 +308,17 @@ class Trainer:
         shared = parts.meter.add_steps(lengths, seconds, source.take_wait())
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
-            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._state.skipped_blocks)}
+            row = {"step": step + 1, "epoch": parts.order.epoch(step, self.state.skipped_blocks)}
             log.write({**row, "loss": loss, "grad_norm": norm, "lr": rate, **shared})
             self._guard.check_step(step, loss, bool(is_bad))
         bar.show_values(loss=f"{losses[-1]:.4f}")
         self._unlogged_steps.clear()
         log.flush()
 
+    @in_phase(Phase.VALIDATION)
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: validate the forecast weights and save the best; return the reason of an early stop, or None."""
-        state, parts = self._state, self._parts
+        state, parts = self.state, self.parts
         self._note(f"validation at step {state.step}")
 
         def is_stop_requested() -> bool:
@@ -351,9 +358,10 @@ class Trainer:
             bar.print_line(f"stopping early: no better {monitor} than {state.best:.4f} of step {state.best_step}")
         return None
 
+    @in_phase(Phase.CHECKPOINT)
     def _save(self, *links: str) -> None:
         """Collective: begin to save a checkpoint of the present step, unless it exists, and point `links` to it."""
-        state, parts = self._state, self._parts
+        state, parts = self.state, self.parts
         if state.saved == state.step:
             for name in links:
                 self._checkpointer.move_link(name, state.step)
@@ -365,13 +373,13 @@ class Trainer:
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
         """Collective: copy the state of the run, and start to write it as the checkpoint of the present step."""
-        state, parts = self._state, self._parts
+        state, parts = self.state, self.parts
         run_on_all_ranks(lambda: self._run_lock.require_ownership() if self._run_lock is not None else None)
         state.saved = state.step
         reshard(parts.model)
         tensors = {
             "model": checkpoint_state_dict(parts.model),
-            "forecast": self._forecast_state(),
+            "forecast": forecast_state_dict(parts.model, parts.average),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
         state.usage = parts.meter.to_dict()
@@ -382,19 +390,11 @@ class Trainer:
         keep = retention.Retention(self._conf.keep_last, self._conf.keep_every, best_steps)
         self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)
 
-    def _forecast_state(self) -> dict[str, torch.Tensor]:
-        """Collective: return name -> tensor of the weights that make forecasts, the average if there is one."""
-        if self._parts.average is None:
-            return checkpoint_state_dict(self._parts.model)
-        with self._parts.average.applied():
-            reshard(self._parts.model)
-            return {name: value.clone() for name, value in checkpoint_state_dict(self._parts.model).items()}
-
     def _committed_step(self) -> int:
         """Return the step from which another start would continue: that of the newest checkpoint on disk."""
-        return self._state.step if self._checkpointer.committed_step is None else self._checkpointer.committed_step
+        return self.state.step if self._checkpointer.committed_step is None else self._checkpointer.committed_step
 
     def _status(self, state: str, reason: str) -> None:
         """Write the file STATUS on the main process; the parameters are those of `write_status`."""
-        if self._parts.launch.is_main:
-            write_status(self._folder, state, self._committed_step(), reason, self._parts.launch.job_id)
+        if self.parts.launch.is_main:
+            write_status(self._folder, state, self._committed_step(), reason, self.parts.launch.job_id)

@@ -191,6 +191,7 @@ def _add_batch(
         The sum of the cases' losses, a float64 scalar; 0.0 if no case counts.
     """
     stepper = objective.stepper
+    stepper.begin_iteration()
     decode = stepper.normalizer.decode_differences
     encoded = objective.encode(batch)
     target_BCTHW = encoded.target_BCTHW

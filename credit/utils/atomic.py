@@ -19,8 +19,8 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
 
     The caller must ensure that only one process writes `path` at a time, because the temporary name is always the same.
     The file is flushed to the disk before it is renamed. The folder is not flushed, so after a power failure the old
-    file may be there again. The file gets the permissions of any new file in its folder, even if the library that
-    writes it creates files that only the owner can read.
+    file may be there again. The file gets the permissions of any new file in its folder. Some
+    libraries would create a file that only the owner can read.
 
     Args:
         path: the file to write.
@@ -38,10 +38,10 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
         temporary.unlink(missing_ok=True)
         mode = _mode_of_new_file(temporary)
         write(temporary)
-        # A link has no mode and no content of its own.
+        # The mode and the content of a link are those of its target.
         if not temporary.is_symlink():
             temporary.chmod(mode)
-            _flush_to_disk(temporary)
+            flush_to_disk(temporary)
         os.replace(temporary, path)
     # The netCDF library raises an OSError or a RuntimeError.
     except (OSError, RuntimeError) as error:
@@ -101,15 +101,16 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
 
 def _mode_of_new_file(path: Path) -> int:
     """Return the permission bits that the system gives a new file at `path`, where no file exists."""
-    # The umask can be read only by changing it, and a folder may have rules of its own; so a file is created to look.
+    # The umask can be read only by changing it, and a folder may define other permissions, so a file is created and
+    # its mode is read.
     path.touch(exist_ok=False)
     mode = path.stat().st_mode & 0o777
     path.unlink()
     return mode
 
 
-def _flush_to_disk(path: Path) -> None:
-    """Write a file's cached data to the disk, and wait until they are there."""
+def flush_to_disk(path: Path) -> None:
+    """Wait until the contents of a file, or the list of entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -46,7 +46,7 @@ def find_checkout() -> Path | None:
 
 
 def describe_installation(search_path: Sequence[str] | None = None) -> str:
-    """Return lines of text that say where the package is imported from and which distribution installed it.
+    """Return text with the folder that the package is imported from and the distribution that installed it, in lines.
 
     Args:
         search_path: folders in which distributions are looked for; None for ``sys.path``.
@@ -56,8 +56,8 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
     if find_checkout() is not None:
         kind = "a checkout"
     lines = [f"imported from {folder} ({kind})"]
-    # Several, if the package was installed under its former name as well.
-    distributions = [candidate for candidate in _find_distributions(search_path) if _is_this_project(candidate)]
+    # There are several if the package was installed under its former name as well.
+    distributions = [candidate for _, candidate in _find_distributions(search_path) if _is_this_project(candidate)]
     lines += [f"installed as {_describe_distribution(distribution)}" for distribution in distributions]
     if not distributions:
         lines.append(f"no distribution named {DISTRIBUTION} is installed")
@@ -71,8 +71,7 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
         search_path: as for `describe_installation`.
     """
     conflicts = []
-    for distribution in _find_distributions(search_path):
-        name = distribution.name
+    for name, distribution in _find_distributions(search_path):
         if _is_this_project(distribution):
             if name == FORMER_DISTRIBUTION:
                 conflicts.append(
@@ -88,7 +87,7 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
                 f"{_describe_distribution(distribution)} is another project's package of that name; this one is called "
                 f"{DISTRIBUTION}. Remove it with `{_pip_command()} uninstall {name}`"
             )
-        elif name == MILES_CREDIT or PACKAGE in _read_import_names(distribution):
+        elif name == MILES_CREDIT or _installs_this_import_name(distribution):
             conflict = (
                 f"{_describe_distribution(distribution)} also installs a package `{PACKAGE}`; either may hide the "
                 f"other. Use one environment for each: `{_pip_command()} uninstall {name}`, then "
@@ -103,8 +102,8 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
     return conflicts
 
 
-def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
-    """Yield every installed distribution once, except for metadata that a build has left in the checkout.
+def _find_distributions(search_path: Sequence[str] | None) -> Iterator[tuple[str, metadata.Distribution]]:
+    """Yield name and distribution of all that is installed, except for metadata that a build has left in the checkout.
 
     Args:
         search_path: as for `describe_installation`.
@@ -113,8 +112,10 @@ def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.
         search_path = sys.path
     names = set()
     for distribution in metadata.distributions(path=list(search_path)):
+        # Each access to this property parses the metadata, of which the README is a part.
+        name = distribution.name
         # A damaged installation may have no name. A name that is found again is hidden by the first on the path.
-        if distribution.name is None or distribution.name in names:
+        if name is None or name in names:
             continue
         # A build leaves `NAME.egg-info` in the checkout. It is listed if the checkout is on the search path, although
         # nothing was installed.
@@ -122,8 +123,8 @@ def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.
         is_build_metadata = folder is not None and Path(folder).suffix == ".egg-info"
         if is_build_metadata and Path(folder).parent == find_checkout():
             continue
-        names.add(distribution.name)
-        yield distribution
+        names.add(name)
+        yield name, distribution
 
 
 def _is_this_project(distribution: metadata.Distribution) -> bool:
@@ -131,17 +132,20 @@ def _is_this_project(distribution: metadata.Distribution) -> bool:
     return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
 
 
-def _read_import_names(distribution: metadata.Distribution) -> set[str]:
-    """Return the import names of the packages that a distribution installs."""
+def _installs_this_import_name(distribution: metadata.Distribution) -> bool:
+    """Return True if a distribution installs a package `PACKAGE`."""
     names_text = distribution.read_text("top_level.txt")
     if names_text is not None:
-        return set(names_text.split())
-    # Not every build tool writes that list; the paths of the installed files give the same names.
-    names = set()
+        return PACKAGE in names_text.split()
+    # Not every build tool writes that list; the paths of the installed files give the same names. The search of the
+    # text spares nearly all distributions the list of their files, whose presence is checked one by one.
+    record = distribution.read_text("RECORD")
+    if record is not None and f"{PACKAGE}/" not in record:
+        return False
     for path in distribution.files or ():
-        if len(path.parts) > 1 and path.suffix == ".py":
-            names.add(path.parts[0])
-    return names
+        if len(path.parts) > 1 and path.parts[0] == PACKAGE and path.suffix == ".py":
+            return True
+    return False
 
 
 def _describe_distribution(distribution: metadata.Distribution) -> str:

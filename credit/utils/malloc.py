@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 # Options of mallopt in <malloc.h>. M_TRIM_THRESHOLD: free memory above which malloc returns memory to the system.
-# M_MMAP_MAX: number of arrays with a memory mapping of their own, which is returned as soon as the array is freed.
+# M_MMAP_MAX: number of arrays with a separate memory mapping, which is returned as soon as the array is freed.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _NEVER = -1

@@ -12,7 +12,7 @@ import torch
 _MAX_THREADS = 16
 # Starting a thread for fewer cells costs more than it saves.
 _MIN_CELLS_PER_THREAD = 1 << 17
-# The pool, once it is needed. A forked process does not have its threads, so it creates a pool of its own.
+# The pool is created when it is first needed. A forked process does not inherit the threads, so it creates a new pool.
 _pool: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_pool.clear)
 

@@ -98,7 +98,7 @@ class CaseScorer:
         self.figure_channels = select_figure_channels(
             verification.figure_channels, channels, "verification.figure_channels"
         )
-        # Only to refuse names that are not scored.
+        # The result is not needed: this call refuses names that are not scored.
         select_figure_channels(verification.animate, channels, "verification.animate")
         names = [channel.name for channel in channels]
         stored_names = [channel.name for channel in reader.channels.time_varying_stored]
@@ -375,7 +375,7 @@ class CaseScorer:
     def _add_spectra(
         self, scores: PartialScores, name: str, case: int, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray
     ) -> None:
-        """Store the power spectra of a forecast's first member, and those of the truth once with ``model``.
+        """Store the power spectra of a forecast's first member; for ``model``, also store the spectra of the truth.
 
         Channels with masked cells have no spectrum, because spherical harmonics need every cell. `case` is an index
         and `lead` is in minutes; `_score_forecast` describes the other arguments.

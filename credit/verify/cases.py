@@ -32,7 +32,7 @@ _GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
-    """Return the name of a forecast for messages: its path, after its config key if it is not a forecast of the run."""
+    """Return the path of forecasts for messages; the config key precedes it unless they are those of the run."""
     if name == "model":
         return str(archive.origin)
     return f"verification.other_forecasts.{name}: {archive.origin}"
@@ -82,7 +82,7 @@ def select_common_cases(
     test: Split,
     allow_seen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scored lead times and initial times: those that all forecasts have and for which there is truth.
+    """Return the lead times and initial times to score, which all forecasts have and for which there is truth.
 
     Args:
         archives: forecast name -> source of the forecasts; the forecasts of the run have the name ``model``.
@@ -117,7 +117,7 @@ def select_common_cases(
     with errors.collect():
         cases = common_cases(archives, reader, leads, test)
     errors.raise_any()
-    # Tell the user how many of the run's forecasts each other forecast leaves.
+    # Log how many initial and lead times of the run remain, because all forecasts must have them.
     if current_rank() == 0:
         model = archives["model"]
         for name in archives:
@@ -234,7 +234,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
     difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not is_regridded:
         errors.add(
-            f"{forecast}: its grid is not that of the data: {difference}; verification.grid brings both to one grid"
+            f"{forecast}: its grid is not that of the data: {difference}; set verification.grid to regrid both"
         )
     are_both_gregorian = {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
     if archive.calendar != reader.calendar and not are_both_gregorian:
@@ -272,7 +272,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
 def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
     """Return the conversion of a forecast's variable to the units of the data, None if nothing needs to be converted.
 
-    That is the case if both have the same units, or if the units of one of them are unknown.
+    Nothing needs to be converted if both have the same units, or if the units of one of them are unknown.
 
     Args:
         name: name of the forecast, for messages.
@@ -310,8 +310,8 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
         for name, archive in archives.items():
             available.append(f"{describe_origin(name, archive)} has {_describe_hours(archive.lead_minutes)}")
         raise DataError(
-            f"{'; '.join(available)}: there is no lead time in common; forecast to some of them (inference.lead_time, "
-            "output_every, lead_times)"
+            f"{'; '.join(available)}: there is no lead time in common; make all forecasts to at least one equal lead "
+            "time (inference.lead_time, output_every, lead_times)"
         )
     return leads
 
@@ -344,8 +344,8 @@ def common_cases(
         for name, archive in archives.items():
             available.append(f"{describe_origin(name, archive)} has {_describe_times(archive)}")
         raise DataError(
-            f"{'; '.join(available)}: there is no initial time in common; forecast from some of them "
-            "(inference.initial_times)"
+            f"{'; '.join(available)}: there is no initial time in common; make all forecasts from at least one equal "
+            "initial time (inference.initial_times)"
         )
     cases = cases_with_truth(common, reader, leads, test)
     if not len(cases):
@@ -358,7 +358,7 @@ def common_cases(
 
 
 def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
-    """Return those initial times at which, and at every lead time from which, the test period contains truth.
+    """Return the initial times for which the test period contains truth at the initial time and at every valid time.
 
     Args:
         initial_times: initial times in minutes.

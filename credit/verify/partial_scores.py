@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
-from credit.parallel.object_collectives import run_on_all_ranks
+from credit.parallel.object_collectives import gather_on_rank0, run_on_all_ranks
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.statistics.case_statistics import CaseStatistics, DeterministicStatistics
 
 Statistics = TypeVar("Statistics", bound=CaseStatistics)
+Entry = TypeVar("Entry")
 # (channel, lead time in minutes) -> fields of the truth, of the forecast, ...
 FieldsByChannelAndLead = dict[tuple[str, int], tuple[np.ndarray, ...]]
 
@@ -120,6 +121,36 @@ class PartialScores:
             animation_frames=_merge_fields(parts, "animation_frames"),
         )
 
+    def take_as_model(self, name: str, forecasts: Sequence[str]) -> PartialScores:
+        """Return the scores in which another forecast is the model, and later forecasts are the other forecasts.
+
+        Fields of the example are left out, because they belong to the model of the verification.
+
+        Args:
+            name: name of the forecast that becomes ``model``.
+            forecasts: names of all forecasts without baselines, in the order of `spectra`.
+        """
+        position = list(forecasts).index(name)
+        earlier = set(forecasts[:position])
+
+        def rename(values: Mapping[str, Entry]) -> dict[str, Entry]:
+            renamed = {}
+            for key, value in values.items():
+                if key not in earlier:
+                    renamed["model" if key == name else key] = value
+            return renamed
+
+        # The truth comes first, then the forecasts.
+        spectra_index = [0, *range(1 + position, 1 + len(forecasts))]
+        return PartialScores(
+            cases=self.cases,
+            statistics=rename(self.statistics),
+            events=rename(self.events),
+            seeps=rename(self.seeps),
+            histograms=rename(self.histograms),
+            spectra={key: power_NFK[:, spectra_index] for key, power_NFK in self.spectra.items()},
+        )
+
 
 def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str, Statistics]:
     """Return forecast name -> statistics of the cases of all parts.
@@ -169,11 +200,7 @@ def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: b
     else:
         # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
         run_on_all_ranks(lambda: results.append(score_share()))
-    # Only the receiving rank passes a list, with an entry for each rank.
-    scores_by_rank: list[PartialScores | None] | None = None
-    if dist.get_rank() == 0:
-        scores_by_rank = [None] * dist.get_world_size()
-    dist.gather_object(results[0], scores_by_rank)
+    scores_by_rank = gather_on_rank0(results[0])
     if scores_by_rank is None:
         return None
     # Ranks whose share is not counted sent None.

@@ -49,7 +49,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
                 raise CreditError(f"{folder / name}: cannot be written, it is a folder; rename or remove it")
         for name in names:
             with _describe_errors(folder / name):
-                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 _rename(temporary_folder / name, folder / name)
         # Files of an earlier run that were not written again are removed last.
         for pattern in remove:

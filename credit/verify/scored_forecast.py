@@ -64,7 +64,7 @@ class ScoredForecast:
             ValueError: if the archive has no such lead time.
             DataError: if the forecast cannot be read.
         """
-        # The archive may have more lead times than are scored, so the index is its own.
+        # The archive may have more lead times than are scored, so the index is looked up there.
         lead_index = self.archive.lead_minutes.tolist().index(lead)
         fields_MCHW = take_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
         if self.conversions:

@@ -20,7 +20,8 @@ from credit.channels import Channel
 from credit.config import Config
 from credit.data.climatology.climatology import Climatology
 from credit.data.error_collector import ErrorCollector
-from credit.data.splits import build_splits
+from credit.data.splits import Split, build_splits
+from credit.errors import DataError
 from credit.forecast.distribution import select_round_robin
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.forecast_reader import open_other_forecasts
@@ -55,6 +56,8 @@ class Verification:
 
     Attributes:
         table: the scores.
+        other_tables: with ``verification.all_pairs``, name of each other forecast -> scores in which it is ``model``
+            and the forecasts after it are the other forecasts; otherwise empty.
         grid: grid of the scores and maps.
         climatology: climatology of the baselines.
         damping: (L, C) dimensionless factor of damped persistence.
@@ -72,6 +75,7 @@ class Verification:
     """
 
     table: ScoreTable
+    other_tables: dict[str, ScoreTable]
     grid: LatLonGrid
     climatology: Climatology
     damping: np.ndarray
@@ -103,14 +107,34 @@ def score_forecasts(
         DataError: if forecasts and truth cannot be compared; the message lists all reasons.
         ConfigError: if the climatology cannot be computed.
     """
-    share = share or WorkShare()
     splits = build_splits(config.data, reader.calendar)
-    test = splits["test"]
+    return score_between(config, reader, archive, splits["train"], splits["test"], share)
+
+
+def score_between(
+    config: Config,
+    reader: FieldReader,
+    archive: ForecastSource,
+    train: Split,
+    test: Split,
+    share: WorkShare | None = None,
+) -> Verification | None:
+    """Collective: score the forecasts of a period; see `score_forecasts`.
+
+    Args:
+        config: config of the run; its splits are not used.
+        reader: reader of the truth, and of the training data.
+        archive: forecasts of the run.
+        train: period to which climatology and damping are fitted.
+        test: period that contains the scored initial times and valid times.
+        share: share of the cases that this process scores; None if it scores all of them.
+    """
+    share = share or WorkShare()
     archives = _open_forecasts(config, archive)
     is_regridded = config.verification.grid is not None
     leads, cases = select_common_cases(archives, reader, is_regridded, test, config.verification.allow_seen)
     channels = [channel for channel in reader.channels.output if channel.name in archive.channel_names]
-    # What is unequal or has no scores is reported before the long computation begins.
+    # Differences between the forecasts, and missing scores, are reported before the long computation begins.
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
     notices = {SEEN_PERIODS: describe_seen_periods(archives, test, reader.calendar), MISSING_LEADS: missing_leads}
     if share.index == 0 and share.is_counted:
@@ -119,20 +143,22 @@ def score_forecasts(
     # Score the share of this process and bring all shares together on the first rank, which alone goes on.
     sample = CommonSample(cases, leads, _select_scored_groups(archive, cases))
     figure_leads = _choose_figure_leads(config, leads)
-    scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
+    scorer = CaseScorer(config, reader, archives, channels, train, sample, figure_leads)
+    if config.verification.all_pairs:
+        _require_same_rows(scorer)
     example = int(cases[len(cases) // 2])
     scores = gather_scores(lambda: _score_share(scorer, archive, sample, share, example), share.is_sharded)
     if scores is None:
         return None
-    table = _build_score_table(config, reader, scorer, sample, scores)
-    table.dataset.attrs.update({name: notice for name, notice in notices.items() if notice})
     scorer.events.warn_of_missing_seeps(scores.seeps.get("model"))
-    mean_spectra = {}
-    for key, power_NFK in scores.spectra.items():
-        mean_spectra[key] = tuple(power_NFK.mean(axis=0))
-    add_spectra(table, mean_spectra, list(scorer.forecasts))
+    notices = {name: notice for name, notice in notices.items() if notice}
+    tables = {}
+    for name in scorer.forecasts if config.verification.all_pairs else ["model"]:
+        tables[name] = _build_score_table(config, reader, scorer, sample, scores, name)
+        tables[name].dataset.attrs.update(notices)
     return Verification(
-        table=table,
+        table=tables.pop("model"),
+        other_tables=tables,
         grid=scorer.reader.grid,
         climatology=scorer.climatology,
         damping=scorer.damping,
@@ -143,8 +169,31 @@ def score_forecasts(
         example=example,
         maps=scores.maps,
         evolution=scorer.example.build_evolution(scores, scorer.forecasts["model"].num_members),
-        spectra=mean_spectra,
+        spectra=_average_spectra(scores),
     )
+
+
+def _average_spectra(scores: PartialScores) -> FieldsByChannelAndLead:
+    """Return the power spectra of `Verification`, averaged over the cases."""
+    mean_spectra = {}
+    for key, power_NFK in scores.spectra.items():
+        mean_spectra[key] = tuple(power_NFK.mean(axis=0))
+    return mean_spectra
+
+
+def _require_same_rows(scorer: CaseScorer) -> None:
+    """Require that every forecast has all scored channels, so that it can be the model of a comparison.
+
+    Raises:
+        DataError: if a forecast lacks a channel.
+    """
+    for name, forecast in scorer.forecasts.items():
+        missing = [channel.name for row, channel in enumerate(scorer.channels) if row not in forecast.rows]
+        if missing:
+            raise DataError(
+                f"verification.all_pairs: the forecasts {name} lack {', '.join(missing[:_MAX_LISTED_NAMES])}; all "
+                "forecasts must have the channels of the run; remove the key, or these forecasts"
+            )
 
 
 def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[list[int]]:
@@ -237,7 +286,7 @@ def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Se
 
 
 def _build_score_table(
-    config: Config, reader: FieldReader, scorer: CaseScorer, sample: CommonSample, scores: PartialScores
+    config: Config, reader: FieldReader, scorer: CaseScorer, sample: CommonSample, scores: PartialScores, model: str
 ) -> ScoreTable:
     """Return the score table of all cases.
 
@@ -246,10 +295,44 @@ def _build_score_table(
         reader: reader of the truth on its original grid.
         scorer: scorer of the cases.
         sample, scores: all cases and lead times, and their joined scores.
+        model: name of the forecast that is ``model`` in the table; it is compared with the forecasts after it.
     """
+    names = list(scorer.forecasts)
+    scores = scores.take_as_model(model, names)
+    forecasts = {"model": scorer.forecasts[model]}
+    for name in names[names.index(model) + 1 :]:
+        forecasts[name] = scorer.forecasts[name]
+    # Statistics of each forecast and the rows of the table that it has.
+    all_rows = list(range(scorer.num_rows))
+    statistics = {}
+    for name, forecast_statistics in scores.statistics.items():
+        # Baselines have every row.
+        rows = all_rows
+        if name in forecasts:
+            rows = forecasts[name].rows
+        statistics[name] = (forecast_statistics, rows)
+    table = build_table(
+        statistics,
+        TableAxes(
+            rows=TableRows(scorer.channels, scorer.winds, scorer.reader.attributes),
+            leads=sample.leads,
+            seasons=cases_by_season(sample.cases, reader.calendar),
+            regions=list(scorer.regions),
+        ),
+        _describe_scores(config, reader, scorer, sample.cases, config.experiment if model == "model" else model),
+        scores.histograms,
+        EventResults(scorer.events.events, scores.events, scorer.events.precipitation, scores.seeps),
+        {name: forecast.archive.attributes for name, forecast in forecasts.items()},
+    )
+    add_spectra(table, _average_spectra(scores), list(forecasts))
+    return table
+
+
+def _describe_scores(
+    config: Config, reader: FieldReader, scorer: CaseScorer, cases: np.ndarray, experiment: str
+) -> dict[str, str | int]:
+    """Return the global attributes of scores.nc, which describe the cases, the truth and the grid of the scores."""
     calendar = reader.calendar
-    cases = sample.cases
-    # Global attributes of scores.nc, which describe the cases, the truth and the grid of the scores.
     first_case = calendar.format(cases[0])
     last_case = calendar.format(cases[-1])
     # Times are formatted as 2020-01-31T12:00.
@@ -257,9 +340,9 @@ def _build_score_table(
     grid = describe_grid(scorer.reader.grid)
     if config.verification.grid is not None:
         grid += f", conservatively from {describe_grid(reader.grid)}"
-    attributes = {
-        "title": f"Scores of {config.experiment}",
-        "experiment": config.experiment,
+    return {
+        "title": f"Scores of {experiment}",
+        "experiment": experiment,
         "n_cases": len(cases),
         "initial_times": f"{first_case} to {last_case}".replace("T", " ") + " UTC",
         "first_case": first_case,
@@ -274,28 +357,6 @@ def _build_score_table(
         **scorer.events.attributes(),
         "version": f"credit {__version__}",
     }
-    # Statistics of each forecast and the rows of the table that it has.
-    all_rows = list(range(scorer.num_rows))
-    statistics = {}
-    for name, forecast_statistics in scores.statistics.items():
-        # Baselines have every row.
-        rows = all_rows
-        if name in scorer.forecasts:
-            rows = scorer.forecasts[name].rows
-        statistics[name] = (forecast_statistics, rows)
-    return build_table(
-        statistics,
-        TableAxes(
-            rows=TableRows(scorer.channels, scorer.winds, scorer.reader.attributes),
-            leads=sample.leads,
-            seasons=cases_by_season(cases, calendar),
-            regions=list(scorer.regions),
-        ),
-        attributes,
-        scores.histograms,
-        EventResults(scorer.events.events, scores.events, scorer.events.precipitation, scores.seeps),
-        {name: forecast.archive.attributes for name, forecast in scorer.forecasts.items()},
-    )
 
 
 def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:

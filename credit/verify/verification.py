@@ -18,12 +18,12 @@ from credit.verify.table.table import ScoreTable
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# All figures that a verification may draw. Those of an earlier verification are removed, because readers would take
-# them for figures of this one. Other figures, such as those of training, stay.
-_FIGURE_PATTERNS = (
+# All figures and tables of pairs that a verification may write. Those of an earlier verification are removed, because
+# readers would take them for results of this one. Other figures, such as those of training, stay.
+_RESULT_PATTERNS = (
     "figures/skill.png", "figures/spread.png", "figures/ranks.png", "figures/reliability.png",
     "figures/scorecard*.png", "figures/spectra.png", "figures/loss.png", "figures/maps_*.png",
-    "figures/hovmoeller_*.png", "figures/animation_*.gif",
+    "figures/hovmoeller_*.png", "figures/animation_*.gif", "pairs/*/scores.nc", "pairs/*/scores.csv",
 )  # fmt: skip
 
 
@@ -38,6 +38,8 @@ def verify_forecasts(
     is_trained_here: bool = True,
 ) -> ScoreTable | None:
     """Collective: score forecasts; write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`.
+
+    With ``verification.all_pairs``, the tables of each other forecast are written into ``pairs/NAME``.
 
     Args:
         config: config of the run.
@@ -79,12 +81,21 @@ def verify_forecasts(
     if is_trained_here:
         log = read_training_log(folder / "metrics.jsonl")
     # All files are written into a temporary folder first, so that an error leaves those of an earlier verification.
-    with replace_files(folder, remove=_FIGURE_PATTERNS) as temporary_folder:
-        table.write(temporary_folder)
+    with replace_files(folder, remove=_RESULT_PATTERNS) as temporary_folder:
+        _write_tables(verification, temporary_folder)
         (temporary_folder / "figures").mkdir()
         figures = _draw_figures(config, verification, reader, log, temporary_folder / "figures")
         write_report(config, verification, archive, log, figures, temporary_folder, notice)
     return table
+
+
+def _write_tables(verification: Verification, folder: Path) -> None:
+    """Write the scores into a folder, and those of pairs of other forecasts into ``pairs/NAME`` in it."""
+    verification.table.write(folder)
+    for name, table in verification.other_tables.items():
+        pair_folder = folder / "pairs" / name
+        pair_folder.mkdir(parents=True)
+        table.write(pair_folder)
 
 
 def _draw_figures(

@@ -263,7 +263,7 @@ def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
     assert OTHER in shown_texts(browser, "#choose-against option")
     assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
     members, notice = shown_texts(browser, ".notice")
-    assert f"the model 5, {OTHER} 1." in members and notice == "A <short> notice & more"
+    assert f"Model 5, {OTHER} 1." in members and notice == "A <short> notice & more"
 
 
 def lightness(browser: Chromium, selector: str, kind: str) -> float:

@@ -158,11 +158,19 @@ def test_lower_precision_stays_near_float32(overrides: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["true", "reduce-overhead"])
 @pytest.mark.parametrize("amp", [False, True])
-def test_compiled_steps_equal_eager_ones(amp: bool) -> None:
+def test_compiled_steps_equal_eager_ones(amp: bool, mode: str) -> None:
     overrides = [f"trainer.amp={amp}", "trainer.tf32=false"]
     rtol = 5e-3 if amp else 1e-4
-    require_close(train([*overrides, "trainer.compile=true"], CUDA), train(overrides, CUDA), rtol)
+    require_close(train([*overrides, f"trainer.compile={mode}"], CUDA), train(overrides, CUDA), rtol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["recomputed, accumulated", "selective", "members one by one, global noise"])
+def test_cuda_graphs_of_several_passes_equal_eager_steps(name: str) -> None:
+    overrides = [*FLOAT32, *CASES[name]]
+    require_close(train([*overrides, "trainer.compile=reduce-overhead"], CUDA), train(overrides, CUDA), rtol=1e-4)
 
 
 @pytest.mark.parametrize("overrides", [[], ["trainer.amp=true"], ["trainer.activation_checkpoint=true"]])

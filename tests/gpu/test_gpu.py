@@ -136,8 +136,8 @@ def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(trainer, "AsyncHostCopy", Told)
     monkeypatch.setattr(trainer, "learning_rate", lambda *_: 1e-3)
     run, stop = mock.MagicMock(), mock.Mock()
-    run._state, run._is_due.return_value, run._save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
-    run._parts.total_steps, run._parts.device, run._parts.training_step = 3, torch.device("cuda"), step
+    run.state, run._is_due.return_value, run._save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
+    run.parts.total_steps, run.parts.device, run.parts.training_step = 3, torch.device("cuda"), step
     run._conf.log_every, stop.find_reason.return_value = 10, None
     trainer.Trainer._take_steps(run, mock.Mock(), mock.Mock(), mock.Mock(), stop)
     assert order == ["step 0", "step 1", "asked 0", "step 2", "asked 1"]

@@ -1,4 +1,4 @@
-"""A Slurm of one node on this machine, in a folder of its own, for the time of a test."""
+"""A Slurm on this machine, of one node or of several that stand for hosts, in a folder of its own, for a test."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=6
 SlurmctldPort={controller}
-SlurmdPort={node}
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -42,9 +41,9 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=1
 KillWait=30
 OverTimeLimit=0
 ReturnToService=2
-SlurmdTimeout=60
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=short Nodes={host} Default=YES MaxTime=INFINITE State=UP
+SlurmdTimeout={timeout}
+{nodes}
+PartitionName=short Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -53,8 +52,10 @@ class CannotStart(Exception):
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Run munged, slurmctld and slurmd; yield the environment that its commands need; stop all three, whatever happens.
+def slurm(folder: Path, num_nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Run munged, slurmctld and slurmd; yield the environment that its commands need; stop all, whatever happens.
+
+    The nodes are called node1, node2 and so on. With one node it has all cores, with several each has one.
 
     Raises:
         CannotStart: where the programs or the rights are missing, or the node does not come up.
@@ -66,7 +67,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         raise CannotStart(f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
         raise CannotStart("slurmd needs root")
-    configure(folder)
+    configure(folder, num_nodes)
     environment = {**os.environ, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     with ExitStack() as daemons:
         socket_file = folder / "munge.socket"
@@ -75,9 +76,14 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         daemons.enter_context(running(munge, folder, environment))
         wait_until(socket_file.exists, "munged made no socket", folder / "munged.log")
         daemons.enter_context(running([programs["slurmctld"], "-D"], folder, environment))
-        daemons.enter_context(running([programs["slurmd"], "-D"], folder, environment))
-        ask = [programs["sinfo"], "--noheader", "--format=%t"]
-        wait_until(lambda: output_of(ask, environment).strip() == "idle", "no node came up", folder / "slurmctld.log")
+        for number in range(1, num_nodes + 1):
+            daemons.enter_context(running([programs["slurmd"], "-D", "-N", f"node{number}"], folder, environment))
+        ask = [programs["sinfo"], "--noheader", "--format=%t %D"]
+        wait_until(
+            lambda: output_of(ask, environment).strip() == f"idle {num_nodes}",
+            "no node came up",
+            folder / "slurmctld.log",
+        )
         try:
             yield environment
         finally:
@@ -93,16 +99,30 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 MUNGE_FILES = {"key": "munge.key", "log": "munged.log", "pid": "munged.pid", "seed": "munged.seed"}
 
 
-def configure(folder: Path) -> None:
+def configure(folder: Path, num_nodes: int) -> None:
     """Write slurm.conf and the key."""
-    for name in ("state", "spool"):
+    for name in ("state", *(f"spool.node{number}" for number in range(1, num_nodes + 1))):
         (folder / name).mkdir()
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
-    settings = {"host": socket.gethostname().split(".")[0], "folder": folder, "cpus": os.cpu_count()}
-    ports = free_ports(2)
-    (folder / "slurm.conf").write_text(CONF.format(**settings, controller=ports[0], node=ports[1]))
+    host = socket.gethostname().split(".")[0]
+    cpus = os.cpu_count() if num_nodes == 1 else 1
+    controller, *ports = free_ports(1 + num_nodes)
+    nodes = [
+        f"NodeName=node{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} State=UNKNOWN"
+        for number, port in enumerate(ports, 1)
+    ]
+    (folder / "slurm.conf").write_text(
+        # Tests that kill one of several nodes need not wait long until it counts as lost.
+        CONF.format(
+            host=host,
+            folder=folder,
+            controller=controller,
+            nodes="\n".join(nodes),
+            timeout=60 if num_nodes == 1 else 10,
+        )
+    )
 
 
 def free_ports(count: int) -> list[int]:

@@ -40,6 +40,8 @@ class StandInPbs:
         monkeypatch.setenv("STANDIN_PBS", str(folder))
         # of the jobs; what is exported afterwards does not reach them
         self.environment = dict(os.environ)
+        # Names of the nodes of each job.
+        self.nodes = ["localhost"]
 
     def jobs(self) -> list[dict]:
         """Return all jobs in the order of their submission."""
@@ -70,7 +72,7 @@ class StandInPbs:
 
     def _run(self, job: dict, index: int | None, watch: Callable | None, grace: float) -> int:
         nodes = self.folder / "nodes"
-        nodes.write_text("localhost\n")
+        nodes.write_text("".join(f"{name}\n" for name in self.nodes))
         variables = {"PBS_JOBID": job["id"], "PBS_O_WORKDIR": job["cwd"], "PBS_NODEFILE": str(nodes)}
         if index is not None:
             variables |= {"PBS_ARRAY_INDEX": str(index)}
@@ -161,7 +163,12 @@ def qsub(folder: Path, words: list[str]) -> None:
     assert job_options["-j"] == ["oe"] and limits["select"]
     hours, minutes, seconds = map(int, limits["walltime"].split(":"))
     kind, after = "", []
+    # Options of the command are added to the directives, and these have the depend of no other job.
+    tolerated = [value for value in directives(Path(script)) if value.startswith("tolerate_node_failures=")]
+    assert tolerated in ([], ["tolerate_node_failures=all"])
     for value in job_options.get("-W", []):
+        if value in tolerated:
+            continue
         kind, ids = re.fullmatch(r"depend=(afterany|afterok):(.+)", value).groups()
         after = [find(folder, after_id)["number"] for after_id in ids.split(":")]
     number = len(list(folder.glob("*.json"))) + 1

@@ -35,9 +35,14 @@ GRIDS = {
     "quickstart": (_equiangular, 32, 64),
     "speedy_5p6deg": (_equiangular, 32, 64),
     "speedy_ensemble": (_equiangular, 32, 64),
+    "weatherbench2_5p6deg": (_equiangular, 32, 64),
+    "weatherbench2_1p5deg": (_with_poles, 121, 240),
     "gfs_wind_1deg": (_with_poles, 181, 360),
     "wxformer_1deg": (_with_poles, 181, 360),
+    "realtime_gfs": (_with_poles, 181, 360),
+    "realtime_ifs": (_with_poles, 181, 360),
     "wxformer_0p25deg": (_with_poles, 721, 1440),
+    "arco_era5": (_with_poles, 721, 1440),
     "wxformer_published_6h": (_gaussian, 640, 1280),
 }
 PARAMETERS = {"wxformer_1deg": 10_309_328, "wxformer_published_6h": 124_388_963}

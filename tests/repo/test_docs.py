@@ -25,7 +25,7 @@ PAGES = sorted(
         *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "config/README.md")),
     ]
 )
-SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification|pbs|slurm"
+SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification|realtime|pbs|slurm"
 # keys that the pages name in order to say that they are not there
 ABSENT_KEYS = {"trainer.fsdp2_mp_policy"}
 
@@ -120,8 +120,9 @@ def test_files_exist(page: Path, files: list[Path]) -> None:
             assert list(REPOSITORY.glob(name.rstrip("./"))), f"{page.name} names {name}"
 
 
-def test_readme_lists_every_package(repository: Path, files: list[Path]) -> None:
-    section = (repository / "README.md").read_text(encoding="utf-8").split("## Packages")[1].split("\n## ")[0]
+def test_the_architecture_lists_every_package(repository: Path, files: list[Path]) -> None:
+    page = repository / "docs" / "architecture.md"
+    section = page.read_text(encoding="utf-8").split("## Packages")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `(credit/\w+/)` \| \w", section, re.MULTILINE)
     relative = [path.relative_to(repository) for path in files]
     packages = {f"credit/{path.parts[1]}/" for path in relative if path.parts[0] == "credit" and len(path.parts) > 2}
@@ -133,9 +134,22 @@ def test_readme_is_short(repository: Path) -> None:
     assert len((repository / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_page_of_commands_is_true(repository: Path) -> None:
-    page = (repository / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == render_cli_reference() + "\n", "run: python -m credit.cli.reference > docs/cli.md"
+def test_the_pages_of_commands_are_true(repository: Path) -> None:
+    docs = repository / "docs"
+    written = {}
+    for path in [docs / "cli.md", *(docs / "commands").glob("*.md")]:
+        written[path.relative_to(docs).as_posix()] = path.read_text(encoding="utf-8")
+    assert written == render_cli_reference(), "run: python -m credit.cli.reference docs"
+
+
+def test_notebooks_are_stored_without_outputs(repository: Path) -> None:
+    """The build of the documentation makes the outputs."""
+    paths = list((repository / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(paths) >= 6
+    for path in paths:
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            assert not cell.get("outputs"), f"{path.name}: clear all outputs before you save it"
+            assert cell.get("execution_count") is None, f"{path.name}: clear all outputs before you save it"
 
 
 def test_messages_of_troubleshooting_exist() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 # from the top; rooms on one line are on one level
 LEVELS = (
-    {"cli"},
-    {"compare"},
+    {"cli", "api"},
+    {"compare", "realtime"},
     {"hpc", "verify", "train"},
+    {"products"},
     {"forecast"},
-    {"models", "losses", "metrics", "interop"},
+    {"models", "losses", "metrics", "interop", "drawing"},
     {"data", "parallel"},
     {"config"},
     {"physics"},
@@ -59,6 +60,9 @@ def wrong_imports(package: Path) -> list[str]:
             other = room_of(name)
             if "<relative>" in name:
                 problems.append(f"{path.relative_to(package.parent)}:{line}: relative import; write the whole name")
+            elif room == "__init__" and other == "api":
+                # `credit.load` and so on, which `credit/__init__.py` imports when they are used.
+                continue
             elif other != room and HEIGHT[other] >= HEIGHT[room]:
                 problems.append(f"{path.relative_to(package.parent)}:{line}: {room} must not import {name}")
     return problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def test_the_distribution_has_one_name(setup_cfg: configparser.ConfigParser, fil
 def test_messages_name_extras_that_exist(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (repository / "credit").rglob("*.py"))
     named = set(re.findall(r"""install_command\(["'](\w+)["']\)""", code))
-    assert named >= {"grib", "cloud", "units", "energy", "tensorboard", "cluster"}
+    # Loggers name their extra in an attribute of their class.
+    named |= set(re.findall(r'^    extra = "(\w+)"$', code, re.MULTILINE))
+    assert named >= {"wandb", "mlflow", "grib", "cloud", "units", "energy", "tensorboard", "cluster"}
     assert named <= set(setup_cfg["options.extras_require"])
 
 
@@ -80,6 +83,10 @@ def test_the_changelog_has_this_version(repository: Path) -> None:
     assert titles[0] == credit.__version__
 
 
+def test_the_citation_names_this_version(repository: Path) -> None:
+    assert f"\nversion: {credit.__version__}\n" in (repository / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_the_license_is_apache_2(repository: Path, setup_cfg: configparser.ConfigParser) -> None:
     text = (repository / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text and len(text) > 11_000
@@ -92,7 +99,7 @@ def test_no_paths_of_a_machine(repository: Path, files: list[Path]) -> None:
     pattern = re.compile(rf"(?<![\w.$}}*)\]-])/(?:{roots})/\w")
     paths_in_text = []
     for path in files:
-        data = b"" if path.suffix in (".nc", ".npz", ".png", ".xz") or path.is_symlink() else path.read_bytes()
+        data = b"" if path.suffix in (".nc", ".npz", ".png", ".xz", ".zip") or path.is_symlink() else path.read_bytes()
         for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
             if pattern.search(line):
                 paths_in_text.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
@@ -112,6 +119,13 @@ def test_the_data_beside_the_checkout_are_named_in_one_place(repository: Path, f
 
 def test_nothing_strays_into_the_root(repository: Path, files: list[Path]) -> None:
     in_root = {path.name for path in files if path.parent == repository}
-    expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"}
+    expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "CITATION.cff", "SECURITY.md"}
     expected |= {"setup.cfg", "pyproject.toml", "ruff.toml", ".gitignore"}
     assert in_root == expected
+
+
+def test_no_tracked_file_is_ignored(repository: Path) -> None:
+    """Copies of the working tree that follow .gitignore would lack such a file."""
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    ignored = subprocess.run(command, cwd=repository, capture_output=True, check=True, text=True).stdout
+    assert ignored.split() == []

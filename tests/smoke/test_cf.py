@@ -17,6 +17,8 @@ import pytest
 
 from tests.smoke.test_budgets import write_air
 from tests.unit.forecast.air import UNITS
+from tests.unit.products.forecasts import make, random_ensemble, write_forecasts
+from tests.unit.products.test_make import ENTRIES
 
 # what the checker recommends, and why our files do without
 WITHOUT = {
@@ -26,6 +28,10 @@ WITHOUT = {
 }
 # of ensembles in one file
 TIME_FIRST = {"dimensions are not located left of T, Z, Y, X": "CDO opens no file whose first dimension is not time"}
+# of statistics of the members
+STANDARD_NAME_OF_MEMBERS = {
+    "name component realization does not match": "section 7.3 allows standard names, which the checker does not know"
+}
 STANDARD_NAMES = {
     "t": "air_temperature", "u": "eastward_wind", "v": "northward_wind", "q": "specific_humidity",
     "sp": "surface_air_pressure", "tp": "lwe_thickness_of_precipitation_amount", "zs": "surface_geopotential",
@@ -104,4 +110,14 @@ def test_forecasts_and_scores_keep_the_conventions(checker: str, tmp_path: Path,
     for path in [*files, run / "scores.nc"]:
         known = WITHOUT | (TIME_FIRST if path.parent.name in ("ensemble", "leads") else {})
         wrong = [message for message in findings(checker, path) if not any(own in message for own in known)]
+        assert not wrong, f"{path}: {wrong}"
+
+
+def test_products_keep_the_conventions(checker: str, tmp_path: Path) -> None:
+    """Fields of members, quantiles, probabilities, sums over hours, and winds on a level and at a height."""
+    archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
+    make(archive, tmp_path, *ENTRIES, {"kind": "mean", "name": "mean", "of": "tp24"})
+    for path in sorted((tmp_path / "2001-04-01T00").glob("*.nc")):
+        known = WITHOUT | TIME_FIRST | STANDARD_NAME_OF_MEMBERS
+        wrong = [message for message in findings(checker, path) if not any(text in message for text in known)]
         assert not wrong, f"{path}: {wrong}"

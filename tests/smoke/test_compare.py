@@ -69,6 +69,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(handle))
 
 
+def scores_file(folder: Path, name: str, seed: str) -> Path:
+    """Return the path of the scores of a run with a seed. The first run is the model of the verification."""
+    scores = folder / "scores" / f"seed_{seed}"
+    if name != "narrow":
+        scores = scores / "pairs" / name
+    return scores / "scores.csv"
+
+
 @pytest.mark.slow
 def test_killed_and_continued(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -92,13 +100,14 @@ def test_killed_and_continued(
     # Another call repeats only the part whose result is missing; its failure is named, and all other results stay.
     document = json.loads((folder / "compare.json").read_text())
     monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(1))
-    (folder / "wide" / "seed_2" / "scores.nc").unlink()
+    (folder / "scores" / "seed_2" / "scores.nc").unlink()
     assert main(["compare", *arguments]) == 1
     changed_document = json.loads((folder / "compare.json").read_text())
-    assert [failure.partition(" failed")[0] for failure in changed_document["failures"]] == ["score wide, seed 2"]
-    assert "Missing: score wide, seed 2 failed" in (folder / "compare.html").read_text()
-    assert changed_document["results"][0]["rmse"]["wide"]["seeds"].keys() == {"1"}
-    assert changed_document["results"][0]["rmse"]["narrow"] == document["results"][0]["rmse"]["narrow"]
+    assert [failure.partition(" failed")[0] for failure in changed_document["failures"]] == ["score seed 2"]
+    assert "Missing: score seed 2 failed" in (folder / "compare.html").read_text()
+    for name in ("narrow", "wide"):
+        seeds = document["results"][0]["rmse"][name]["seeds"]
+        assert changed_document["results"][0]["rmse"][name]["seeds"] == {"1": seeds["1"]}
 
 
 def require_agreement(folder: Path) -> None:
@@ -112,7 +121,7 @@ def require_agreement(folder: Path) -> None:
     for name in ("narrow", "wide"):
         values = {}
         for seed in ("1", "2"):
-            for row in read_rows(folder / name / f"seed_{seed}" / "scores.csv"):
+            for row in read_rows(scores_file(folder, name, seed)):
                 if row["forecast"] != "model" or row["season"] != "all":
                     continue
                 key = row["variable"], row["level"], row["region"], row["lead_hours"], row["metric"]
@@ -127,8 +136,8 @@ def require_agreement(folder: Path) -> None:
         persistence = float(rows["persistence", "", "z", "500", "global", "24", "rmse"])
         assert f">{mean / persistence:.3f}<" in page
     # The other run has the same scores where it is scored together with the first one.
-    other = [row for row in read_rows(folder / "narrow" / "seed_1" / "scores.csv") if row["forecast"] == "wide"]
-    model = [row for row in read_rows(folder / "wide" / "seed_1" / "scores.csv") if row["forecast"] == "model"]
+    other = [row for row in read_rows(scores_file(folder, "narrow", "1")) if row["forecast"] == "wide"]
+    model = [row for row in read_rows(scores_file(folder, "wide", "1")) if row["forecast"] == "model"]
     assert [row["value"] for row in other] == [row["value"] for row in model]
     trials = {run["name"]: run["trials"] for run in document["runs"]}
     assert trials["narrow"]["1"]["steps"] == trials["wide"]["2"]["steps"] == 20

@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = world(tmp_path_factory.mktemp("early"))
     config = str(folder / "config.yml")
     assert main(["train", config, f"save_loc={folder}/plain", *SHORT]) == 0
-    assert main(["train", config, f"save_loc={folder}/seen", *SHORT, VIEW, "trainer.tensorboard=true"]) == 0
+    assert main(["train", config, f"save_loc={folder}/seen", *SHORT, VIEW, "trainer.loggers=[tensorboard]"]) == 0
     return folder
 
 

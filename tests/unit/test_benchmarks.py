@@ -22,7 +22,6 @@ REFUSED = {
     "rollout.py --steps none": "'none' must be a whole number",
     "memory.py": "its meshes are for 4 ranks, and 1 were started",
     "scaling.py": "start it with torchrun --standalone --nproc-per-node=4",
-    "run.py config.yml --steps 2": "3 or more are needed",
     "run.py config.yml --rounds 0": "'0' must be a whole number",
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 
+import cftime
 import numpy as np
 import pytest
 
-from credit.calendar import CALENDARS, Calendar, format_duration, parse_duration
+from credit.calendar import CALENDARS, TIME_UNITS, Calendar, format_duration, parse_duration
 from credit.errors import ConfigError, DataError
 
 
@@ -100,6 +101,16 @@ def test_cf_times(values: list, units: str, calendar_name: str, expected: list[s
     minutes = calendar.minutes_from_cf(np.array(values), units)
     assert minutes.dtype == np.int64
     assert [calendar.format(value) for value in minutes] == expected
+
+
+@pytest.mark.parametrize("name", CALENDARS)
+@pytest.mark.parametrize("units", ["hours since 1500-03-01", "days since 1850-01-01", "seconds since 1970-01-01 12:30"])
+def test_many_times_are_those_of_cftime(name: str, units: str) -> None:
+    per_day = {"hours": 24, "days": 1, "seconds": 86400}[units.split()[0]]
+    minutes = np.random.default_rng(0).integers(-(10**7), 10**7, (100, 2))
+    values = minutes * per_day / 1440
+    expected = cftime.date2num(cftime.num2date(values, units, name), TIME_UNITS, name)
+    np.testing.assert_array_equal(Calendar(name).minutes_from_cf(values, units), np.rint(expected.astype(float)))
 
 
 def test_units_that_cannot_be_decoded() -> None:

@@ -20,7 +20,7 @@ HELP = """Check CONFIG and its data before you submit a job. The command writes 
 
 It checks:
   - other installed packages with the same import name, such as miles-credit
-  - the config keys
+  - the config keys, and with `realtime` that an operational analysis has every variable
   - files, variables, levels, units, times, and the samples of each split
   - the training store, its chunks and statistics
   - the run folder (save_loc), the free disk space, and the checkpoint from which a run would continue
@@ -79,7 +79,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     show_notes = not (arguments.json or arguments.quiet)
     report = CheckReport(_print_note) if show_notes else CheckReport()
     document: dict[str, Any] = {}
-    # Another package of the same import name, such as miles-credit, may hide this one in the jobs of the run.
+    # Another package with the same import name, such as miles-credit, may hide this one in the jobs of the run.
     for conflict in find_conflicts():
         report.add_warning(conflict)
     with report.collect_log():
@@ -118,11 +118,12 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     from credit.cli.check.job import check_run_length, check_walltime, plan_ranks, render_job
     from credit.cli.check.other_forecasts import open_other_archives
     from credit.cli.check.resume import check_resume
-    from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
+    from credit.cli.check.settings import check_ensemble, check_forecasts, check_realtime, check_training
 
     # Each check reports its errors and returns what later checks need, None or 0 where it could not be determined.
     # First the checks without the data.
     check_folder(config, report)
+    check_realtime(config, report)
     job = render_job(config, report)
     degrees = plan_ranks(config, world_size, job, report)
     data = inspect_data(config.data, report, deep)
@@ -185,7 +186,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
     """
     from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_divided_forecasts, try_mesh, try_step
 
-    # Take the step in float32 on one process, which most errors of a model need no more than.
+    # Take the step in float32 on one process, which reveals most errors of a model.
     dry_run = None
     with report.collect():
         assets = dummy_assets(config, data.grid, data.attributes, data.masks)

@@ -290,8 +290,8 @@ def _check_values(
             scope = ", at least one of each file; preprocessing checks all"
         report.add_note(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
-        # Preprocessing leaves out at most MAX_BAD_FRACTION of all times. A single bad time among a few that were
-        # checked may be the only one, so it is allowed where one of all times is.
+        # Preprocessing leaves out at most MAX_BAD_FRACTION of all times. A single bad time among the few that were
+        # checked may be the only bad time of all, so it is allowed if one bad time among all times is allowed.
         max_bad = max(MAX_BAD_FRACTION * checked.num_checked, min(1.0, MAX_BAD_FRACTION * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
             report.add_note(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")

@@ -256,7 +256,7 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            # A run at work may remove files meanwhile.
+            # A run in progress may remove files in the meantime.
             with suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total

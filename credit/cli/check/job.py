@@ -10,11 +10,14 @@ from credit.calendar import format_duration, parse_duration
 from credit.cli.check.data import DataSummary
 from credit.cli.check.report import CheckReport
 from credit.config import Config
+from credit.config.batch_division import divide_global_batch
 from credit.data.samples.loader import ResumableSampler
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster, require_section
 from credit.hpc.job import Job, JobRequest, build_job
 from credit.hpc.script import render_script
+from credit.parallel.blocks.cuda_graphs import require_one_rank
+from credit.parallel.elastic.spare_ranks import choose_num_ranks, smallest_mesh
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 from credit.parallel.process_info import read_process_info
 from credit.train.monitor.run_files import read_last_metrics
@@ -69,16 +72,15 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
         if world_size is None:
             if process_info.launcher != "none":
                 world_size = process_info.world
+            elif job is not None and job.is_elastic and config.trainer.global_batch_size is not None:
+                # Ranks that do not fit are spare.
+                world_size = choose_num_ranks(parallelism, config.trainer.global_batch_size, job.ranks)
             elif job is not None:
                 world_size = job.ranks
             else:
-                # The smallest mesh: the number of data-parallel ranks must be a multiple of `ensemble`, and with fsdp2
-                # (replicate x shard) also of `replicate`.
-                ranks_per_sample = parallelism.num_domain_ranks * parallelism.tensor
-                world_size = ranks_per_sample * parallelism.ensemble
-                if parallelism.data == "fsdp2":
-                    world_size = ranks_per_sample * math.lcm(parallelism.replicate, parallelism.ensemble)
+                world_size = smallest_mesh(parallelism)
         degrees = plan_degrees(parallelism, world_size)
+        require_one_rank(config.trainer, degrees.world)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
 
@@ -99,6 +101,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
     num_steps = 0
     samples_per_step = 0
     with report.collect():
+        trainer = divide_global_batch(config, degrees.num_sample_ranks).trainer
         # The two zeros are the first and the last step: the sampler only computes the sizes of a step and of an epoch.
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
@@ -106,8 +109,12 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
         )  # fmt: skip
         samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch
+        division = ""
+        if trainer.global_batch_size is not None:
+            division = f" ({trainer.grad_accum_every} x {trainer.train_batch_size} on each data-parallel rank)"
         report.add_note(
-            f"training: {num_steps} steps of {samples_per_step} samples; an epoch has {sampler.steps_per_epoch}"
+            f"training: {num_steps} steps of {samples_per_step} samples{division}; an epoch has "
+            f"{sampler.steps_per_epoch}"
         )
         ramp = trainer.forecast_len_from
         last_forecast_len = forecast_len_at(num_steps - 1, num_steps, config.data.forecast_len, ramp)

@@ -19,7 +19,7 @@ from credit.verify.cases import common_cases, common_leads, describe_origin, mis
 class PlannedForecasts:
     """Description of the forecasts that the run will make.
 
-    It has those attributes of a `ForecastSource` that the functions of `credit.verify.cases` read.
+    It has the attributes of a `ForecastSource` that the functions of `credit.verify.cases` read.
 
     Attributes:
         origin: name of the forecasts in messages.
@@ -101,7 +101,7 @@ def _compare_times(
     with report.collect():
         leads = common_leads(archives)
     if len(archives["model"].initial_minutes):
-        # Without common lead times, which is an error of its own, the initial times are compared for lead time 0.
+        # Without common lead times, which is a separate error, the initial times are compared for lead time 0.
         required_leads = leads if len(leads) else np.array([0])
         with report.collect():
             cases = common_cases(archives, data, required_leads, data.splits["test"])

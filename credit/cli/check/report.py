@@ -13,7 +13,7 @@ from credit.cli.console.terminal import colorize, wrap_text
 from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 
-# A file name with an extension that data files have, with its folders.
+# Path of a file with one of the extensions of data files.
 _FILE = re.compile(r"[^\s'\",;:()\[\]]+\.(?:nc4?|cdf|grib2?|grb2?|zarr|h5|hdf5)(?![\w.])")
 _MAX_FILES_SHOWN = 3
 

@@ -39,7 +39,7 @@ def check_resume(
     degrees: ParallelDims,
     report: CheckReport,
 ) -> tuple[Config, int]:
-    """Check that the run can continue from the checkpoint, or begin with the weights, that it would find.
+    """Find the checkpoint or the weights that the run would start from, and check that the run can use them.
 
     Args:
         config: config of the run.

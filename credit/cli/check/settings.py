@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from credit.calendar import format_duration
@@ -18,21 +18,25 @@ from credit.config import Config
 from credit.config.sections.inference import InitialTimesConfig
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.fit import plan_fit
+from credit.data.formats.grib.messages import import_eccodes
 from credit.data.formats.run_grid import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import find_blocks
 from credit.forecast.ensemble.perturbations import enable_dropout
 from credit.forecast.initial_times import choose_leads, find_initial_times, parse_interval_minutes
 from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.io.forecast_writer import require_same_format
+from credit.forecast.io.forecast_writer import build_file_format, require_same_format
+from credit.forecast.io.grib.options import build_grib_options
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
 from credit.losses.build import build_loss, channel_weights
+from credit.parallel.blocks.cuda_graphs import describe_cuda_graphs
+from credit.realtime.fetch.records import list_analysis_offsets, list_record_requests
 from credit.train.build.assets import MIN_CLIMATOLOGY_MINUTES
 from credit.train.build.validation import require_measured_monitor
 from credit.train.checkpoint.checkpoint import build_missing_checkpoint_error
+from credit.train.loggers.base import require_loggers
 from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer
-from credit.utils.installation import install_command
 from credit.verify.cases import cases_with_truth
 from credit.verify.scores.thresholds import build_events, find_precipitation_channels
 from credit.verify.statistics.regions import region_weights, scored_regions
@@ -70,8 +74,11 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
             raise ConfigError(
                 f"trainer.betas: {list(trainer.betas)}: {error}; both must lie from 0 to below 1"
             ) from error
-    if trainer.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        report.add(f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}")
+    has_gpu = trainer.device == "cuda" or (trainer.device == "auto" and torch.cuda.is_available())
+    for note in describe_cuda_graphs(trainer, config.data.forecast_len, has_gpu):
+        report.add_note(note)
+    with report.collect():
+        require_loggers(trainer.loggers)
     if trainer.preview is not None and "valid" in data.splits and len(data.times):
         with report.collect():
             plan = plan_preview(config, data.channels, data.times, data.calendar, data.splits["valid"])
@@ -144,7 +151,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     output_names: list[str] = []
     with report.collect():
-        output_names = _list_output_channels(config, data, int(leads[-1]))
+        output_names = _check_outputs(config, data, leads, report)
     _check_scores(config, data, report)
     # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
     scored_times = np.array([], dtype=np.int64)
@@ -180,6 +187,28 @@ def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> Non
     if "train" in data.samples:
         with report.collect():
             _check_climatology(config, data)
+
+
+def check_realtime(config: Config, report: CheckReport) -> None:
+    """Check the section ``realtime``: every variable that a forecast reads must be in an analysis.
+
+    Nothing is fetched.
+
+    Args:
+        config: config of the run.
+        report: receives errors and notes.
+    """
+    if config.realtime is None:
+        return
+    with report.collect():
+        requests = list_record_requests(config)
+        offsets = list_analysis_offsets(config)
+        import_eccodes()
+        hours = ", ".join(f"{offset / 60:g}" for offset in offsets)
+        report.add_note(
+            f"realtime: {len(requests)} records of each analysis ({config.realtime.format}), at {hours} h before the "
+            f"initial time: {', '.join(request.describe() for request in requests)}"
+        )
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
@@ -218,24 +247,28 @@ def _check_checkpoint(config: Config, report: CheckReport) -> None:
         report.add(str(build_missing_checkpoint_error("inference.checkpoint", name)))
 
 
-def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) -> list[str]:
-    """Return the names of the channels that the forecast files will contain.
+def _check_outputs(config: Config, data: DataSummary, leads: np.ndarray, report: CheckReport) -> list[str]:
+    """Check the contents of the forecast files, and the products that are made of them.
 
-    If the data cannot be read, derived variables and pressure levels are left out.
+    If the data cannot be read, derived variables, pressure levels and products are left out.
 
     Args:
         config: config of the run.
         data: summary of the data.
-        longest_lead: longest lead time in minutes.
+        leads: lead times to write in minutes.
+        report: receives errors and notes on products.
+
+    Returns:
+        Names of the channels that the forecast files will contain.
 
     Raises:
-        ConfigError: if a variable of ``inference.variables`` is neither an output of the model nor a derived variable.
+        ConfigError: if a variable of ``inference.variables`` is neither an output of the model nor a derived variable,
+            or if the format of the files cannot hold the forecasts.
     """
     conf = config.inference
-    step_minutes = config.data.step_minutes
     if data.reader is not None:
         diagnostics = OutputDiagnostics(
-            conf, config.data, data.channels, data.attributes, data.reader.static(), longest_lead
+            conf, config.data, data.channels, data.attributes, data.reader.static(), int(leads[-1])
         )
         fields = diagnostics.output_fields(data.grid, data.calendar)
     elif conf.pressure_levels is not None or conf.derive:
@@ -243,11 +276,24 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
         return [channel.name for channel in data.channels.output]
     else:
         fields = OutputFields(
-            data.channels, data.grid, data.calendar, data.attributes, step_minutes, config.data.level_units
+            data.channels, data.grid, data.calendar, data.attributes, config.data.step_minutes, config.data.level_units
         )
-    # The schema of one lead time applies the selection of variables and levels.
-    options = OutputOptions(variables=conf.variables, levels=conf.levels)
-    schema = build_schema(fields, [step_minutes], options)
+    members = None if conf.ensemble is None else conf.ensemble.members
+    options = OutputOptions(
+        conf.format, variables=conf.variables, levels=conf.levels, grib=build_grib_options(conf, config.data)
+    )
+    schema = build_schema(fields, leads.tolist(), options, members)
+    if conf.format != "zarr":
+        # GRIB2 cannot hold every variable, grid and calendar.
+        build_file_format(schema, options)
+    if conf.products and data.reader is not None:
+        # Imported only if needed, because maps need matplotlib.
+        from credit.cli.products.run_products import check_products
+
+        with report.collect():
+            check_products(config, schema)
+            kinds = ", ".join(f"{section.name} ({section.kind})" for section in conf.products)
+            report.add_note(f"inference.products: {kinds}")
     names = []
     for variable in schema.variables:
         names += [fields.channels.output[channel_index].name for channel_index in variable.channel_index]

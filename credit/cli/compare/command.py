@@ -119,7 +119,7 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds of ``--seeds``, an empty list for an empty text.
 
     Raises:
-        ConfigError: if a seed is no whole number, is negative or is repeated.
+        ConfigError: if a seed is not a whole number, is negative or is repeated.
     """
     from credit.errors import ConfigError
 

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 # 128 + SIGINT: the exit status that shells give to a process that Ctrl-C ended.
 INTERRUPTED = 128 + signal.SIGINT
-# asyncio reports the tasks of zarr, and concurrent.futures the work, that an interrupted main thread leaves behind.
+# After an interrupt of the main thread, asyncio reports unfinished tasks of zarr, and concurrent.futures unfinished
+# work.
 _NOISY_LOGGERS = ("asyncio", "concurrent.futures")
 
 # Time after which a lost KeyboardInterrupt is raised again, longer than the hook that noticed it takes to return.
@@ -24,7 +25,7 @@ class InterruptGuard:
     """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
 
     With Python's own handler, three things go wrong in these commands. A KeyboardInterrupt in a destructor is printed
-    and then lost. Libraries replace a KeyboardInterrupt by errors of their own. Threads that go on after the main
+    and then lost. Libraries replace a KeyboardInterrupt by other errors. Threads that go on after the main
     thread has ended print tracebacks.
 
     A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.

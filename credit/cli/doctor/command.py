@@ -47,7 +47,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts
 
-    # Under a launcher one rank writes the report, which shows a wrong environment of the launcher as well.
+    # Under a launcher, one rank writes the report. The report also shows a wrong environment of the launcher.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0

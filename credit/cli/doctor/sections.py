@@ -27,9 +27,9 @@ import torch
 import yaml
 
 from credit import __version__
-from credit.cli.doctor.redact import HIDDEN, is_secret, redact, redact_values
 from credit.config import Config, build_config
 from credit.config.load import read_config
+from credit.config.redact import HIDDEN, is_secret, redact, redact_values
 from credit.errors import ConfigError, CreditError
 from credit.parallel.mesh import DeviceGrid, plan_degrees
 from credit.parallel.process_info import read_process_info
@@ -39,8 +39,9 @@ from credit.utils.installation import describe_installation, find_conflicts
 
 # Packages whose versions are listed.
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
-             "triton", "nvidia-nccl-cu12", "nvidia-cudnn-cu12")  # fmt: skip
-# Variables that tell how and on what the run was started; all others stay out of the report.
+             "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "tensorboard",
+             "wandb", "mlflow")  # fmt: skip
+# Environment variables about the launcher, the scheduler and the devices of the run; all others are left out.
 _VARIABLES = re.compile(
     r"(SLURM_|PBS_|PALS_|PMI_|OMPI_|MPI_|NCCL_|GLOO_|FI_|UCX_|TORCH|PYTORCH_|CUDA_|OMP_|MKL_|MASTER_|LOCAL_|CREDIT_)\w+"
     r"|RANK|WORLD_SIZE|PYTHONPATH|HDF5_USE_FILE_LOCKING|TMPDIR"
@@ -242,7 +243,7 @@ def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
             age = _format_age(path)
             state = checkpoint.verify_checkpoint(path) or "intact"
             if not path.exists():
-                # A run in progress removes old checkpoints.
+                # A run in progress may remove old checkpoints in the meantime.
                 state = "removed just now"
             lines.append(f"{path.name}: {state}, {age}")
     return "\n".join(lines)
@@ -292,7 +293,7 @@ def _require_folder(context: DiagnosticContext) -> Path:
         ConfigError: if the folder does not exist; the text of the section is then this message.
     """
     if context.folder is None or not context.folder.is_dir():
-        raise ConfigError(f"save_loc: {context.folder} does not exist")
+        raise ConfigError(f"save_loc: {context.folder} does not exist; start the run, or correct the path")
     return context.folder
 
 

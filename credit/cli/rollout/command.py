@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from credit.cli.common import add_config_arguments
 from credit.cli.console.terminal import add_quiet_argument
 
 if TYPE_CHECKING:
+    from credit.cli.rollout.rank_work import RankWork
     from credit.config import Config
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 HELP = """Make forecasts from the times in inference.initial_times with the weights of inference.checkpoint.
 
-The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one
-zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks share
-one forecast, its fields or its members.
+The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF or GRIB2 file for each initial time,
+or one zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks
+share one forecast, its fields or its members.
 
 The data need only the prognostic variables and the dynamic forcing. They also need the truth if
 inference.initial_times is a range without an end. If data.sources are those of the training store, the store is read;
@@ -89,7 +89,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         if parallelism.needs_process_group:
             stack.enter_context(process_group(process_info, device, timeout_minutes))
         mesh = build_forecast_mesh(parallelism, process_info, device.type, timeout_minutes)
-        _make_forecasts(config, arguments.part, process_info, mesh)
+        make_forecasts(config, arguments.part, process_info, mesh)
     return 0
 
 
@@ -102,7 +102,7 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
             raise ConfigError(f"--latest: {text} is given as well, and only one of them can count; leave one out")
 
 
-def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
+def make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
     """Collective: make the forecasts of this rank and write them.
 
     All ranks of a mesh make the same number of batches, because all of them must gather the sharded weights.
@@ -134,6 +134,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     written_domain = forecaster.stepper.domain if every_rank_writes else None
     diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1], written_domain)
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, written_domain)
+    _check_products(config, writer)
 
     # Find out which forecasts this rank has to make.
     rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
@@ -155,15 +156,47 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         make_forecast_rounds(config, forecaster, work, writer, background, lead_minutes[-1], process_info, mesh)
     if mesh.gets_forecasts:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
-        num_written = len(work.incomplete_times)
-        num_complete = len(work.initial_times) - num_written
-        print(
-            f"{rank_name}{num_written} forecasts written, {num_complete} were complete already: "
-            f"{_forecast_folder(config)}"
-        )
+        _report_and_make_products(config, forecaster, writer, work, rank_name)
 
 
-def build_forecast_function(
+def _check_products(config: Config, writer: ForecastWriter) -> None:
+    """Refuse products that cannot be made of the forecasts, before hours are spent on the forecasts.
+
+    Raises:
+        ConfigError, DataError: naming the key of a product.
+    """
+    if config.inference.products:
+        # Imported only if needed, because maps need matplotlib.
+        from credit.cli.products.run_products import check_products
+
+        check_products(config, writer.schema)
+
+
+def _report_and_make_products(
+    config: Config, forecaster: Forecaster, writer: ForecastWriter, work: RankWork, rank_name: str
+) -> None:
+    """Print the number of forecasts of this rank, which are complete, and make their products.
+
+    Args:
+        config: config of the run.
+        forecaster: model, with its static fields.
+        writer: writer of the forecasts.
+        work: forecasts of this rank.
+        rank_name: beginning of the printed lines.
+    """
+    num_written = len(work.incomplete_times)
+    num_complete = len(work.initial_times) - num_written
+    print(
+        f"{rank_name}{num_written} forecasts written, {num_complete} were complete already: {_forecast_folder(config)}"
+    )
+    if config.inference.products and work.initial_times:
+        from credit.cli.products.run_products import make_run_products
+
+        count = make_run_products(config, writer.schema, work.initial_times, forecaster.assets)
+        print(f"{rank_name}{count.num_made} products written, {count.num_current} were there already")
+
+
+def build_shared_forecast_function(
     config: Config,
     forecaster: Forecaster,
     file_lock: AbstractContextManager,
@@ -189,35 +222,15 @@ def build_forecast_function(
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
     """
-    from credit.errors import ConfigError
-    from credit.forecast.ensemble.feature_noise import build_feature_noise
-    from credit.forecast.ensemble.model_noise import build_model_noise
-    from credit.forecast.ensemble.perturbations import build_perturbation
-    from credit.forecast.ensemble.sppt import build_tendency_perturbation
-    from credit.forecast.rollout import ForecastInputs, forecast_batch
+    from credit.forecast.forecast_function import build_forecast_function
+    from credit.forecast.rollout import ForecastInputs
     from credit.train.build.assets import build_model_spec
 
-    ensemble = config.inference.ensemble
-    stepper = forecaster.stepper
     assets = forecaster.assets
     inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
-    perturb_states = None
-    if ensemble is not None:
-        # The checkpoint may be of a network without the noise that the config now has.
-        if not forecaster.config.model.noise:
-            problem = ensemble.describe_lack_of_noise(f"{forecaster.path}, which was trained without model.noise")
-            if problem is not None:
-                raise ConfigError(problem)
-        perturb_states = build_perturbation(ensemble, stepper, inputs, assets.grid)
-    make_forecasts = functools.partial(
-        forecast_batch,
-        stepper,
-        inputs,
-        perturb_states=perturb_states,
-        draw_factors=build_tendency_perturbation(ensemble, assets.grid, config.data.step_minutes, stepper.domain),
-        build_noise_context=build_feature_noise(ensemble, stepper.model),
-        draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
+    make_forecasts = build_forecast_function(
+        config.inference.ensemble, forecaster.stepper, inputs, spec, forecaster.config.model, forecaster.path
     )
     return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_outputs)
 
@@ -229,7 +242,7 @@ def _share_forecasts(
     is_step_used: StepFilter,
     sends_outputs: bool,
 ) -> ForecastFunction:
-    """Return the function that makes forecasts together with other ranks; arguments as in `build_forecast_function`.
+    """Return the function that makes forecasts together with other ranks.
 
     Ranks that divide the members send their outputs first, each its part of the fields. Then the parts are gathered.
 
@@ -344,6 +357,7 @@ def _open_writer(
 
     from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.io.grib.options import build_grib_options
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum
     from credit.forecast.store_part import StorePart
@@ -365,6 +379,7 @@ def _open_writer(
         keep_bits=inference.keep_bits,
         compression=inference.compression,
         part=part,
+        grib=build_grib_options(inference, config.data),
     )
     return ForecastWriter(
         _forecast_folder(config),

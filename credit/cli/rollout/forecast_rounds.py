@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable
 
-from credit.cli.rollout.command import build_forecast_function
+from credit.cli.rollout.command import build_shared_forecast_function
 from credit.cli.rollout.rank_work import BatchRound, RankWork
 from credit.config import Config
 from credit.forecast.io.async_writer import BackgroundWriter
@@ -57,7 +57,7 @@ def make_forecast_rounds(
     """
     step_minutes = config.data.step_minutes
     every_rank_writes = writes_shared_store(config, mesh)
-    forecast_batch = build_forecast_function(
+    forecast_batch = build_shared_forecast_function(
         config, forecaster, background.file_lock, mesh, background.needs_step, sends_outputs=not every_rank_writes
     )
     # Tensor-parallel peers have equal outputs, of which one is written.
@@ -128,7 +128,7 @@ def _make_round(
     """Make the forecasts of a round up to the longest lead time and queue the output of each step for writing.
 
     Args:
-        forecast_batch: function that makes the forecasts of a batch, from `build_forecast_function`.
+        forecast_batch: function that makes the forecasts of a batch, from `build_shared_forecast_function`.
         batch_round: batches of the round, each with the starts of its forecasts.
         longest_lead: longest lead time in minutes.
         step_minutes: time step of the model in minutes.

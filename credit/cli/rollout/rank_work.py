@@ -13,7 +13,7 @@ from credit.forecast.ensemble.perturbations import lag_minutes
 from credit.forecast.rollout import ForecastStart, batch_starts
 from credit.forecast.shared_forecasts import pad_batches
 from credit.parallel.mesh import DeviceGrid
-from credit.parallel.object_collectives import run_on_all_ranks
+from credit.parallel.object_collectives import reduce_over_ranks
 from credit.parallel.process_info import ProcessInfo
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class RankWork:
         initial_times: initial times of this rank in minutes.
         incomplete_times: those of the initial times whose forecast is not complete on disk, in minutes.
         rounds: rounds of batches to write; each batch contains at least one incomplete forecast.
-        padding_rounds: further rounds, whose forecasts are discarded. With them all ranks that share weights make the
-            same number of batches, and so call the same collectives.
+        padding_rounds: further rounds whose forecasts are discarded. They give all ranks that share weights the same
+            number of batches, so that these ranks call the same collectives.
     """
 
     initial_times: list[int]
@@ -126,7 +126,7 @@ def plan_rank_work(
     if mesh.degrees.world == 1 or mesh.gets_forecasts:
         incomplete_times = [time for time in rank_times if not is_complete(time)]
     incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
-    # A batch with one incomplete forecast is made as a whole: batches of other sizes would give other last digits.
+    # A batch with one incomplete forecast is made as a whole, because the last digits depend on the size of a batch.
     batches = []
     for batch in _build_batches(rank_groups, inference):
         if any(start.initial_minutes in incomplete_times for start in batch):
@@ -197,7 +197,7 @@ def _build_padding_rounds(
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the incomplete times that the writing rank of this rank's forecasts has found.
+    """Collective: return the incomplete times that were found by the rank that writes these forecasts.
 
     Ranks that share forecasts look at the files at different moments and may find different incomplete times. They must
     make the same forecasts, so all of them take the list of the rank that writes.
@@ -212,7 +212,8 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
         return times
     ranks_per_start = mesh.degrees.ranks_per_sample
     writing_rank = process_info.rank // ranks_per_start * ranks_per_start
-    return run_on_all_ranks(lambda: times)[writing_rank]
+    group = range(writing_rank, writing_rank + ranks_per_start)
+    return reduce_over_ranks(lambda: times, lambda first_times, _: first_times, group)
 
 
 def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
@@ -223,4 +224,4 @@ def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
     """
     if mesh.degrees.world == 1:
         return num_rounds
-    return max(run_on_all_ranks(lambda: num_rounds))
+    return reduce_over_ranks(lambda: num_rounds, max)

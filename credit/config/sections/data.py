@@ -55,7 +55,7 @@ class BlocksConfig(StrictModel):
     lon: int = Field(1, ge=1, description="Number of blocks of longitude columns.")
 
     def divide(self, grid_shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the rows and columns of a block, and those of all blocks together.
+        """Return the rows and columns of a block, and the rows and columns of all blocks together.
 
         All blocks have the same shape, so the last ones may reach beyond the grid. A grid with too few rows or columns
         has fewer blocks than requested.
@@ -83,6 +83,11 @@ class PreprocessConfig(StrictModel):
         description="Memory in GiB for the fields that a process reads at once. If it is too small for a chunk of the "
         "source files, the chunk is decompressed several times. `credit check` reports the memory that "
         "avoids this.",
+    )
+    fetches: int = Field(
+        8,
+        ge=1,
+        description="Number of chunks that each process fetches at the same time from each remote store.",
     )
     compression: Literal["lz4", "none"] = Field(
         "lz4",
@@ -189,7 +194,7 @@ class DataConfig(StrictModel):
     cache: Literal["none", "memory", "disk"] = Field(
         "none",
         description="`memory`: keep every field in memory after it was read. `disk`: copy each chunk of the store to "
-        "`cache_folder` when it is first read, and then read the copy.",
+        "`cache_folder` when a process of the node first needs it, and then read the copy.",
     )
     cache_folder: PathText | None = Field(
         None, description="For `cache: disk`: a folder on a local disk of the node. Default: TMPDIR."

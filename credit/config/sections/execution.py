@@ -39,8 +39,8 @@ class ParallelismConfig(DomainSection):
     )
     sequence_parallel: bool = Field(
         False,
-        description="The ranks of `tensor` also divide the fields of a sample among them (sequence parallelism), so "
-        "that domain x tensor ranks do. Each layer that is split gathers the tokens of these ranks.",
+        description="Divide the fields of a sample among the ranks of `tensor` as well (sequence parallelism); it then "
+        "has domain x tensor parts. Each layer that is split gathers the tokens of the ranks of `tensor`.",
     )
     replicate: int = Field(
         1,
@@ -67,6 +67,11 @@ class ParallelismConfig(DomainSection):
     def divides_fields(self) -> bool:
         """True if ranks divide the fields of a sample among them."""
         return self.num_domain_ranks > 1 or self.sequence_parallel
+
+    @property
+    def needs_several_ranks(self) -> bool:
+        """True if a run of a single rank is impossible."""
+        return max(self.tensor, self.replicate, self.ensemble, self.num_domain_ranks) > 1
 
     @model_validator(mode="after")
     def _require_sequence_fits(self) -> ParallelismConfig:
@@ -112,6 +117,13 @@ class SchedulerConfig(StrictModel):
         ge=1,
         description="Number of nodes. A rollout uses an array of this number of single-node jobs. Preprocessing uses "
         "one node.",
+    )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="Smallest number of nodes with which a training job goes on after nodes have failed; see [Node "
+        "failures](failures.md). It needs `trainer.global_batch_size` and launch: torchrun. Default: a job ends if a "
+        "node fails.",
     )
     gpus_per_node: int | None = Field(
         None,

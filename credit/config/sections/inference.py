@@ -16,7 +16,7 @@ from credit.config.sections.base import (
     StrictModel,
 )
 from credit.config.sections.model import HyperdiffusionEntry
-from credit.config.sections.output import DerivedVariableConfig, require_valid_names
+from credit.config.sections.output import DerivedVariableConfig, GribConfig, ProductList, require_valid_names
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
 
@@ -52,13 +52,13 @@ class FeatureNoiseConfig(StrictModel):
 
 
 class ModelNoiseConfig(StrictModel):
-    """Use of the network's own noise (`model.noise`) in forecasts."""
+    """Use of the network's noise (`model.noise`) in forecasts."""
 
     amplitude: float = Field(
         1.0,
         gt=0,
         description="Factor of the noise. Values above 1 increase a spread that is too small, as after training on few "
-        "data. Kinds that are no Gaussian numbers, such as `dropout`, are used as they are.",
+        "data. Noise that is not Gaussian, such as `dropout`, is not changed.",
     )
     pairs: bool = Field(
         True,
@@ -259,9 +259,11 @@ class InferenceConfig(StrictModel):
         description="Folder of the forecasts, relative to save_loc. `credit verify` scores the forecasts in this "
         "folder.",
     )
-    format: Literal["netcdf", "zarr"] = Field(
-        "netcdf", description="`netcdf`: one file for each initial time. `zarr`: one store for all forecasts."
+    format: Literal["netcdf", "grib2", "zarr"] = Field(
+        "netcdf",
+        description="`netcdf`, `grib2`: one file for each initial time. `zarr`: one store for all forecasts.",
     )
+    grib: GribConfig = Field(GribConfig(), description="Settings of GRIB2 files.")
     layout: Literal["cf", "weatherbench2"] = Field(
         "cf", description="Names of the dimensions in a zarr store: those of CF or of WeatherBench 2."
     )
@@ -273,6 +275,9 @@ class InferenceConfig(StrictModel):
     )
     derive: dict[str, DerivedVariableConfig] = Field(
         {}, description="Name -> a variable that is computed from the output of the model."
+    )
+    products: ProductList = Field(
+        [], description="Products that `credit rollout` makes from the forecasts, such as probabilities and maps."
     )
     surface_pressure: str | None = Field(
         None,
@@ -298,8 +303,8 @@ class InferenceConfig(StrictModel):
     )
     split: Literal["day", "month", "lead", "member"] | None = Field(
         None,
-        description="For netCDF: split a forecast into one file for each day or month of the valid time, each lead "
-        "time, or each member. Default: one file.",
+        description="For netCDF and GRIB2: split a forecast into one file for each day or month of the valid time, "
+        "each lead time, or each member. Default: one file.",
     )
     compression: int = Field(
         0, ge=0, le=9, description="Level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr."
@@ -358,12 +363,18 @@ class InferenceConfig(StrictModel):
     @model_validator(mode="after")
     def _require_fitting_format(self) -> InferenceConfig:
         """Refuse keys that the format of the files does not support."""
-        if self.split is not None and self.format != "netcdf":
-            raise ValueError("split: is for netCDF; a zarr store contains all forecasts")
+        if self.split is not None and self.format == "zarr":
+            raise ValueError("split: is for netCDF and GRIB2; a zarr store contains all forecasts")
         if self.split == "member" and self.ensemble is None:
             raise ValueError("split: member is for ensembles; set ensemble, or another split")
         if self.layout != "cf" and self.format != "zarr":
             raise ValueError(f"layout: {self.layout} names zarr's dimensions; set format: zarr, too")
+        if self.grib != GribConfig() and self.format != "grib2":
+            raise ValueError(f"grib: is for GRIB2, and format is {self.format}; set format: grib2, or remove grib")
+        if self.format == "grib2" and (self.compression or self.keep_bits is not None):
+            raise ValueError(
+                "compression, keep_bits: are for netCDF and zarr; for GRIB2 set grib.packing and grib.bits"
+            )
         return self
 
     @model_validator(mode="after")

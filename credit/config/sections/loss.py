@@ -13,9 +13,9 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class LossSection(StrictModel):
-    """Base class of the config sections of training losses, with the weights and scales of the errors."""
+    """Keys that every kind of loss has: weights and scales of the errors."""
 
-    kind: str
+    kind: str = Field(description="Registered name of the loss.")
     scaling: Literal["tendency", "state"] = Field(
         "tendency",
         description="Unit of the error of a prognostic channel: the standard deviation of its change over a step "

@@ -113,7 +113,7 @@ def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
 
 
 class ModelSection(StrictModel):
-    """Base class of the config sections of models, with the keys that every model has."""
+    """Keys that every type of model has."""
 
     type: str = Field(description="Registered name of the model.")
     residual: bool = Field(

@@ -1,14 +1,15 @@
-"""Variables that are computed from a forecast's output before it is written: derived variables and sums over hours."""
+"""Sections of forecast output: variables computed before it is written, settings of GRIB2, and products."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from credit.channels import DERIVED_VARIABLE_INPUTS
+from credit.config.registry import PRODUCTS, RegisteredSection
 from credit.config.sections.base import Duration, StrictModel
 from credit.errors import did_you_mean
 
@@ -88,3 +89,103 @@ class DerivedVariableConfig(StrictModel):
         if self.of is not None:
             return {"amount": self.of}
         return DERIVED_VARIABLE_INPUTS[self.kind] | self.inputs
+
+
+class GribParameterConfig(StrictModel):
+    """GRIB2 parameter of a variable: a short name, or the numbers of WMO code table 4.2 with units."""
+
+    parameter: str | None = Field(
+        None, description="Short name of ecCodes of one of the built-in parameters, for example `gh` or `2t`."
+    )
+    discipline: int | None = Field(None, ge=0, le=254, description="Discipline (code table 0.0).")
+    category: int | None = Field(None, ge=0, le=254, description="Category (code table 4.1).")
+    number: int | None = Field(None, ge=0, le=254, description="Number (code table 4.2).")
+    units: str | None = Field(None, description="Units of the values in the file, to which they are converted.")
+    level_type: str | None = Field(
+        None,
+        description="Type of level of a variable without levels: `surface`, `meanSea`, `heightAboveGround`, "
+        "`heightAboveSea`, `isobaricInhPa`, `entireAtmosphere` or `nominalTop`.",
+    )
+    level: float | None = Field(None, ge=0, description="Value of this level, in m or hPa.")
+
+    @model_validator(mode="after")
+    def _require_short_name_or_numbers(self) -> GribParameterConfig:
+        """Require either a short name or all numbers with units."""
+        numbers = (self.discipline, self.category, self.number, self.units)
+        num_given = sum(value is not None for value in numbers)
+        if num_given != (0 if self.parameter is not None else len(numbers)):
+            raise ValueError("give either parameter, or all of discipline, category, number and units")
+        if self.level is not None and self.level_type is None:
+            raise ValueError("level: needs level_type")
+        return self
+
+
+class GribConfig(StrictModel):
+    """Identification and packing of GRIB2 files (`inference.format: grib2`)."""
+
+    centre: int | str = Field(
+        65535,
+        description="Originating centre: number of WMO common code table C-11, or short name of ecCodes, such as "
+        "`edzw`. Default: missing.",
+    )
+    sub_centre: int = Field(0, ge=0, le=65535, description="Sub-centre, as the centre defines it.")
+    generating_process: int = Field(255, ge=0, le=255, description="Number that the centre gives to this model.")
+    status: Literal["operational", "test", "research"] = Field(
+        "research", description="Production status of the data (code table 1.3)."
+    )
+    packing: Literal["ccsds", "simple"] = Field(
+        "ccsds", description="`ccsds` is compressed without loss. `simple` is read by older programs, too."
+    )
+    bits: int = Field(
+        16,
+        ge=1,
+        le=24,
+        description="Bits per value. The largest error is the range of a field / (2^bits - 1). Variables in "
+        "`precision` have as many bits as they need.",
+    )
+    precision: dict[str, float] = Field(
+        {},
+        description="Variable -> largest error of its values, in the units of the data. At most 24 bits are used, the "
+        "precision of the fields themselves.",
+    )
+    parameters: dict[str, GribParameterConfig] = Field(
+        {}, description="Variable -> GRIB2 parameter. Default: by the standard_name or the name of the variable."
+    )
+
+    @field_validator("precision")
+    @classmethod
+    def _require_positive(cls, precision: dict[str, float]) -> dict[str, float]:
+        """Refuse errors that are not above 0."""
+        for name, error in precision.items():
+            if not error > 0:
+                raise ValueError(f"{name}: {error} must be above 0")
+        return precision
+
+
+class ProductSection(StrictModel):
+    """Base class of the config sections of forecast products, with the keys that every product has."""
+
+    kind: str
+    name: str = Field(description="Name of the product: the beginning of the names of its files.")
+
+    @field_validator("name")
+    @classmethod
+    def _require_valid_name(cls, name: str) -> str:
+        """Refuse a name that netCDF or file names do not allow, or that is the name of a coordinate."""
+        require_valid_names([name])
+        return name
+
+
+ProductEntry = Annotated[SerializeAsAny[ProductSection], RegisteredSection(PRODUCTS, base=ProductSection)]
+
+
+def _require_distinct_names(entries: list[ProductSection]) -> list[ProductSection]:
+    """Refuse two products of the same name, because their files would replace each other."""
+    names = [entry.name for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f'the name "{name}" is given twice; products need different names')
+    return entries
+
+
+ProductList = Annotated[list[ProductEntry], AfterValidator(_require_distinct_names)]

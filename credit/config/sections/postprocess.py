@@ -98,7 +98,8 @@ def replace_entries(
     """Replace all post-processes of some kinds by others.
 
     All replacements of a kind are put at the position of the first entry of that kind. A kind that `entries` lacks is
-    added: a built-in kind before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at the end.
+    added. A built-in kind is inserted before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at
+    the end.
 
     Args:
         entries: post-processes by config key, in their order.

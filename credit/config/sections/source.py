@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from credit.config.sections.base import PathText, StrictModel
+from credit.config.sections.base import Duration, PathText, StrictModel
 from credit.errors import did_you_mean
 
 # Registered name of a source type -> the section of its options, None if it declares no section.
@@ -70,6 +70,11 @@ class SourceConfig(StrictModel):
         None,
         description="Read only the times between these two dates (UTC, both included). If the last date has no clock "
         "time, the whole day is included. Use it if one source continues another.",
+    )
+    every: Duration | None = Field(
+        None,
+        description="Read only the times that are a multiple of this interval after 00 UTC, for example `6h` of hourly "
+        "data. Variables that are means or sums need a source without `every`.",
     )
     select: dict[str, int | float | str] = Field(
         {},

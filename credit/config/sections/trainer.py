@@ -19,7 +19,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveSection(StrictModel):
-    """Base class of the config sections of training objectives (`trainer.objective`), with the key that all have.
+    """Base class of the config sections of training objectives (`trainer.objective`); every objective has its key.
 
     An objective defines how a training step runs the model and computes the loss.
 
@@ -45,11 +45,32 @@ def default_objective() -> ObjectiveSection:
 class ScheduleConfig(StrictModel):
     """Learning rate over the run."""
 
-    kind: Literal["cosine", "constant"] = Field("cosine", description="Shape of the learning rate after the warm-up.")
-    warmup: float = Field(0.05, ge=0, lt=1, description="Length of the linear warm-up, as a fraction of the run.")
-    final: float = Field(
-        0.01, ge=0, le=1, description="For `cosine`: learning rate at the end, as a fraction of the peak."
+    kind: Literal["cosine", "constant", "warmup_stable_decay"] = Field(
+        "cosine", description="Shape of the learning rate after the warm-up."
     )
+    warmup: float = Field(0.05, ge=0, lt=1, description="Length of the linear warm-up, as a fraction of the run.")
+    decay: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="For `warmup_stable_decay`: length of the decay at the end, as a fraction of the run.",
+    )
+    final: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="For `cosine` and `warmup_stable_decay`: learning rate at the end, as a fraction of the peak.",
+    )
+
+    @model_validator(mode="after")
+    def _require_decay_in_run(self) -> ScheduleConfig:
+        """Refuse a warm-up and a decay that are longer than the run together."""
+        if self.kind == "warmup_stable_decay" and self.warmup + self.decay > 1:
+            raise ValueError(
+                f"warmup ({self.warmup:g}) and decay ({self.decay:g}) are fractions of the run: their sum must not "
+                "exceed 1"
+            )
+        return self
 
 
 class LossSpikeConfig(StrictModel):
@@ -108,20 +129,29 @@ class TrainerConfig(StrictModel):
     train_batch_size: int = Field(
         1,
         ge=1,
-        description="Number of samples in a training batch on each data-parallel rank; see also `grad_accum_every`.",
+        description="Number of samples in a training batch on each data-parallel rank; see also `grad_accum_every`. "
+        "With `global_batch_size`, the largest number.",
+    )
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Number of samples of an optimizer step over all ranks. Each rank takes an equal part, in equal "
+        "batches of at most `train_batch_size` samples, so that a step has the same samples on any number of ranks. "
+        "Leave out `grad_accum_every`, which follows. Default: train_batch_size x grad_accum_every x number of ranks "
+        "with different samples.",
     )
     valid_batch_size: int = Field(1, ge=1, description="Number of samples in a validation batch.")
     members: int = Field(
         1,
         ge=1,
-        description="Forecasts of each sample in a training step. More than one need a loss for ensembles, such as "
+        description="Forecasts of each sample in a training step. A number above 1 needs a loss for ensembles, such as "
         "`crps`, and noise inside the network (`model.noise`).",
     )
     members_at_once: int = Field(
         1,
         ge=1,
-        description="Members that are computed in one batch. With fewer than `members`, memory is that of these "
-        "members, and the network runs once more for all members but these. The gradients are the same.",
+        description="Number of members that are computed in one batch. A number below `members` saves memory, but "
+        "the network then runs once more for all members outside the last batch. The gradients are the same.",
     )
     valid_members: int = Field(
         8,
@@ -196,10 +226,11 @@ class TrainerConfig(StrictModel):
         "`best` use it.",
     )
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the moving average per optimizer step.")
-    compile: bool = Field(
+    compile: bool | Literal["reduce-overhead"] = Field(
         False,
         description="Compile each block with torch.compile. This needs a C++ compiler; on a GPU, it needs triton and "
-        "a C compiler. Its effect on a GPU was not measured.",
+        "a C compiler. `reduce-overhead` also replays the kernels of a block as one CUDA graph, for small networks on "
+        "one GPU, whose steps wait for the host. Neither was measured on a GPU.",
     )
     validate_every: int | None = Field(
         None, ge=1, description="Number of steps between validations. Default: one validation per epoch."
@@ -255,12 +286,17 @@ class TrainerConfig(StrictModel):
         "1970) sets the limit as a time; the earlier limit applies.",
     )
     deterministic: bool = Field(False, description="Use only deterministic kernels.")
-    tensorboard: bool = Field(False, description="Also write TensorBoard files. Needs the extra `tensorboard`.")
+    loggers: list[str] = Field(
+        [],
+        description="Programs that also receive the metrics: `tensorboard`, `wandb`, `mlflow`, and loggers that "
+        "plugins register. Each needs the extra of its name.",
+    )
     preview: PreviewConfig | None = Field(
         None, description="Forecasts during training, with RMSE curves and maps in `figures/`. Default: none."
     )
     objective: ObjectiveEntry = Field(
-        default_factory=default_objective, description="How a training step runs the model and computes the loss."
+        default_factory=default_objective,
+        description="How a training step runs the model and computes the loss.",
     )
     metrics: list[str] = Field(
         ["rmse"],
@@ -278,6 +314,11 @@ class TrainerConfig(StrictModel):
             return raw
         # Keys of the config come last, so that they replace these defaults.
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
+
+    @property
+    def compile_mode(self) -> str | None:
+        """The mode of torch.compile; None for its default."""
+        return self.compile if isinstance(self.compile, str) else None
 
     def require_divisible_fields(self) -> None:
         """Refuse keys that do not work if ranks divide the fields.
@@ -302,8 +343,18 @@ class TrainerConfig(StrictModel):
             raise ValueError(f"members_at_once: {self.members_at_once} is more than members {self.members}; lower it")
         if self.parallelism.divides_fields:
             self.require_divisible_fields()
+        if self.compile == "reduce-overhead" and self.parallelism.needs_several_ranks:
+            raise ValueError(
+                "compile: reduce-overhead records the kernels of one GPU, and parallelism asks for several ranks; set "
+                "compile to true"
+            )
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
+        if self.global_batch_size is not None and self.grad_accum_every != 1:
+            raise ValueError(
+                f"grad_accum_every: {self.grad_accum_every} follows from global_batch_size and the number of ranks; "
+                "remove grad_accum_every"
+            )
         if self.resume_changes and self.resume in ("auto", "never", "best", "latest"):
             raise ValueError(
                 f"resume_changes: {self.resume_changes} needs resume: the folder of another run, or a file of weights"

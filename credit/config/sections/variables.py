@@ -33,7 +33,7 @@ Levels = Annotated[list[Level], AfterValidator(_require_unique)]
 Derived = Literal[
     "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
 ]
-# Derived variables without levels of their own.
+# Derived variables that have no levels.
 _DERIVED_WITHOUT_LEVELS = ("mean_sea_level_pressure", "wind_speed")
 
 
@@ -204,7 +204,7 @@ class TransformConfig(StrictModel):
     """A function for a skewed variable. It is applied before normalisation and inverted in every output."""
 
     kind: Literal["log1p", "sqrt"] = Field(
-        description="`log1p`: ln(1 + |x| / unit). `sqrt`: square root of |x| / unit. Both keep the sign of x."
+        description="`log1p`: ln(1 + abs(x) / unit). `sqrt`: sqrt(abs(x) / unit). Both keep the sign of x."
     )
     unit: float = Field(
         1.0, gt=0, description="Scale of x, in units of the variable. For smaller values, log1p is nearly linear."

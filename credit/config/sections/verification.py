@@ -202,6 +202,11 @@ class VerificationConfig(StrictModel):
     other_forecasts: dict[str, OtherForecastsConfig] = Field(
         {}, description="Name -> folder or store of other forecasts to score."
     )
+    all_pairs: bool = Field(
+        False,
+        description="Compare each pair of forecasts: for each of `other_forecasts`, also write "
+        "`pairs/NAME/scores.nc`, in which it is the model and is compared with the forecasts after it.",
+    )
     grid: GridConfig | None = Field(
         None,
         description="Grid of the scores. Truth, forecasts and climatology are interpolated to it conservatively. The "
@@ -245,6 +250,12 @@ class VerificationConfig(StrictModel):
                 raise ValueError(
                     f'other_forecasts: "{name}" is a name that every run uses for its scores ({reserved}); '
                     "take another name"
+                )
+            # With all_pairs the name is that of a folder.
+            if self.all_pairs and not re.fullmatch(r"[\w-][\w. -]*", name):
+                raise ValueError(
+                    f'other_forecasts: "{name}" names a folder with all_pairs: true; use letters, digits, '
+                    "underscore, dot, hyphen and space"
                 )
         return self
 

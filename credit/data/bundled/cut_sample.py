@@ -95,7 +95,7 @@ def _copy_sample(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.nda
             cut_variable = _create_variable(target, variable, name, variable.dimensions, (len(times), 1, columns))
             cut_variable[:] = variable[times]
             continue
-        # Each variable has other levels, so it needs a dimension of its own.
+        # Each variable has other levels, so it needs a separate dimension.
         vertical = f"level_{name}"
         rows = [int(np.flatnonzero(source["level"][:] == level)[0]) for level in levels]
         target.createDimension(vertical, len(rows))

@@ -61,15 +61,15 @@ def load_climatology(
         data: the ``data`` section of the config, whose names of variables in files and units of levels are used.
         channels: (C,) channels to load; the file must have the level of each of them.
         calendar: calendar of the times at which the climatology is evaluated.
-        attributes: mapping from the name of a variable to its attributes in the data. The fields of the file are
-            converted to the units given there.
+        attributes: variable name -> its attributes in the data; fields of the file are converted to the units there.
         grid: grid that the file must have, its rows and columns in any order; None if the caller regrids the fields.
 
     Returns:
         The climatology and the grid of its fields.
 
     Raises:
-        DataError: if the file lacks something or does not match; the message names the file and the problem.
+        DataError: if the file lacks a variable, dimension or level, or does not match the grid, the units or the
+            calendar; the message names the file and the problem.
     """
     paths = expand_path(conf.path, f"{_KEY}.path")
     if len(paths) > 1:
@@ -92,8 +92,8 @@ def load_climatology(
     mismatch = grid.describe_mismatch(file_grid) if grid is not None else None
     if mismatch:
         raise DataError(
-            f"{path}: its grid is not that of the data: {mismatch}; verification.grid brings both to one, or take a "
-            f"file on the data's grid ({_KEY}.path)"
+            f"{path}: its grid is not that of the data: {mismatch}; set verification.grid to regrid both, or name a "
+            f"file on the grid of the data ({_KEY}.path)"
         )
     shape = (max(1, len(day_minutes)), num_days, len(channels), *file_grid.shape)
     climatology = Climatology(
@@ -223,7 +223,7 @@ class _ClimatologyFile:
         return np.rint(hours * 60.0).astype(np.int64)
 
     def find_variable(self, name: str, rows: list[int], channels: Sequence[Channel]) -> _FileVariable:
-        """Find a variable in the file, and the levels of it that the channels need.
+        """Find a variable in the file, and the levels of the variable that the channels need.
 
         Args:
             name: name of the variable in the run.
@@ -255,11 +255,12 @@ class _ClimatologyFile:
             level_rows = level_rows[order]
         elif "level" in dims:
             raise DataError(
-                f"{self._path}: {name_in_file} lies on levels, but {name} has none; {_KEY}.rename: another variable"
+                f"{self._path}: {name_in_file} has levels, but {name} has none; name another variable in {_KEY}.rename"
             )
         elif levels[0] is not None:
             raise DataError(
-                f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} needs one of them"
+                f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} is on a level; name another "
+                f"variable in {_KEY}.rename"
             )
         grid, axis_order = self._coordinates.build_grid(dims["lat"], dims["lon"], self._path)
         return _FileVariable(
@@ -293,8 +294,8 @@ class _ClimatologyFile:
         if unknown_dims or not {"lat", "lon"} <= set(dims) or _DAY not in variable.dims:
             raise DataError(
                 f"{self._path}: {name_in_file} has the dimensions {', '.join(map(str, variable.dims))}; a climatology "
-                f"needs {_DAY}, latitude and longitude, and may have {_HOUR} and a level; take a mean, or cut the file "
-                "to one position along others"
+                f"needs {_DAY}, latitude and longitude, and may have {_HOUR} and a level; average over other "
+                "dimensions, or select one position along them"
             )
         return dims
 

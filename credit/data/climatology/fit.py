@@ -144,11 +144,11 @@ def plan_fit(
     """
     positions = np.flatnonzero((times >= first_minutes) & (times <= last_minutes))
     if not len(positions):
-        raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
+        raise ConfigError("data.splits.train: the data have no time in this period; choose a period with data")
     times = times[positions]
     years = _count_years(times, calendar)
     fractions = calendar.year_fraction(times)
-    # Each time of the day has a climatology of its own, which is fitted to the times of that time of the day.
+    # Each time of the day has a separate climatology, which is fitted to the times at that time of the day.
     if conf.by_hour:
         day_minutes = np.unique(times % 1440)
         day_time_index = np.searchsorted(day_minutes, times % 1440)
@@ -285,7 +285,7 @@ def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.n
 def _count_years(times: np.ndarray, calendar: Calendar) -> float:
     """Return the length of a period in years, from the first time to one time step after the last.
 
-    Every calendar year counts as one year, whatever its number of days.
+    Every calendar year counts as one year, regardless of its number of days.
 
     Args:
         times: (N,) minutes since 1900, ascending.

@@ -112,7 +112,7 @@ class Coordinates:
             DataError: if a dimension longer than 1 has no role, two such dimensions have the same role, latitude or
                 longitude is missing, or packing attributes are not numbers.
         """
-        # A variable that GRIB cannot give, or a coordinate with wrong packing, has a message of its own.
+        # An unreadable GRIB variable, and a coordinate with wrong packing, are reported with separate messages.
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
             raise DataError(f"{origin}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")

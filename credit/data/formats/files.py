@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -18,9 +17,16 @@ from credit.config.sections.source import SourceConfig
 from credit.data.formats.grib.dataset import open_grib
 from credit.data.formats.netcdf3 import count_missing_bytes
 from credit.data.formats.plugin.source import open_plugin_source
-from credit.data.formats.remote import is_remote, open_remote_store, read_remote_fingerprint
-from credit.data.formats.select import select_positions
+from credit.data.formats.select import find_positions
 from credit.data.formats.units import require_packing
+from credit.data.formats.zarr.array_chunks import REMOTE_ARRAYS
+from credit.data.formats.zarr.local import open_local_store
+from credit.data.formats.zarr.remote import (
+    DEFAULT_FETCHES,
+    is_remote,
+    open_remote_store,
+    read_remote_fingerprint,
+)
 from credit.errors import ConfigError, DataError, did_you_mean
 
 # Mapping from a date code of a pattern (as in strftime) to the regular expression of its digits.
@@ -76,7 +82,7 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
     """
     if is_remote(pattern):
         if "*" in pattern:
-            raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
+            raise DataError(f"{key}: {pattern}: a URL cannot contain *; list the stores one by one")
         return [pattern]
     if pattern.startswith("sample:"):
         return _find_sample_files(pattern.removeprefix("sample:"), key)
@@ -197,14 +203,15 @@ def detect_format(path: Path, configured: str) -> str:
     return "netcdf"
 
 
-def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
-    """Open a file lazily, cut to the positions that ``select`` of its source names.
+def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT_FETCHES) -> xr.Dataset:
+    """Open a file lazily, and select the positions that ``select`` of its source gives.
 
     Times stay encoded, and packed values are unpacked when they are read.
 
     Args:
         path: the file, one of those that `expand_paths` returned.
         source: section of the source in the config.
+        max_fetches: largest number of requests to a remote store that run at the same time.
 
     Raises:
         DataError: if the file is missing or unreadable, or does not have the selected positions.
@@ -215,8 +222,10 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     # No dask arrays (`chunks`), and no copy of the values that were read (`cache`).
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
-        dataset = open_remote_store(path, source.storage_options, **options)
-        return select_positions(dataset, source.select, path)
+        dataset = open_remote_store(path, source.storage_options, max_fetches, **options)
+        position_of_dim = find_positions(dataset, source.select, path)
+        dataset.encoding[REMOTE_ARRAYS].fixed_positions = position_of_dim
+        return _cut_dataset(dataset, position_of_dim)
     file_format = detect_format(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
@@ -225,12 +234,13 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
         _refuse_truncated(path)
     engine = "netcdf4" if file_format == "netcdf" else "zarr"
     try:
-        if file_format == "zarr":
-            options["consolidated"] = _is_consolidated(path)
         with warnings.catch_warnings():
             # CMIP files have two fill values, 1e20 in float32 and float64. xarray warns, but both are read as missing.
             warnings.simplefilter("ignore", xr.SerializationWarning)
-            dataset = xr.open_dataset(path, engine=engine, **options)
+            if file_format == "zarr":
+                dataset = open_local_store(path, **options)
+            else:
+                dataset = xr.open_dataset(path, engine=engine, **options)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         if isinstance(error, TypeError):
             # Coordinates are unpacked when the file is opened, which fails if a packing attribute is not a number.
@@ -238,18 +248,16 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
                 for name, variable in raw_dataset.variables.items():
                     require_packing(str(name), variable.attrs, str(path))
         raise _build_unreadable_error(path, file_format, error) from error
-    return select_positions(dataset, source.select, str(path))
+    return _cut_dataset(dataset, find_positions(dataset, source.select, str(path)))
 
 
-def _is_consolidated(path: Path) -> bool:
-    """Return True if a zarr store has consolidated metadata.
-
-    xarray warns if it is told to use consolidated metadata and there are none.
-    """
-    description = path / "zarr.json"
-    if description.exists():
-        return json.loads(description.read_text()).get("consolidated_metadata") is not None
-    return (path / ".zmetadata").exists()
+def _cut_dataset(dataset: xr.Dataset, position_of_dim: Mapping[str, int]) -> xr.Dataset:
+    """Return the dataset at one position along each given dimension, with the encoding of the full dataset."""
+    if not position_of_dim:
+        return dataset
+    selected = dataset.isel(position_of_dim)
+    selected.encoding = dataset.encoding
+    return selected
 
 
 def _refuse_truncated(path: Path) -> None:
@@ -257,7 +265,7 @@ def _refuse_truncated(path: Path) -> None:
     try:
         num_missing = count_missing_bytes(path)
     except PermissionError as error:
-        raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
+        raise DataError(f"{path}: permission denied; check the owner, the group and chmod") from error
     except (OSError, EOFError, KeyError, IndexError) as error:
         raise _build_unreadable_error(path, "netcdf", error) from error
     if num_missing:
@@ -312,10 +320,14 @@ class OpenFiles:
     Args:
         sources: the sources of the config.
         max_files: largest number of datasets to keep, not counting GRIB files and plugins.
+        max_fetches: largest number of requests to a remote store that run at the same time.
     """
 
-    def __init__(self, sources: Sequence[SourceConfig], max_files: int = 1024) -> None:
+    def __init__(
+        self, sources: Sequence[SourceConfig], max_files: int = 1024, max_fetches: int = DEFAULT_FETCHES
+    ) -> None:
         self._sources = list(sources)
+        self._max_fetches = max_fetches
         self._max_files = max_files
         # Number of the process that opened the files.
         self._owner = os.getpid()
@@ -346,7 +358,7 @@ class OpenFiles:
             self._datasets.move_to_end(key)
             return self._datasets[key]
         source = self._sources[number]
-        dataset = open_file(path, source)
+        dataset = open_file(path, source, self._max_fetches)
         # GRIB files and plugins hold no file open, and opening them again would be slow.
         is_plugin = source.type is not None
         is_grib = not is_plugin and not is_remote(path) and detect_format(path, source.format) == "grib"

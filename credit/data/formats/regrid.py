@@ -11,17 +11,20 @@ matrices.
 - ``nearest``: the value of the nearest row and column; of two equally near ones, the first in the order of the grid.
 
 Letters of shapes: h and w are the rows and columns of the source grid, H and W those of the target grid. K is the
-largest number of source rows (or columns) that contribute to one target row (or column).
+largest number of source columns that contribute to one target column.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from credit.grid import LatLonGrid
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 # Smaller weights come from rounding errors in the edges of cells, and are set to 0.
 _NEGLIGIBLE = 1e-9
@@ -32,48 +35,35 @@ _AT_POLE_DEGREES = 1e-3
 
 
 @dataclass(frozen=True)
-class _SparseMatrix:
-    """Sparse matrix with at most K non-zero entries in each row.
+class _ColumnWeights:
+    """Weights of the columns that contribute to each column of the target grid.
 
     Attributes:
-        columns: (rows, K) int64 column index of each entry.
-        weights: (rows, K) float32 value of each entry; rows with fewer entries are filled up with 0. Each row adds up
-            to 1.
+        columns: (K, W) int64 source column of each weight.
+        weights: (K, W) float32; columns with fewer contributions are filled up with 0. Each column adds up to 1.
     """
 
     columns: np.ndarray
     weights: np.ndarray
 
     @classmethod
-    def from_dense(cls, matrix: np.ndarray) -> _SparseMatrix:
-        """Build the sparse matrix of a dense one, (rows, columns) with values >= 0; rows are scaled to add up to 1."""
-        weights = matrix / matrix.sum(axis=1, keepdims=True)
-        weights[weights < _NEGLIGIBLE] = 0.0
-        max_entries = int((weights > 0).sum(axis=1).max())
-        # The columns with the largest weights; rows with fewer entries are filled up with zeros.
-        largest_first = np.argsort(-weights, axis=1, kind="stable")[:, :max_entries]
-        # In increasing order columns are read fastest.
-        columns = np.sort(largest_first, axis=1)
-        return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
+    def from_matrix(cls, matrix: csr_array) -> _ColumnWeights:
+        """Build the weights from a matrix (W, w), whose columns are in increasing order."""
+        num_entries = np.diff(matrix.indptr)
+        shape = (len(num_entries), int(num_entries.max()))
+        columns = np.zeros(shape, dtype=np.int64)
+        weights = np.zeros(shape, dtype=np.float32)
+        is_used = np.arange(shape[1]) < num_entries[:, None]
+        columns[is_used] = matrix.indices
+        weights[is_used] = matrix.data
+        return cls(np.ascontiguousarray(columns.T), np.ascontiguousarray(weights.T))
 
-    def multiply(self, fields: np.ndarray, axis: int) -> np.ndarray:
-        """Multiply the matrix with fields along one axis.
-
-        Args:
-            fields: (..., h, w) float32.
-            axis: axis that is replaced by the rows of the matrix; -2 gives (..., H, w), -1 gives (..., h, W).
-
-        Returns:
-            The product, float32.
-        """
-        # N is the number of rows of the matrix.
-        weights_KN = self.weights.T
-        if axis == -2:
-            weights_KN = np.ascontiguousarray(weights_KN)[..., None]
-        # The k-th entries of all rows are added at once.
-        total = weights_KN[0] * fields.take(self.columns[:, 0], axis=axis)
-        for k in range(1, len(weights_KN)):
-            total += weights_KN[k] * fields.take(self.columns[:, k], axis=axis)
+    def average(self, field: np.ndarray) -> np.ndarray:
+        """Return the means over columns of a field (h, w), (h, W) float32."""
+        total = self.weights[0] * field.take(self.columns[0], axis=1)
+        # The k-th contributions to all columns are added at once.
+        for columns, weights in zip(self.columns[1:], self.weights[1:], strict=True):
+            total += weights * field.take(columns, axis=1)
         return total
 
 
@@ -125,8 +115,16 @@ class Regridder:
             distance = np.abs(target.lon[:, None] - source.lon)
             columns = _build_nearest_matrix(np.minimum(distance, 360.0 - distance))
             rows = _build_nearest_matrix(np.abs(target.lat[:, None] - source.lat))
-        self._rows = _SparseMatrix.from_dense(rows)
-        self._columns = _SparseMatrix.from_dense(columns)
+        # A product of scipy's matrix with a field adds whole rows, as fast as memory allows. Columns are gathered,
+        # because the same product would need transposed fields.
+        self._rows = _build_sparse_matrix(rows)
+        column_matrix = _build_sparse_matrix(columns)
+        self._columns = _ColumnWeights.from_matrix(column_matrix)
+        # Of the two orders, take the one with fewer operations; to gather a value takes about four times as long as to
+        # add one. The results differ by rounding only.
+        rows_first = self._rows.nnz * len(source.lon) + 4 * column_matrix.nnz * len(target.lat)
+        columns_first = 4 * column_matrix.nnz * rows.shape[1] + self._rows.nnz * len(target.lon)
+        self._is_rows_first = rows_first <= columns_first
         # Orthonormal functions of longitude. The row on a pole is the projection of the row next to it onto them.
         angle = np.deg2rad(source.lon)
         wave = np.ones((1, len(angle)))
@@ -149,23 +147,42 @@ class Regridder:
     def _average(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
         """Interpolate fields without missing values to the target grid, (..., H, W) float32.
 
-        For ``bilinear``, rows on the poles are added first if the source grid has none there.
-
         Args:
             fields: (..., h, w) float32.
             pole_functions: (functions, w) orthonormal functions of longitude. A row on a pole is the projection of the
                 row next to it onto them.
         """
-        rows = [fields]
+        target_shape = (self._rows.shape[0], self._columns.weights.shape[1])
+        averages = np.empty((*fields.shape[:-2], *target_shape), dtype=np.float32)
+        # One field at a time stays in the processor's cache.
+        for index in np.ndindex(fields.shape[:-2]):
+            field = self._add_poles(fields[index], pole_functions)
+            # Infinite values become infinite or missing ones, which the reader refuses.
+            with np.errstate(invalid="ignore"):
+                if self._is_rows_first:
+                    averages[index] = self._columns.average(self._rows @ field)
+                else:
+                    averages[index] = self._rows @ self._columns.average(field)
+        return averages
+
+    def _add_poles(self, field: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
+        """Add rows on the poles to a field (h, w) if the method needs them; see `_average`."""
+        rows = [field]
         if self._add_north:
-            rows.insert(0, fields[..., :1, :] @ pole_functions.T @ pole_functions)
+            rows.insert(0, field[:1] @ pole_functions.T @ pole_functions)
         if self._add_south:
-            rows.append(fields[..., -1:, :] @ pole_functions.T @ pole_functions)
-        if len(rows) > 1:
-            fields = np.concatenate(rows, axis=-2)
-        # Infinite values become infinite or missing ones, which the reader refuses.
-        with np.errstate(invalid="ignore"):
-            return self._columns.multiply(self._rows.multiply(fields, axis=-2), axis=-1)
+            rows.append(field[-1:] @ pole_functions.T @ pole_functions)
+        return np.concatenate(rows) if len(rows) > 1 else field
+
+
+def _build_sparse_matrix(dense: np.ndarray) -> csr_array:
+    """Return the sparse float32 matrix of a dense one with values >= 0; its rows are scaled to add up to 1."""
+    # Its import takes time that only regridding needs.
+    from scipy.sparse import csr_array
+
+    weights = dense / dense.sum(axis=1, keepdims=True)
+    weights[weights < _NEGLIGIBLE] = 0.0
+    return csr_array(weights.astype(np.float32))
 
 
 def _compute_overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -11,14 +11,12 @@ from credit.errors import DataError, did_you_mean
 
 # Value of a coordinate or a GRIB key in a config.
 Value = float | int | str
-# A message lists at most so many values.
+# Largest number of values that a message lists.
 _MAX_LISTED = 40
 
 
-def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> xr.Dataset:
-    """Cut a dataset to one position along each selected coordinate.
-
-    Variables that do not depend on the coordinate are not changed.
+def find_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> dict[str, int]:
+    """Return the position along each dimension whose coordinate is selected.
 
     Args:
         dataset: the file, opened lazily.
@@ -28,6 +26,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
     Raises:
         DataError: if the file does not have the coordinate, or does not have the value exactly once.
     """
+    position_of_dim: dict[str, int] = {}
     for name, selected in select.items():
         coordinate = dataset.variables.get(name)
         if coordinate is None or coordinate.ndim > 1:
@@ -48,8 +47,8 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
             )
         # A scalar coordinate has the value already.
         if coordinate.ndim == 1:
-            dataset = dataset.isel({coordinate.dims[0]: positions[0]})
-    return dataset
+            position_of_dim[str(coordinate.dims[0])] = positions[0]
+    return position_of_dim
 
 
 def is_same_value(value: object, selected: Value) -> bool:

@@ -169,7 +169,7 @@ class ValueRules:
             A mask (h, w) that is True at the implausible values; and a flag, True if they are fill values, False if
             they are outside the limits.
         """
-        # Infinite values are reported elsewhere, with a message of their own.
+        # Infinite values are reported elsewhere, with a separate message.
         is_finite = np.isfinite(field)
         is_fill = is_finite & (np.abs(field) >= _MAX_MAGNITUDE)
         if not is_fill.any():

@@ -36,7 +36,7 @@ _QUANTITIES = {
 _QUANTITY_OF: dict[str, str] = {}
 for _quantity, _names in _QUANTITIES.items():
     _QUANTITY_OF |= dict.fromkeys(_names, _quantity)
-# All units of the quantities with limits of their own.
+# All units of the quantities in `_QUANTITY_LIMITS`.
 _UNITS_OF_QUANTITIES = set().union(*_QUANTITY_LIMITS.values())
 # Limits of any other quantity in these units. They are wide: K includes differences and potential temperature at 100 km
 # (2e5 K), m2 s-2 energy per mass such as CAPE, kg kg-1 water in peat, Pa pressure in the deep ocean and stress, J m-2
@@ -85,7 +85,7 @@ def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return True if this quantity has limits of its own in these units.
+    """Return True if there are limits for this quantity in these units.
 
     The limits in `_UNIT_LIMITS`, which hold for any quantity in these units, do not count.
 

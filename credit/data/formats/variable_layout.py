@@ -206,7 +206,7 @@ class VariableLayout:
         else:
             # A 2-D variable gets an axis of one level.
             values = values[..., None, :, :]
-        # A file without time dimension has one field, whatever the slice.
+        # A file without time dimension has one field, for any slice.
         if isinstance(position, slice) and "time" not in self.dims:
             return values[None]
         return values

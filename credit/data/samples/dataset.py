@@ -51,6 +51,8 @@ class ForecastDataset(Dataset):
         self._step = step
         self._history_len = history_len
         self._forecast_len = forecast_len
+        # Each forecast step but the first adds an input frame to those of the history.
+        self._num_inputs = history_len + forecast_len - 1
         self._as_forecast = as_forecast
         self._placeholder = placeholder
         self._buffers = BufferPool()
@@ -59,6 +61,15 @@ class ForecastDataset(Dataset):
     def is_thread_safe(self) -> bool:
         """True if several threads may read samples at the same time."""
         return self._placeholder or self._frames.reader.is_thread_safe
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the fields of a sample, which are float32; 0 if this process reads none."""
+        if self._placeholder:
+            return 0
+        num_fields = self._num_prognostic * self._history_len + self._num_forcing * self._num_inputs
+        num_fields += self._num_output * self._forecast_len
+        return 4 * num_fields * self._grid_shape[0] * self._grid_shape[1]
 
     def __len__(self) -> int:
         return len(self.initial)
@@ -74,14 +85,12 @@ class ForecastDataset(Dataset):
         """
         batch_size = len(indices)
         initial_minutes = tuple(self.initial[list(indices)].tolist())
-        # Each forecast step but the first adds an input frame to those of the history.
-        num_inputs = self._history_len + self._forecast_len - 1
         allocate = self._buffers.take
         if self._placeholder:
             allocate = _meta_tensor
         batch = Batch(
             history_BCTHW=allocate(batch_size, self._num_prognostic, self._history_len, *self._grid_shape),
-            forcing_BCTHW=allocate(batch_size, self._num_forcing, num_inputs, *self._grid_shape),
+            forcing_BCTHW=allocate(batch_size, self._num_forcing, self._num_inputs, *self._grid_shape),
             target_BCTHW=allocate(batch_size, self._num_output, self._forecast_len, *self._grid_shape),
             initial_minutes=initial_minutes,
         )

@@ -208,7 +208,8 @@ class FrameReader:
         """Return the index of a time in the reader; raise DataError if the data do not have it."""
         index = self.reader.index_of(minutes)
         if index is None:
-            raise DataError(f"the data have no fields at {self.reader.calendar.format(minutes)}")
+            time = self.reader.calendar.format(minutes)
+            raise DataError(f"the data have no fields at {time}; add this time to data.sources, or choose other times")
         return index
 
     def _read_masked(self, index: int) -> np.ndarray:
@@ -253,8 +254,8 @@ class FrameReader:
     def _compute_label_offset(self, channel: Channel) -> int:
         """Return the time difference between the time label of a forcing in the data and its input frame, in minutes.
 
-        It is 0, or one time step for a mean or sum over the step that follows the frame (``window: next``): in the
-        data, such a value is labelled with the end of the step.
+        It is one time step for a mean or sum over the step that follows the frame (``window: next``), because the data
+        label such a value with the end of the step. Otherwise it is 0.
         """
         options = self._conf.options_of(channel.variable)
         if options.temporal != "instant" and options.window == "next":

@@ -148,6 +148,7 @@ class SampleSchedule:
     Attributes:
         steps_per_epoch: number of optimizer steps of one pass over the samples.
         samples_a_step: number of samples of an optimizer step over all ranks.
+        bytes_a_step: bytes of the fields that this rank reads for an optimizer step, as float32.
 
     Raises:
         ConfigError: if a step needs more samples than there are.
@@ -178,6 +179,7 @@ class SampleSchedule:
         sampler = self._build_sampler(first_step=0, last_step=0)
         self.steps_per_epoch = sampler.steps_per_epoch
         self.samples_a_step = sampler.block_size
+        self.bytes_a_step = dataset.sample_bytes * batch_size * accumulation
 
     def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
         """Return this rank's loader for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,14 +36,18 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
             )
         if missing.all():
             raise DataError(
-                f"{channel.name}: the whole first field is missing (NaN), of which the mask is made; correct the file, "
+                f"{channel.name}: all values of the first field, which defines the mask, are NaN; correct the file, "
                 "name files in data.sources that begin later, or take the variable out of data.variables"
             )
     return masks
 
 
 def check_values(
-    fields: np.ndarray, channels: Sequence[Channel], masks: Mapping[str, np.ndarray], grid: LatLonGrid, when: str
+    fields: np.ndarray,
+    channels: Sequence[Channel],
+    masks: Mapping[str, np.ndarray],
+    grid: LatLonGrid,
+    describe_time: Callable[[], str],
 ) -> None:
     """Require that all values are finite, except those of masked cells, which must be missing.
 
@@ -52,35 +56,35 @@ def check_values(
         channels: (C,) the channel of each field.
         masks: mapping from the name of a variable to its mask, (H, W) bool, True in cells that are always missing.
         grid: grid of the fields, for the location in the error message.
-        when: time and file as text, for the error message.
+        describe_time: function that returns the time as text, for the error message.
 
     Raises:
         DataError: if there are wrong values. The message names the first channel that has any, their number and the
             location of the first one.
     """
-    # Nearly always all values are finite, and this single check suffices.
-    if not masks and np.isfinite(fields).all():
-        return
     for field, channel in zip(fields, channels, strict=True):
+        mask = masks.get(channel.variable)
+        # Nearly always all values of a variable without a mask are finite, and this single check suffices.
+        if mask is None and np.isfinite(field).all():
+            continue
         # A field without any value is an error even if missing values are declared.
         is_missing = np.isnan(field)
         if is_missing.all():
             raise DataError(
-                f"{_describe_channel(channel)} at {when}: the whole field is missing (NaN); correct the file, leave "
-                "such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take the variable "
-                "out of data.variables"
+                f"{_describe_channel(channel)} at {describe_time()}: the whole field is missing (NaN); correct the "
+                "file, leave such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take "
+                "the variable out of data.variables"
             )
         # An infinite value is wrong in any variable, and is not a missing one.
         is_infinite = np.isinf(field)
         if is_infinite.any():
-            raise DataError(_describe_wrong_values(field, is_infinite, channel, grid, when))
+            raise DataError(_describe_wrong_values(field, is_infinite, channel, grid, describe_time()))
         # The cells that are missing must be those of the mask, no more and no fewer.
-        mask = masks.get(channel.variable)
         if mask is None and is_missing.any():
-            raise DataError(_describe_wrong_values(field, is_missing, channel, grid, when))
+            raise DataError(_describe_wrong_values(field, is_missing, channel, grid, describe_time()))
         if mask is not None and not np.array_equal(is_missing, mask):
             raise DataError(
-                f"{_describe_channel(channel)} at {when}: {int(is_missing.sum())} cells are missing, "
+                f"{_describe_channel(channel)} at {describe_time()}: {int(is_missing.sum())} cells are missing, "
                 f"{int(mask.sum())} in the first field, {int((is_missing != mask).sum())} differ; a mask that changes "
                 "in time is not supported: fill the values beforehand, or leave the variable out"
             )

@@ -137,7 +137,7 @@ def _build_sums(
     times = series.times
     temporal = conf.options_of(name).temporal
     if interval_begins is None:
-        _require_one_spacing(name, series)
+        _require_equal_spacing(name, series)
         lengths = np.unique(np.diff(times))
     else:
         lengths = np.unique(times - interval_begins)
@@ -170,7 +170,7 @@ def _build_sums(
     return _select_complete_windows(name, series, terms)
 
 
-def _require_one_spacing(name: str, series: VariableSeries) -> None:
+def _require_equal_spacing(name: str, series: VariableSeries) -> None:
     """Require that the times of all sources have the same spacing.
 
     This is needed for values without time bounds, because the spacing is the only hint at the intervals they cover.
@@ -190,8 +190,8 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
         descriptions = [f"data.sources.{number}: {format_duration(spacing)}" for number, spacing in spacings.items()]
         described = ", ".join(descriptions)
         raise DataError(
-            f"{name}: its sources give values at different distances ({described}) and have no time bounds, so what "
-            "each value covers is not known; write time bounds into the files, or bring all to one interval"
+            f"{name}: its sources give values at different intervals ({described}) and have no time bounds, so the "
+            "period of each value is not known; write time bounds into the files, or give all the same interval"
         )
 
 

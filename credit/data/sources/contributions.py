@@ -210,7 +210,7 @@ def _describe_unused_file(file_variables: list[FileVariable], number: int) -> st
     """
     counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
-        return f"its times lie outside of data.sources.{number}.period"
+        return f"period and every of data.sources.{number} leave out all its times"
     names = sorted({file_variable.layout.name for file_variable in file_variables})
     return f"other files have the same and come first ({format_values(names)})"
 

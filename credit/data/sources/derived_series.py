@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion
 from credit.data.formats.variable_layout import VariableLayout
 from credit.data.sources.derived_variables import compute_derived, find_extrapolated_quantity
 from credit.data.sources.file_scanner import FileVariable
+from credit.data.sources.reading.file_reads import read_static_variable
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
-from credit.data.sources.series import VariableSeries, build_series, group_by_source, join_series, read_static_variable
+from credit.data.sources.series import VariableSeries, build_series, group_by_source, join_series
 from credit.data.sources.source_index import SourceIndex
 from credit.errors import DataError
 
@@ -101,6 +103,24 @@ class DerivedSeries(VariableSeries):
             return layout.convert_to_run(derived)
         except DataError as error:
             raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
+
+
+def require_static_source(
+    name: str, file_variables: Sequence[FileVariable], conf: DataConfig, problems: ErrorCollector
+) -> None:
+    """Add a problem if a static variable would be interpolated vertically, because such a field varies in time.
+
+    Args:
+        name: name of the variable.
+        file_variables: the variable in each of its files.
+        conf: the ``data`` section of the config.
+        problems: collector of the problems.
+    """
+    if is_derived(name, file_variables, conf):
+        problems.add(
+            f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
+            "it under dynamic_forcing"
+        )
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
@@ -219,8 +239,8 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
         difference = main[0].layout.grid.describe_mismatch(file_variable.layout.grid)
         if difference:
             raise DataError(
-                f"{name} is made of what is in {main[0].path} and {file_variable.path}, which are on different grids: "
-                f"{difference}; bring them to one"
+                f"{name}: its inputs in {main[0].path} and {file_variable.path} are on different grids: "
+                f"{difference}; regrid one of the files"
             )
 
 
@@ -234,8 +254,8 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
         levels = file_variable.layout.level_mapping.levels
         if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
             raise DataError(
-                f"{name} is made of what is on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
-                f"{file_variable.path} ({file_variable.layout.name}); all must be on the same"
+                f"{name}: its inputs are on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
+                f"{file_variable.path} ({file_variable.layout.name}); they must be on the same levels"
             )
 
 
@@ -260,7 +280,7 @@ def _match_times(
     if not is_present.all():
         missing = np.flatnonzero(~is_present)
         raise DataError(
-            f"{name} needs {input_name} at the same times, but {input_name} is not there at {len(missing)} of "
+            f"{name} needs {input_name} at the same times, but {input_name} is missing at {len(missing)} of "
             f"{len(main.times)}, the first is {calendar.format(main.times[missing[0]])}; add the files that have it, "
             "or name only files with both"
         )

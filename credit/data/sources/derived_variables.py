@@ -150,8 +150,8 @@ def compute_derived(
         # A comparison with NaN is false, so a field without values is refused as well.
         if not (lowest > _MIN_SURFACE_PA and highest < _MAX_SURFACE_PA):
             raise DataError(
-                f"surface pressure runs from {lowest:g} to {highest:g} Pa; look at the units of "
-                "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
+                f"surface pressure runs from {lowest:g} to {highest:g} Pa; check the units of the variable that "
+                "data.sources.N.vertical.surface_pressure names, or in a forecast inference.surface_pressure"
             )
     rows_at_once = max(1, _BLOCK_VALUES // (num_levels * width))
     blocks = []

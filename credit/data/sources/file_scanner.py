@@ -27,9 +27,10 @@ from credit.data.sources.derived_variables import (
     find_si_conversion,
 )
 from credit.data.sources.levels.level_mapping import LevelResolver
+from credit.data.sources.reading.used_times import find_used_times, require_instantaneous
 from credit.data.sources.required_variables import FIELD, VariableRequest, find_unusable_variables
 from credit.data.sources.shared_coordinates import SharedCoordinates
-from credit.errors import ConfigError, DataError
+from credit.errors import DataError
 from credit.physics.vertical import LevelMapping
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ class FileVariable:
         path: path of the file, or URL.
         source_number: index of the source of the file in ``data.sources``.
         layout: layout of the variable in the file.
-        positions: (M,) int64 indices in the file of the times that are used: those in ``data.sources.N.period`` at
-            which all levels are present. None if the file has no time.
+        positions: (M,) int64 indices in the file of the used times. These are the times of `find_used_times` at which
+            all levels are present. None if the file has no time.
     """
 
     path: Path | str
@@ -110,20 +111,15 @@ class FileScanner:
 
         Raises:
             DataError: see `build_layout`.
-            ConfigError: if ``data.sources.N.period`` ends before it begins; see also `build_layout`.
+            ConfigError: see `find_used_times`, `require_instantaneous` and `build_layout`.
         """
         layout = self.build_layout(request, name_in_file)
         if layout.times is None:
             return FileVariable(self._path, self._number, layout, None)
-        is_used = np.ones(len(layout.times), dtype=bool)
-        period = self._conf.sources[self._number].period
-        key = f"data.sources.{self._number}.period"
-        if period is not None:
-            first = self._shared.calendar.parse(period[0], key)
-            last = self._shared.calendar.parse_period_end(period[1], key)
-            if last < first:
-                raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
-            is_used &= (layout.times >= first) & (layout.times <= last)
+        key = f"data.sources.{self._number}"
+        source = self._conf.sources[self._number]
+        require_instantaneous(source.every, request.name, self._options_of(request).temporal, key)
+        is_used = find_used_times(layout.times, source, key, self._dataset.attrs, self._shared.calendar, self._origin)
         # GRIB files can lack single levels at some times.
         absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
         if absent is not None and layout.level_rows is not None:
@@ -161,7 +157,7 @@ class FileScanner:
         dims = self._coordinates.find_dims(name_in_file, self._origin, level_units)
         options = self._options_of(request)
         rows, level_mapping = self._find_rows(request, dims)
-        # Attributes and units. A derived variable has attributes of its own, and values that are not packed.
+        # Attributes and units. The attributes of a derived variable are not those of its inputs, and it is not packed.
         file_attributes = {key: str(variable.attrs[key]) for key in _LAYOUT_ATTRIBUTES if key in variable.attrs}
         to_si = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
         attributes = file_attributes.copy()
@@ -320,7 +316,7 @@ class FileScanner:
             name = coordinates.scalar.get("level")
         if name is None:
             advice = "" if kind else "; list it in vars_2D"
-            raise DataError(f"{self._origin}: {request.name} is in vars_3D but has no levels there{advice}")
+            raise DataError(f"{self._origin}: {request.name} is in vars_3D but has no levels in the file{advice}")
         rows, level_mapping = self._level_resolver.find_level_mapping(
             self._dataset, name, request, self._number, self._origin
         )
@@ -347,10 +343,10 @@ class FileScanner:
         num_levels = self._dataset.sizes[dims["level"]]
         if num_levels > 1 and is_field:
             raise DataError(
-                f"{self._origin}: {name} is in vars_2D but lies on {num_levels} levels there; list it in vars_3D"
+                f"{self._origin}: {name} is in vars_2D but lies on {num_levels} levels in the file; list it in vars_3D"
             )
         if num_levels > 1:
-            raise DataError(f"{self._origin}: {name} lies on {num_levels} levels there, but it must have no levels")
+            raise DataError(f"{self._origin}: {name} lies on {num_levels} levels in the file, but must have none")
         return (0,) if num_levels else None
 
     def _read_times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -32,9 +32,9 @@ class VariableRequest:
 
     Attributes:
         name: name of the variable in the run.
-        role: `FIELD` for a variable that is read as it is, and for the first input of a derived variable, which decides
-            files and times. For the other inputs it is their role in the formula, such as ``northward_wind``. For
-            surface fields it is `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
+        role: `FIELD` for a variable that is read as it is, and for the first input of a derived variable. The first
+            input determines the files and times of the derived variable. For the other inputs it is their role in the
+            formula, such as ``northward_wind``. For surface fields it is `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
         target_variable: name of the model variable for which this variable is needed; empty for a surface field.
         levels: levels of the run, in ``data.level_units``; None for a variable without levels.
         key: config key that requires the variable, for error messages.
@@ -166,7 +166,7 @@ def report_missing_variables(
     unusable: Sequence[Mapping[str, str]],
     problems: ErrorCollector,
 ) -> None:
-    """Report the variables that no file has, and those that ``data.sources.N.variables`` lists but the source lacks.
+    """Report variables that no file has, and entries of ``data.sources.N.variables`` that the source lacks.
 
     Args:
         conf: the ``data`` section of the config.

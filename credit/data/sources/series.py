@@ -13,7 +13,8 @@ from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.select import format_values
 from credit.data.formats.units import is_convertible, is_same_unit
 from credit.data.sources.file_scanner import FileVariable
-from credit.errors import CreditError, DataError
+from credit.data.sources.reading.file_reads import read_file_variable
+from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class JoinedSeries(VariableSeries):
             # Without indices there is one empty group.
             if len(rows):
                 series = self.parts[part_index[rows[0]]]
-                # A derived series has a method `read` of its own, so `_read` of the part is not called directly.
+                # A derived series overrides `read`, so `_read` of the part is not called directly.
                 read = series.read_on_file_grid if on_file_grid else series.read
                 yield from read(files, index_in_part[rows])
 
@@ -211,64 +212,6 @@ def _build_overlap_error(
     )
 
 
-def read_file_variable(
-    files: OpenFiles, file_variable: FileVariable, position: int | slice, on_file_grid: bool = False
-) -> np.ndarray:
-    """Read a variable from a file: (levels or 1, H, W) for one time, (T, levels or 1, H, W) for T times.
-
-    Args:
-        files: cache that opens the file.
-        file_variable: the variable in its file.
-        position: index of a time in the file, or a slice of T times.
-        on_file_grid: True returns fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas;
-            False returns fields on the grid and in the units of the run.
-
-    Raises:
-        DataError: if the file cannot be read, or its values are implausible.
-    """
-    layout = file_variable.layout
-    try:
-        dataset = files.get(file_variable.path, file_variable.source_number)
-        if on_file_grid:
-            return layout.read_on_file_grid(dataset, position)
-        return layout.read(dataset, position)
-    except CreditError:
-        raise
-    except Exception as error:
-        # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
-        time_range = position
-        if isinstance(position, slice):
-            time_range = f"{position.start} to {position.stop - 1}"
-        raise DataError(
-            f"{file_variable.path}: {layout.name} cannot be read at position {time_range} in time "
-            f"({error}); the file is damaged or truncated: copy it again"
-        ) from error
-
-
-def read_static_variable(
-    files: OpenFiles, name: str, file_variable: FileVariable, on_file_grid: bool = False
-) -> np.ndarray:
-    """Read a static variable from a file, (levels or 1, H, W); for arguments see `read_file_variable`.
-
-    If the file has several times, the fields of the first, the middle and the last time must be equal.
-
-    Raises:
-        DataError: if these fields differ, or cannot be read.
-    """
-    num_times = 1
-    if "time" in file_variable.layout.dims:
-        num_times = len(file_variable.layout.times)
-    fields = read_file_variable(files, file_variable, 0, on_file_grid)
-    for position in sorted({num_times // 2, num_times - 1} - {0}):
-        other_fields = read_file_variable(files, file_variable, position, on_file_grid)
-        if not np.array_equal(fields, other_fields, equal_nan=True):
-            raise DataError(
-                f"{file_variable.path}: {name} is listed as static but varies in time (positions 0 and {position} "
-                "differ); list it under dynamic_forcing"
-            )
-    return fields
-
-
 def build_series(
     name: str, file_variables: list[FileVariable], files: OpenFiles, calendar: Calendar, on_file_grid: bool = False
 ) -> VariableSeries:
@@ -289,12 +232,12 @@ def build_series(
     # Concatenate the times of all files, then sort them.
     for file_variable in file_variables:
         if file_variable.layout.times is None:
-            raise DataError(f"{file_variable.path}: {name} has no time axis there; add one, or list it as static")
+            raise DataError(f"{file_variable.path}: {name} has no time axis in the file; add one, or list it as static")
     times = np.concatenate([file_variable.times for file_variable in file_variables])
     if not len(times):
         raise DataError(
-            f"data.sources.{file_variables[0].source_number}.period: {name} has no time in it; "
-            f"{_describe_span(file_variables, calendar)}"
+            f"data.sources.{file_variables[0].source_number}: period, every and the attributes valid_time_start and "
+            f"valid_time_stop of its files leave {name} no time; {_describe_span(file_variables, calendar)}"
         )
     lengths = [len(file_variable.times) for file_variable in file_variables]
     file_index = np.repeat(np.arange(len(file_variables)), lengths)
@@ -309,7 +252,7 @@ def build_series(
 
 
 def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
-    """Return a text with the first and last time in files, not restricted to ``data.sources.N.period``."""
+    """Return a text with the first and last of all times in files, see `find_used_times`."""
     times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
@@ -334,7 +277,7 @@ def _require_equal_fields(
     for index in repeated:
         if series.file_index[index] == series.file_index[index - 1]:
             path = series.file_variables[series.file_index[index]].path
-            raise DataError(f"{path}: {calendar.format(series.times[index])} is there twice ({name}); remove one")
+            raise DataError(f"{path}: {calendar.format(series.times[index])} occurs twice ({name}); remove one")
     # A few fields, spread over all repeated times, show whether the files hold the same data.
     compared = np.unique(np.linspace(0, len(repeated) - 1, _MAX_COMPARED).astype(int))
     for index in repeated[compared]:
@@ -351,7 +294,7 @@ def _require_equal_fields(
 
 
 def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
-    """Return the attributes of a variable for the run, which are those in its first file.
+    """Return the attributes of a variable for the run, taken from its first file.
 
     Args:
         name: name of the variable, for error messages.

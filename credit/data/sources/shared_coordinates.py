@@ -138,6 +138,6 @@ class SharedCoordinates:
         if len(calendar_names) > 1 and not is_compatible:
             raise DataError(
                 f"{origin} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
-                "files must share one"
+                "files must share one; rewrite the time axis of the others"
             )
         return minutes

@@ -26,7 +26,7 @@ from credit.data.sources.shared_coordinates import SharedCoordinates
 from credit.grid import LatLonGrid
 from credit.utils.progress import ProgressBar
 
-# Inspection of at least so many files shows a progress bar.
+# Smallest number of files for which the inspection shows a progress bar.
 _FILES_WITH_BAR = 50
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,15 +17,17 @@ from credit.data.formats.files import OpenFiles, file_key
 from credit.data.samples.missing_values import check_values, find_masks
 from credit.data.sources.accumulation import TimeAggregation, build_time_aggregation
 from credit.data.sources.contributions import Contribution, list_contributions, warn_of_unused_files
-from credit.data.sources.derived_series import DerivedSeries, build_variable_series, is_derived
+from credit.data.sources.derived_series import build_variable_series, require_static_source
 from credit.data.sources.file_scanner import FileVariable
+from credit.data.sources.reading.fetch_plan import FetchPlan
+from credit.data.sources.reading.file_reads import read_static_variable
+from credit.data.sources.reading.series_reads import count_file_times_per_time, count_read_bytes, list_inputs
 from credit.data.sources.series import (
     JoinedSeries,
     SourceOverlapError,
     VariableSeries,
     group_by_source,
     merge_attributes,
-    read_static_variable,
 )
 from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.time_axis import align_times, find_policy
@@ -36,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 # Fields that are read at once. Reading more at once is not faster.
 _BYTES_AT_ONCE = 2**25
-# Approximate number of copies of a variable while it is unpacked and brought into the order of the grid.
-_COPIES = 3
 
 
 class SourceReader:
@@ -57,6 +58,7 @@ class SourceReader:
         packing_steps: quantisation step of each packed variable, by name, in the units of the variable.
         times_per_chunk: largest number of `times` that lie in one chunk of a file; 1 without chunks.
         bytes_per_time: memory in bytes that each time takes while several times are read at once.
+        fetch_plan: chunks of remote stores that the times need.
 
     Raises:
         DataError: if static fields have missing values, or if there is no time at which all variables have a value.
@@ -97,14 +99,15 @@ class SourceReader:
         self._files = files
         self._series = series
         self._aggregations = aggregations
+        self.fetch_plan = FetchPlan(files, series, aggregations, self._aggregation_index)
         self._static = self._read_static(source_index)
         self.masks = find_masks(self._static, channels.static_stored, fillable)
-        check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
+        check_values(self._static, channels.static_stored, self.masks, self.grid, lambda: "any time")
         # Memory for the fields of the run, and for what is read of the files for the largest variable.
         largest_variable_bytes = 0
         for name, variable_series in series.items():
-            times_read = max(len(aggregations[name].terms), _count_file_times_per_time(variable_series, self.times))
-            largest_variable_bytes = max(largest_variable_bytes, _count_read_bytes(variable_series) * times_read)
+            times_read = max(len(aggregations[name].terms), count_file_times_per_time(variable_series, self.times))
+            largest_variable_bytes = max(largest_variable_bytes, count_read_bytes(variable_series) * times_read)
         fields_bytes = len(channels.time_varying_stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
         # The mask of a variable is taken from the first time; `check_values` requires it at all other times.
@@ -193,7 +196,7 @@ class SourceReader:
             if isinstance(series, JoinedSeries):
                 remaining_series += series.parts
                 continue
-            remaining_series += _list_inputs(series)
+            remaining_series += list_inputs(series)
             _, first_of_file = np.unique(series.file_index, return_index=True)
             # The first time of a file may lie between two times of the run; then the next one is taken.
             index = np.searchsorted(self.times, series.times[first_of_file])
@@ -248,8 +251,8 @@ class SourceReader:
         channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
-            time = self.calendar.format(self.times[index])
-            check_values(fields_CHW, channels, self.masks, self.grid, time)
+            describe_time = partial(self.calendar.format, self.times[index])
+            check_values(fields_CHW, channels, self.masks, self.grid, describe_time)
         return fields
 
     def _read_unchecked(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
@@ -313,51 +316,21 @@ class SourceReader:
         return fields
 
 
-def _count_read_bytes(series: VariableSeries) -> int:
-    """Return the memory in bytes that is needed to read one time of a variable."""
-    if isinstance(series, JoinedSeries):
-        return max(_count_read_bytes(part) for part in series.parts)
-    # Packed values are unpacked as float64. All inputs of a derived variable are held at once, as float32.
-    num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in _list_inputs(series))
-    num_values = series.file_variables[0].layout.values_per_time
-    return 8 * _COPIES * num_values + 4 * num_input_values
-
-
-def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return the largest number of file times that one of `times` needs, because chunks are read as a whole."""
-    if isinstance(series, JoinedSeries):
-        return max(_count_file_times_per_time(part, times) for part in series.parts)
-    max_file_times = 1
-    for read_series in (series, *_list_inputs(series)):
-        for file_variable in read_series.file_variables:
-            layout = file_variable.layout
-            if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
-                continue
-            # If files have shorter intervals than the run, the times between those of the run are read as well.
-            file_interval = int(np.diff(layout.times).min())
-            interval_ratio = int(np.diff(times).min()) // file_interval
-            max_file_times = max(max_file_times, min(interval_ratio, layout.times_per_chunk))
-    return max_file_times
-
-
-def _list_inputs(series: VariableSeries) -> list[VariableSeries]:
-    """Return the inputs of a derived or interpolated variable except the main input; empty for other variables."""
-    if not isinstance(series, DerivedSeries):
-        return []
-    return [input_series for input_series, _ in series.inputs.values()]
-
-
-def open_sources(conf: DataConfig) -> SourceReader:
+def open_sources(conf: DataConfig, files: OpenFiles | None = None) -> SourceReader:
     """Open the source files of the ``data`` section of a config.
+
+    Args:
+        conf: the ``data`` section.
+        files: opener of the files; by default, of those that the config names.
 
     Raises:
         DataError: if there are problems with files, variables, levels, grids, units or times; it lists all of them.
     """
     problems = ErrorCollector()
-    files = OpenFiles(conf.sources)
+    files = files or OpenFiles(conf.sources)
     source_index = scan_sources(conf, files, problems)
     if problems.messages and source_index is not None:
-        # The reason may be a file that gives nothing.
+        # The reason may be a file from which nothing is read.
         warn_of_unused_files(list_contributions(conf, source_index))
     problems.raise_any()
     # Attributes, and the series of every time-varying variable.
@@ -387,11 +360,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
                     f"times: exact, or list the forcings in a separate source (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
-        if is_derived(name, source_index.file_variables[name], conf):
-            problems.add(
-                f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
-                "it under dynamic_forcing"
-            )
+        require_static_source(name, source_index.file_variables[name], conf, problems)
     for message_end, names in overlaps.items():
         problems.add(str(SourceOverlapError(names, message_end)))
     warn_of_unused_files(list_contributions(conf, source_index, None if problems.messages else series))

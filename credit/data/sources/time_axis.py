@@ -32,7 +32,8 @@ def align_times(
     """Find the times at which every variable has a value, and the value that each variable has at these times.
 
     Args:
-        aggregations: mapping from the name of a variable to its values; only the attribute ``times`` is used.
+        aggregations: mapping from the name of a variable to its values, of which only the attributes ``times`` and
+            ``terms`` are used.
         policies: mapping from the name of a variable to ``exact``, ``persist`` or ``cyclic``; at least one variable
             has ``exact``.
         calendar: calendar of the times.
@@ -45,8 +46,11 @@ def align_times(
         DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover a year or more.
     """
     # Exact variables decide the times of the run; other variables only have to have a value at these times.
-    exact_times = [aggregation.times for name, aggregation in aggregations.items() if policies[name] == "exact"]
-    times = np.unique(np.concatenate(exact_times))
+    exact = [aggregation for name, aggregation in aggregations.items() if policies[name] == "exact"]
+    # Means and sums of shorter windows end at more times than the others have, such as every hour. The others then do
+    # not count as incomplete.
+    instantaneous = [aggregation for aggregation in exact if len(aggregation.terms) == 1]
+    times = np.unique(np.concatenate([aggregation.times for aggregation in instantaneous or exact]))
     # For each variable the index of the value that is used at each time, -1 where there is none.
     index_of: dict[str, np.ndarray] = {}
     for name, aggregation in aggregations.items():
@@ -96,7 +100,7 @@ def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple
         if conf.sources[number].times != conf.sources[first].times:
             raise DataError(
                 f"{name} is in data.sources {first} and {number}, whose times are {conf.sources[first].times} and "
-                f"{conf.sources[number].times}; the sources of a variable must have the same"
+                f"{conf.sources[number].times}; the sources of a variable must have the same; change one of them"
             )
     return first, conf.sources[first].times
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.data.sources.source_reader import SourceReader
-from credit.errors import DataError
+from credit.errors import DataError, UnavailableError
 from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,9 @@ _BYTES_AT_ONCE = 2**25
 # Total bytes of fields that are read, which takes seconds; and the least number of times that are read in any case.
 _CHECKED_BYTES = 2**30
 _MIN_CHECKED_TIMES = 8
-# A check of at least so many times shows a progress bar.
+# Least number of times that are read of remote stores, from which a time may take a minute.
+_MIN_CHECKED_REMOTE_TIMES = 2
+# Smallest number of times for which a check shows a progress bar.
 _TIMES_WITH_BAR = 50
 
 
@@ -41,8 +43,8 @@ class ValueCheckResult:
 def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
     """Read at least one time of each file in a period, and collect the problems with the values.
 
-    Some other times are read as well. They are evenly distributed over the period, and so few that reading them takes
-    seconds.
+    Some other times, evenly distributed over the period, are read as well. Their number is limited so that reading them
+    takes seconds. The problems are wrongly missing, infinite or implausible values, and fields that cannot be read.
 
     Args:
         reader: reader of the sources.
@@ -53,7 +55,8 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
     # Every file is read, however many there are, because each may have other units.
     file_indices = np.intersect1d(reader.times_of_files(), period_indices)
     bytes_per_time = 4 * len(reader.channels.time_varying_stored) * math.prod(reader.grid.shape)
-    max_times = max(_MIN_CHECKED_TIMES, _CHECKED_BYTES // bytes_per_time)
+    min_times = _MIN_CHECKED_REMOTE_TIMES if reader.fetch_plan.urls else _MIN_CHECKED_TIMES
+    max_times = max(min_times, _CHECKED_BYTES // bytes_per_time)
     remaining_indices = np.setdiff1d(period_indices, file_indices)
     other_indices = _select_evenly(remaining_indices, max_times - len(file_indices))
     time_indices = np.union1d(file_indices, other_indices)
@@ -74,6 +77,9 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
                 # Reading alone checks the values; the fields are dropped.
                 for _ in reader.read_each(batch_indices):
                     pass
+            except UnavailableError:
+                # Every other time would wait for the same server.
+                raise
             except DataError:
                 # The common read does not tell which of the times are bad, so each is read again alone.
                 for time_index in batch_indices:

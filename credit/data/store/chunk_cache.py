@@ -1,22 +1,31 @@
-"""Node-local cache of the chunk files of a training store, for a store on a shared parallel file system."""
+"""Node-local cache of the chunk files of a training store, for a store on a shared parallel file system.
+
+The processes of a node read each file of the store once, together. The first one that needs a file copies it to a disk
+of the node, or to a folder in memory such as /dev/shm. The others wait for the copy and read it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 # Fraction of the disk that is left free for other users.
 _MIN_FREE_FRACTION = 0.1
+# Number of lock files of a cache. Files that share a lock are copied one after the other.
+_NUM_LOCKS = 64
 
 
 class ChunkCache:
-    """Cache of files that are copied after their first read. Several processes may share its folder.
+    """Cache of files that are copied when they are first needed. Several processes may share its folder.
 
     The cache only saves time. A lost or damaged copy is made again. If there is no space, or the disk fails, the
     original files are read.
@@ -35,7 +44,7 @@ class ChunkCache:
     def read_cached(self, name: str, origin: str, read_file: Callable[[str], None]) -> None:
         """Call `read_file` with the path of the copy of a file, or of the original if there is no valid copy.
 
-        After the original was read, it is copied, unless the disk has no space for more copies.
+        A file without a copy is copied first, unless the disk has no space for more copies.
 
         Args:
             name: file name of the copy in `folder`.
@@ -49,31 +58,72 @@ class ChunkCache:
         """
         copy = self.folder / name
         # The copy is read without checking first that it exists, because the check would cost a second access.
+        if self._read_copy(copy, read_file):
+            return
+        if self._accepts_copies:
+            try:
+                with self._locked(name):
+                    # Another process may have made the copy while this one waited.
+                    if self._read_copy(copy, read_file):
+                        return
+                    self._copy_file(copy, origin)
+            except OSError as error:
+                # A lost original is no fault of the cache.
+                if os.path.exists(origin):
+                    self._accepts_copies = False
+                    logger.warning(
+                        "data.cache_folder: %s takes no more copies (%s); the original files are read", copy, error
+                    )
+            else:
+                if self._read_copy(copy, read_file):
+                    return
+        # An error of the original names the damage.
+        read_file(origin)
+
+    def _read_copy(self, copy: Path, read_file: Callable[[str], None]) -> bool:
+        """Read a copy, and return whether it exists and is intact; a damaged copy is removed."""
         try:
             read_file(str(copy))
-            return
         except FileNotFoundError:
-            # This file is read for the first time on this node.
-            pass
+            return False
         except (OSError, ValueError, RuntimeError) as error:
-            logger.warning("%s: the copy is damaged (%s) and made again", copy, error)
-        read_file(origin)
-        if self._accepts_copies:
-            self._copy_file(copy, origin)
+            logger.warning("%s: the copy is damaged (%s) and removed", copy, error)
+            copy.unlink(missing_ok=True)
+            return False
+        return True
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Context in which no other process or thread of the node copies the file `name`.
+
+        Raises:
+            OSError: if the folder cannot be written to, or its file system has no locks.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # A few lock files serve all copies. The system releases the lock of a process that is killed.
+        lock = self.folder / f".lock_{zlib.crc32(name.encode()) % _NUM_LOCKS:02d}"
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _copy_file(self, copy: Path, origin: str) -> None:
-        """Copy a file into the cache; after the first failure no more files are copied."""
-        # The name differs between threads and processes, which may copy the same file at once.
+        """Copy a file into the cache.
+
+        Raises:
+            OSError: if there is no space, or the file cannot be copied.
+        """
+        disk = shutil.disk_usage(self.folder)
+        if disk.free - os.stat(origin).st_size < _MIN_FREE_FRACTION * disk.total:
+            raise OSError(f"{disk.free / 1e9:.1f} GB are left")
+        # The name differs between threads and processes, one of which may have been killed here.
         temporary = copy.with_name(f".{copy.name}.{os.getpid()}.{threading.get_ident()}.partial")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            disk = shutil.disk_usage(self.folder)
-            if disk.free - os.stat(origin).st_size < _MIN_FREE_FRACTION * disk.total:
-                raise OSError(f"{disk.free / 1e9:.1f} GB are left")
             shutil.copyfile(origin, temporary)
             # Other processes see the whole copy or none.
             temporary.replace(copy)
-        except OSError as error:
-            self._accepts_copies = False
+        except OSError:
             temporary.unlink(missing_ok=True)
-            logger.warning("data.cache_folder: %s takes no more copies (%s); the original files are read", copy, error)
+            raise

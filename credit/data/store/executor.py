@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import multiprocessing
 import time
 import traceback
@@ -74,6 +75,32 @@ def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessCon
             yield write_part(number)
 
 
+class _PartQueue:
+    """Parts that are still to be written, of which each worker gets adjacent ones.
+
+    A chunk of the sources may belong to two adjacent parts. A worker that writes both reads it once.
+
+    Args:
+        numbers: numbers of the parts, at least one for each worker.
+        num_workers: number of workers.
+    """
+
+    def __init__(self, numbers: Sequence[int], num_workers: int) -> None:
+        bounds = [worker * len(numbers) // num_workers for worker in range(num_workers + 1)]
+        self._runs = [list(numbers[start:stop]) for start, stop in itertools.pairwise(bounds)]
+
+    def take(self, worker: int) -> int | None:
+        """Return the next part of a worker, or the last part of the longest run if its own is empty; None at the end.
+
+        Args:
+            worker: index of the worker.
+        """
+        if self._runs[worker]:
+            return self._runs[worker].pop(0)
+        longest_run = max(self._runs, key=len)
+        return longest_run.pop() if longest_run else None
+
+
 def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
     """Write parts in worker processes, each with a pipe of its own.
 
@@ -85,8 +112,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
     pipes: list[Connection] = []
     processes = []
     failure: Exception | None = None
-    # Each worker gets the next number when it has finished a part.
-    remaining_numbers = iter(numbers)
+    queue = _PartQueue(numbers, num_workers)
     try:
         for _ in range(num_workers):
             pipe, worker_pipe = context.Pipe()
@@ -96,10 +122,10 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
             start_without_interrupts(process)
             worker_pipe.close()
         # Give each worker the function and its first number.
-        for pipe, number in zip(pipes, remaining_numbers, strict=False):
+        for worker, pipe in enumerate(pipes):
             # `write_part` is not an argument of the process, because passing it to a process that has died would hang.
             pipe.send(write_part)
-            pipe.send(number)
+            pipe.send(queue.take(worker))
         busy_pipes = set(pipes)
         while busy_pipes and failure is None:
             for pipe in wait(busy_pipes):
@@ -108,7 +134,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
                     failure = result
                     break
                 yield result
-                number = next(remaining_numbers, None)
+                number = queue.take(pipes.index(pipe))
                 if number is None:
                     busy_pipes.remove(pipe)
                 else:
@@ -144,7 +170,9 @@ def _write_parts_from_pipe(pipe: Connection) -> None:
             except Exception as error:
                 # The error is sent to the parent, which raises it. The traceback itself cannot be pickled.
                 error.add_note(traceback.format_exc())
-                result = error
+                # With dask, `tblib` also pickles the cause, which fails for errors of aiohttp; the note names it.
+                error.__cause__ = error.__context__ = None
+                result = error.with_traceback(None)
             pipe.send(result)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

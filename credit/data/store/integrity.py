@@ -27,7 +27,7 @@ import zarr
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
-from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, hash_fields
+from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, digest_algorithm, hash_fields
 from credit.errors import DataError
 from credit.utils.progress import ProgressBar
 
@@ -132,7 +132,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         # Each thread holds the compressed and the decompressed fields of a time.
         bytes_per_thread = 2 * 4 * math.prod(fields_shape)
         num_threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // bytes_per_thread))
-        find_fault = _build_deep_check(chunks, fields_shape, digests)
+        find_fault = _build_deep_check(chunks, fields_shape, digests, group)
     else:
         num_threads = _QUICK_THREADS
         find_fault = chunks.find_fault
@@ -252,7 +252,7 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
 
 
 def _build_deep_check(
-    chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None
+    chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None, group: zarr.Group
 ) -> Callable[[int], str | None]:
     """Build the function that reads the fields of a time and compares them with their checksums.
 
@@ -260,11 +260,13 @@ def _build_deep_check(
         chunks: reader of the fields.
         shape: shape (C, H, W) of the fields of a time.
         digests: (N,) checksums of the fields of each time; None in a store of format 1.
+        group: the store, whose array ``digest`` names the algorithm of the checksums.
 
     Returns:
         Function that takes the index of a time, and returns what is wrong with its fields, or None. Several threads
         may call it at the same time.
     """
+    algorithm = "" if digests is None else digest_algorithm(group["digest"])
 
     def find_fault(index: int) -> str | None:
         fields_CHW = np.empty(shape, dtype=np.float32)
@@ -274,7 +276,7 @@ def _build_deep_check(
             return "its chunk is lost"
         except READ_ERRORS as error:
             return str(error)
-        if digests is not None and hash_fields(fields_CHW) != int(digests[index]):
+        if digests is not None and hash_fields(fields_CHW, algorithm) != int(digests[index]):
             return "its fields differ from those that were written"
         return None
 

@@ -22,6 +22,8 @@ import zarr
 from credit import __version__
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig, PreprocessConfig, TransformConfig
+from credit.data.formats.files import OpenFiles
+from credit.data.sources.reading.fetch_estimate import estimate_fetch, format_bytes
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.store import store_reader, store_writer
@@ -88,14 +90,12 @@ def write_training_store(
         DataError: if the sources have problems, the store was written with another config, or the disk is full. The
             next call continues where this one stopped.
     """
-    if conf.store is None:
-        raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
-    path = Path(conf.store)
+    path = _require_store_path(conf)
     settings = settings or PreprocessConfig()
     # Refuse the store of another config before the sources are opened, which may take minutes.
     if path.exists():
         require_same_identity(path, store_reader.read_description(path), conf)
-    sources = open_sources(conf)
+    sources = open_sources(conf, OpenFiles(conf.sources, max_fetches=settings.fetches))
     splits = build_splits(conf, sources.calendar)
     with explain_disk_errors(path):
         # Several processes may check the store at once, because this only reads.
@@ -114,6 +114,65 @@ def write_training_store(
         _write_fields(path, group, conf, sources, settings, progress)
         _complete_store(path, group, conf, splits["train"], progress)
     return path
+
+
+def describe_work(conf: DataConfig, settings: PreprocessConfig) -> str:
+    """Describe the work of `write_training_store` in several lines of text; nothing is written.
+
+    The fields of one time are fetched from remote stores, to measure sizes and the rate.
+
+    Args:
+        conf: the ``data`` section of the config; `store` must be set.
+        settings: the ``preprocess`` section.
+
+    Raises:
+        DataError: if the sources have problems, no time lies in the splits, the store was written with another config,
+            or a server does not answer.
+    """
+    path = _require_store_path(conf)
+    sources = open_sources(conf, OpenFiles(conf.sources, max_fetches=settings.fetches))
+    times = select_times_in_splits(sources, build_splits(conf, sources.calendar))
+    if not len(times):
+        raise DataError(f"data.splits: no time of the sources lies in them; {format_time_span(sources, sources.times)}")
+    if path.exists():
+        require_same_identity(path, store_reader.read_description(path), conf)
+        mismatch = _describe_other_times(sources, read_times(path), times)
+        if mismatch is not None:
+            raise _build_mismatch_error(path, mismatch)
+        times = times[zarr.open_group(path, mode="r")["done"][:] == store_writer.NOT_WRITTEN]
+    if not len(times):
+        return f"{path} has all times: nothing is to be fetched or written"
+    _, stored_shape = settings.blocks.divide(sources.grid.shape)
+    lines = [f"{path}: {format_time_span(sources, times)} are to be written"]
+    if sources.fetch_plan.urls:
+        lines.append(estimate_fetch(sources, [sources.index_of(minutes) for minutes in times]).describe())
+        sources.fetch_plan.stop()
+    store_bytes = estimate_store_bytes(sources, len(times), stored_shape)
+    lines.append(f"to write: at most {format_bytes(store_bytes)}")
+    return "\n".join(lines)
+
+
+def _require_store_path(conf: DataConfig) -> Path:
+    """Return the path of the store of a config.
+
+    Raises:
+        DataError: if it is not set.
+    """
+    if conf.store is None:
+        raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
+    return Path(conf.store)
+
+
+def _describe_other_times(sources: SourceReader, stored_times: np.ndarray, times: np.ndarray) -> str | None:
+    """Describe the difference between the times of a store and those of the splits; None if they are the same."""
+    if np.array_equal(stored_times, times):
+        return None
+    return f"in the store {format_time_span(sources, stored_times)}, in the splits {format_time_span(sources, times)}"
+
+
+def _build_mismatch_error(path: Path, mismatch: str) -> DataError:
+    """Return the error for a store that does not have the grid or the times of the sources."""
+    return DataError(f"data.store: {path} does not fit the sources: {mismatch}; {OTHER_STORE_ADVICE}")
 
 
 def _reopen_store(
@@ -146,12 +205,10 @@ def _reopen_store(
     times = select_times_in_splits(sources, splits)
     # Times that are lost can be written again if their number is right, so they need not be equal.
     are_times_lost = "time" in damage.arrays and group["done"].shape == times.shape
-    if mismatch is None and not are_times_lost and not np.array_equal(stored_times, times):
-        mismatch = (
-            f"in the store {format_time_span(sources, stored_times)}, in the splits {format_time_span(sources, times)}"
-        )
+    if mismatch is None and not are_times_lost:
+        mismatch = _describe_other_times(sources, stored_times, times)
     if mismatch:
-        raise DataError(f"data.store: {path} does not fit the sources: {mismatch}; {OTHER_STORE_ADVICE}")
+        raise _build_mismatch_error(path, mismatch)
     changed_times = find_times_to_redo(path, meta, sources, times, redo_changed)
     # The lock keeps other processes from declaring the store complete in between.
     with file_lock(store_writer.lock_folder(path) / "close.lock"):
@@ -197,6 +254,13 @@ def _write_fields(
     num_done = int((marks != store_writer.NOT_WRITTEN).sum())
     if 0 < num_done < len(marks):
         logger.info("%s: %d of %d times are written, continuing", path, num_done, len(marks))
+    if num_done < len(marks) and sources.fetch_plan.urls:
+        pending_times = group["time"][:][marks == store_writer.NOT_WRITTEN]
+        estimate = estimate_fetch(sources, [sources.index_of(minutes) for minutes in pending_times])
+        logger.info("%s", estimate.describe())
+        if settings.workers > 1 or settings.cluster != "none":
+            # Other processes read the times, so the chunks of the first one are of no use here.
+            sources.fetch_plan.stop()
 
     def list_pending() -> list[int]:
         return store_writer.list_pending_parts(group["done"][:], group["done"].chunks[0])
@@ -208,7 +272,10 @@ def _write_fields(
     with ProgressBar(
         desc=f"writing {path.name}", unit="time", initial=num_done, total=len(marks), disable=is_hidden
     ) as bar:
-        run_until_done(partial(store_writer.write_part, task), list_pending, settings, bar)
+        try:
+            run_until_done(partial(store_writer.write_part, task), list_pending, settings, bar)
+        finally:
+            sources.fetch_plan.stop()
 
 
 def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:

@@ -192,16 +192,14 @@ def _create_arrays_along_time(
     bytes_per_time = 4 * num_channels * grid_shape[0] * grid_shape[1]
     times_per_chunk = sources.count_chunk_times_in_memory(settings.held_bytes)
     part_length = store_writer.choose_part_length(bytes_per_time, times_per_chunk)
-    # Name, shape of one time, type, and dimensions after the time.
+    moments_shape = (store_writer.NUM_MOMENTS, num_channels)
+    # Name, shape of one time, type, dimensions after the time, and attributes.
     small_arrays = (
-        ("done", (), np.uint8, ()),
-        ("digest", (), np.uint64, ()),
-        ("moments", (store_writer.NUM_MOMENTS, num_channels), np.float64, ("moment", "channel")),
+        ("done", (), np.uint8, (), {}),
+        ("digest", (), np.uint64, (), {"algorithm": "crc32c"}),
+        ("moments", moments_shape, np.float64, ("moment", "channel"), {"step_minutes": step_minutes}),
     )
-    for name, shape_per_time, dtype, dims in small_arrays:
-        attributes = None
-        if name == "moments":
-            attributes = {"step_minutes": step_minutes}
+    for name, shape_per_time, dtype, dims, attributes in small_arrays:
         # A chunk is one part, so no two processes write the same chunk. By default zarr omits a chunk that has only
         # fill values. Here it is written, so a missing file of a written part means a lost chunk.
         group.create_array(

@@ -11,7 +11,7 @@ The current format is 2. A store is a zarr 3 group, which xarray and other tools
 | ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
 | ``done`` | (time,) uint8 | 1 where the fields of that time are written, 2 where they are bad and left out |
-| ``digest`` | (time,) uint64 | checksum of the fields, the first 8 bytes of BLAKE2b |
+| ``digest`` | (time,) uint64 | checksum of the fields, see `credit.data.store.store_writer.hash_fields` |
 | ``moments`` | (time, 10, channel) float64 | of the fields and of their change over a step: count, mean, ... |
 
 A chunk of ``fields`` has one time. By default it is compressed by LZ4 with shuffled bytes. This is as fast to read as

@@ -73,7 +73,7 @@ def _source_identity(source: SourceConfig) -> dict[str, Any]:
     # The options of a remote file system do not change the fields, and may contain credentials.
     excluded_keys = {"storage_options"}
     # Stores of earlier versions do not have these keys, so they are left out if they have their default.
-    for key in ("select", "times", "vertical", "type", "options", "period"):
+    for key in ("select", "times", "vertical", "type", "options", "period", "every"):
         if getattr(source, key) == SourceConfig.model_fields[key].default:
             excluded_keys.add(key)
     return source.model_dump(mode="json", exclude=excluded_keys)

@@ -2,8 +2,7 @@
 
 A part is a fixed range of the store's times. Each time has a mark, which tells whether its fields are written. The
 fields of a part, their checksums and their moments are written first and the marks last, so a part that a killed
-process had begun is written again from its beginning. Each part has a lock file beside the store, so no part is written
-by two processes. The operating system releases the lock when the process ends.
+process had begun is written again from its beginning. Each part has a lock file beside the store.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import zarr
+from numcodecs import blosc
+from zarr.codecs import BloscCodec
 
 from credit.config.sections.data import TransformConfig
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.statistics import Moments, valid_cells
 from credit.data.transforms import transform_channels
-from credit.errors import DataError
+from credit.errors import DataError, UnavailableError
 from credit.utils.atomic import atomic_write_text
 from credit.utils.file_lock import file_lock
 
@@ -104,7 +106,18 @@ def write_part(task: WriteTask, number: int) -> int:
 
     Raises:
         DataError: if fields are bad, and ``task.skip_bad`` is False.
+        UnavailableError: if a server does not deliver a chunk.
     """
+    try:
+        return _write_pending_part(task, number)
+    except BaseException:
+        # Without this, the process would end only after the fetches for later times, which may fail as slowly.
+        task.sources.fetch_plan.stop()
+        raise
+
+
+def _write_pending_part(task: WriteTask, number: int) -> int:
+    """Write a part; for arguments, result and errors see `write_part`."""
     group = zarr.open_group(task.path, mode="r+")
     part_length = group["done"].chunks[0]
     span = slice(number * part_length, min((number + 1) * part_length, group["time"].shape[0]))
@@ -119,6 +132,7 @@ def write_part(task: WriteTask, number: int) -> int:
         part_reader = _PartReader(task, group, times)
         # By default zarr would leave out a block in which all values are missing.
         fields = group["fields"].with_config({"write_empty_chunks": True})
+        algorithm = digest_algorithm(group["digest"])
         marks = []
         digests = []
         moments = []
@@ -132,12 +146,15 @@ def write_part(task: WriteTask, number: int) -> int:
                 digests.append(0)
                 moments.append(part_reader.compute_moments(minutes, None))
             else:
-                if fields.shards is not None:
+                file = task.path / f"fields/c/{index}/0/0/0"
+                if fields.shards is None:
+                    write_chunk(fields, file, result)
+                else:
                     # zarr would read the blocks of a file that exists, which may be damaged, to keep some of them.
-                    (task.path / f"fields/c/{index}/0/0/0").unlink(missing_ok=True)
-                fields[index] = result
+                    file.unlink(missing_ok=True)
+                    fields[index] = result
                 marks.append(WRITTEN)
-                digests.append(hash_fields(result))
+                digests.append(hash_fields(result, algorithm))
                 moments.append(part_reader.compute_moments(minutes, result))
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
@@ -160,18 +177,52 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
         file = _notes_file(path, number)
-        notes = {}
-        if file.exists():
-            notes = json.loads(file.read_text())
+        notes = json.loads(file.read_text()) if file.exists() else {}
         notes[str(minutes)] = reason
         _write_notes(file, notes)
         group["done"][index] = BAD
 
 
-def hash_fields(values: np.ndarray) -> int:
-    """Return the checksum of fields of any shape: 8 bytes of BLAKE2b, as a little-endian integer."""
-    digest = hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def write_chunk(array: zarr.Array, file: Path, fields_CHW: np.ndarray) -> None:
+    """Write the chunk file of one time with the bytes that zarr would write, for which zarr takes 2 ms longer.
+
+    Args:
+        array: array (time, channel, latitude, longitude) whose codecs are ``bytes``, optionally Blosc, and CRC32C.
+        file: the chunk file. It is replaced in one step, and not flushed to the disk.
+        fields_CHW: (C, H, W) float32 fields.
+    """
+    chunk = np.ascontiguousarray(fields_CHW)
+    for codec in array.metadata.codecs:
+        if isinstance(codec, BloscCodec):
+            compressor = codec.cname.value.encode()
+            chunk = blosc.compress(chunk, compressor, codec.clevel, blosc.SHUFFLE, codec.blocksize, codec.typesize)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.part")
+    try:
+        with temporary.open("wb") as opened:
+            opened.writelines([chunk, google_crc32c.value(chunk).to_bytes(4, "little")])
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def digest_algorithm(digest: zarr.Array) -> str:
+    """Return the algorithm of the checksums in the array ``digest``, see `hash_fields`."""
+    return digest.attrs.get("algorithm", "blake2b")
+
+
+def hash_fields(values: np.ndarray, algorithm: str) -> int:
+    """Return the checksum of fields of any shape as an integer of 64 bits.
+
+    Args:
+        values: the fields, float32.
+        algorithm: ``crc32c`` gives the CRC32C plus 2^32, because 0 is the mark of a lost checksum; ``blake2b``, of
+            old versions, gives the first 8 bytes of BLAKE2b, little-endian, and takes 20 times as long.
+    """
+    if algorithm == "crc32c":
+        return google_crc32c.value(np.ascontiguousarray(values)) + 2**32
+    assert algorithm == "blake2b", algorithm
+    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
@@ -255,11 +306,17 @@ class _PartReader:
         sources = self._task.sources
         held_bytes = self._task.held_bytes
         times_at_once = sources.count_times_at_once(held_bytes)
+        all_indices = [sources.index_of(minutes) for minutes in times]
         for start in range(0, len(times), times_at_once):
-            indices = [sources.index_of(minutes) for minutes in times[start : start + times_at_once]]
+            indices = all_indices[start : start + times_at_once]
+            next_indices = all_indices[start + times_at_once : start + 2 * times_at_once]
+            sources.fetch_plan.fetch_ahead(indices, next_indices, held_bytes)
             try:
                 # All times are read before the first is yielded: after an error, every one is read again below.
                 yield from list(sources.read_each(indices, held_bytes))
+            except UnavailableError:
+                # The server failed, which is no reason to leave the time out of the store.
+                raise
             except DataError:
                 if not self._task.skip_bad:
                     raise
@@ -271,6 +328,8 @@ class _PartReader:
         """Return the fields at an index of the sources' times, (C, H, W) float32, or the error if they are bad."""
         try:
             return self._task.sources.read(index)
+        except UnavailableError:
+            raise
         except DataError as error:
             return error
 
@@ -279,17 +338,18 @@ class _PartReader:
 
         Args:
             minutes: the time in minutes since 1900.
-            fields_CHW: fields of the time in physical units; None if they are bad. Then the moments are those of an
-                empty set of values.
+            fields_CHW: fields of the time in physical units; None if they are bad, which gives empty moments.
         """
+        from credit.data.kernels import compute_moments  # imports numba, which only writers need
+
         state = change = Moments.empty(len(self._channels))
         if fields_CHW is not None:
             transformed_CHW = transform_channels(fields_CHW, self._channels, self._task.transforms)
-            state = Moments.of_fields(transformed_CHW, self._valid_CHW)
+            state = compute_moments(transformed_CHW, self._valid_CHW)
             begin_of_change = minutes - self._task.step_minutes
             previous_CHW = self._read_transformed(begin_of_change)
             if previous_CHW is not None:
-                change = Moments.of_fields(transformed_CHW, self._valid_CHW, previous_CHW)
+                change = compute_moments(transformed_CHW, self._valid_CHW, previous_CHW)
             # Changes that end at later times begin after `begin_of_change`.
             self._recent = {time: recent for time, recent in self._recent.items() if time > begin_of_change}
             self._recent[minutes] = transformed_CHW
@@ -313,6 +373,8 @@ class _PartReader:
             sources = self._task.sources
             try:
                 fields_CHW = sources.read(sources.index_of(minutes))
+            except UnavailableError:
+                raise
             except DataError:
                 # The part that contains this time reports it.
                 return None

@@ -1,4 +1,4 @@
-"""Perturbations of ensemble members: their base classes and their registry.
+"""Base classes and registry of perturbations of ensemble members.
 
 The random numbers of a perturbation depend only on the seed, the initial time and the member (`member_rng`), not on
 batches, ranks or devices.
@@ -24,14 +24,14 @@ from credit.grid import LatLonGrid
 
 @dataclass(frozen=True)
 class PerturbationContext:
-    """Everything that a perturbation is built from, apart from its config section.
+    """Grid, seed, model and data of a run, from which a perturbation is built.
 
     Attributes:
         grid: grid of the fields.
         step_minutes: time step of the model in minutes.
         seed: seed of all random numbers (``inference.ensemble.seed``).
         has_control: True if member 0 is the unperturbed control.
-        stepper: runs the network; None for a `TendencyPerturbation`.
+        stepper: stepper that runs the network; None for a `TendencyPerturbation`.
         inputs: source of analyses and forcing; None for a `TendencyPerturbation`.
     """
 
@@ -46,17 +46,17 @@ class PerturbationContext:
 class InitialPerturbation(ABC):
     """Base class of perturbations of the initial states.
 
-    Members come in pairs with opposite signs of the same perturbation: with a control, members 1 and 2, 3 and 4, and so
-    on. The mean of both members is the analysis. A subclass only draws perturbations of unit size;
-    `credit.forecast.ensemble.perturbations.build_perturbation` applies amplitude and sign, and leaves the control out.
+    Members form pairs with opposite signs of the same perturbation: with a control, members 1 and 2, 3 and 4, and so
+    on. The mean of both members is the analysis. A subclass only draws perturbations of unit size.
+    `credit.forecast.ensemble.perturbations.build_perturbation` applies amplitude and sign, and skips the control.
 
     Args:
         context: grid, seed, model and data of the run.
         section: ``inference.ensemble.perturbation`` of the config.
 
     Attributes:
-        supports_domain: True if `draw` takes and returns this rank's part of fields that ranks divide among them
-            (`Stepper.domain`). Otherwise domain parallelism refuses the perturbation.
+        supports_domain: True if `draw` takes and returns this rank's part of fields under domain parallelism
+            (`Stepper.domain`). Domain parallelism refuses other perturbations.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -69,8 +69,8 @@ class InitialPerturbation(ABC):
         """Return a perturbation of about unit size for each start.
 
         Args:
-            starts: starts of the batch. Both members of a pair have the same start, whose `member` is the number of the
-                pair from 0.
+            starts: starts of the forecasts of the batch. Both members of a pair have the same start; its `member` is
+                the number of the pair, from 0.
             state_BCTHW: normalised prognostic channels of the unperturbed input frames.
 
         Returns:
@@ -82,7 +82,7 @@ class InitialPerturbation(ABC):
 class TendencyPerturbation(ABC):
     """Base class of perturbations of tendencies, the changes over a step that the network predicts.
 
-    The factors are drawn for the whole grid. Ranks that divide the fields among them use their part of the factors.
+    The factors are drawn for the whole grid. With domain parallelism, each rank uses its part of them.
 
     Args:
         context: grid, time step and seed of the run.
@@ -94,10 +94,10 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors that multiply the predicted change of successive steps; the sequence never ends.
+        """Yield the factors on the predicted change, step by step; the sequence never ends.
 
         Args:
-            starts: starts of the batch.
+            starts: starts of the forecasts of the batch.
             device: device of the result.
 
         Yields:
@@ -115,14 +115,14 @@ def register_perturbation(
 
     Args:
         name: value of ``kind`` in the config.
-        section: class of the config section: a subclass of `InitialPerturbationSection` for
-            ``inference.ensemble.perturbation``, of `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
+        section: class of the config section. It derives from `InitialPerturbationSection` for
+            ``inference.ensemble.perturbation``, or `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 
     Raises:
-        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
-            base class.
+        ConfigError: if another class is registered under `name`, or if the class or its section does not derive from
+            the base class.
     """
-    # Both kinds of perturbations share one registry; the class of the section tells which kind this is.
+    # Both kinds of perturbations share one registry; the class of the section distinguishes them.
     if issubclass(section, InitialPerturbationSection):
         return PERTURBATIONS.register(name, section, InitialPerturbation)
     return PERTURBATIONS.register(name, section, TendencyPerturbation, TendencyPerturbationSection)

@@ -1,10 +1,10 @@
 """Gaussian noise on the hidden features of the network at every step, which represents model error in an ensemble.
 
-The noise is added to the outputs of the network's blocks. The layers that follow turn it into changes of the output
+The noise is added to the outputs of the network's blocks. The following layers transform it to changes of the output
 that are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). The network
-has not been trained with this noise, so its standard deviation is a setting. The noise is independent in each cell of
-the feature grid. In a deep stage of the network a cell is some hundred kilometres wide, so the changes of the output
-are correlated over that distance.
+was not trained with this noise, so its standard deviation is a setting. The noise is independent in each cell of the
+feature grid. In a deep stage of the network a cell is some hundred kilometres wide, so the changes of the output are
+correlated over this distance.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class FeatureNoise:
 
     Args:
         conf: config section ``inference.ensemble``, with ``feature_noise``.
-        model: the network. A forward hook is registered on each block that gets noise.
+        model: the network. During a step, a forward hook on each selected block adds the noise.
 
     Raises:
-        ConfigError: if the network does not have the blocks of ``feature_noise.blocks``.
+        ConfigError: if the network does not have the blocks in ``feature_noise.blocks``.
     """
 
     def __init__(self, conf: EnsembleConfig, model: nn.Module) -> None:
@@ -45,20 +45,19 @@ class FeatureNoise:
         self._std = noise_config.std
         self._seed = conf.seed
         self._first_noisy_member = 1 if conf.control else 0
-        # During a step: a generator for each forecast of the batch, None for a forecast without noise. Between steps:
-        # None instead of the list.
+        # During a step, the list has a generator for each forecast of the batch, or None for a forecast without noise.
+        # Between steps there is no list.
         self._generators: Sequence[np.random.Generator | None] | None = None
-        for name, block in find_blocks(model, noise_config.blocks).items():
-            block.register_forward_hook(functools.partial(self._add_noise, name))
+        self._blocks = find_blocks(model, noise_config.blocks)
 
     def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that makes a context; the caller enters a new context for each step of these forecasts.
+        """Return a function that returns a new context for each step; inside the context, the network adds noise.
 
         Member 0 has no noise if it is a control (``inference.ensemble.control``). The random numbers depend only on the
         seed, the initial time and the member, not on the batch.
 
         Args:
-            starts: starts of the batch.
+            starts: starts of the forecasts of the batch.
         """
         generators: list[np.random.Generator | None] = []
         for start in starts:
@@ -70,22 +69,29 @@ class FeatureNoise:
 
     @contextmanager
     def _use_generators(self, generators: Sequence[np.random.Generator | None]) -> Iterator[None]:
-        """Context in which the hooks add noise.
+        """Context in which hooks on the blocks add noise.
+
+        The hooks are removed at the end, because other forecasts use the same network.
 
         Args:
-            generators: a generator for each forecast of the batch, None for a forecast without noise.
+            generators: a generator for each forecast of the batch; None for a forecast without noise.
         """
         self._generators = generators
+        hooks = []
+        for name, block in self._blocks.items():
+            hooks.append(block.register_forward_hook(functools.partial(self._add_noise, name)))
         try:
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
             self._generators = None
 
     def _add_noise(self, name: str, block: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-        """Forward hook: return the output of a block with noise added, or None to leave the output as it is.
+        """Forward hook: return the output of a block plus noise, or None to keep the output unchanged.
 
-        The noise is scaled with the standard deviation of the output over all channels and cells of a forecast. All
-        channels share this standard deviation because the layers that follow normalise over channels as well.
+        The noise is scaled by the standard deviation of the output over all channels and cells of a forecast. All
+        channels share this scale, because the following layers normalise over channels as well.
 
         Args:
             name: name of the block, for messages.
@@ -96,7 +102,7 @@ class FeatureNoise:
         Raises:
             ConfigError: if the output is not one tensor with the forecasts of the batch in its first dimension.
         """
-        # Between steps there are no generators; in a batch of controls alone all of them are None.
+        # Between steps there are no generators. In a batch with only controls, all generators are None.
         if self._generators is None or not any(self._generators):
             return None
         if not isinstance(output, Tensor) or len(output) != len(self._generators):
@@ -108,7 +114,7 @@ class FeatureNoise:
                 f"of {len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks "
                 "in feature_noise.blocks"
             )
-        # Each forecast draws from its own generator, so its noise does not depend on the batch. A control draws none.
+        # Each forecast draws from its own generator, so its noise does not depend on the batch. A control has no noise.
         noise = np.zeros(output.shape, dtype=np.float32)
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
@@ -121,14 +127,14 @@ class FeatureNoise:
 
 
 def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return name -> block for the blocks of a network whose outputs get noise.
+    """Return name -> block for all blocks of a network to whose outputs noise is added.
 
     Args:
         model: the network. Its blocks are the modules with the attribute ``_fsdp2_shard``.
         prefixes: ``feature_noise.blocks``: names of blocks, or of modules that contain blocks; None for all blocks.
 
     Raises:
-        ConfigError: if the network has no blocks, or a prefix matches none.
+        ConfigError: if the network has no blocks, or if a prefix matches no block.
     """
     blocks = {}
     for name, module in model.named_modules():
@@ -136,8 +142,8 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
             blocks[strip_wrapper_prefixes(name)] = module
     if not blocks:
         raise ConfigError(
-            f"inference.ensemble.feature_noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those "
-            "whose outputs may get noise (docs/add_a_model.md), or use inference.ensemble.stochastic"
+            f"inference.ensemble.feature_noise: {type(model).__name__} has no block with the attribute _fsdp2_shard; "
+            "mark the blocks to which noise may be added (docs/add_a_model.md), or use inference.ensemble.stochastic"
         )
     if prefixes is None:
         return blocks
@@ -145,7 +151,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
     for prefix in prefixes:
         matches = {}
         for name, block in blocks.items():
-            # The dots keep "stages.1" from matching "stages.10".
+            # With the dots, "stages.1" does not match "stages.10".
             if f"{name}.".startswith(f"{prefix}."):
                 matches[name] = block
         if not matches:
@@ -159,7 +165,12 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
 
 
 def build_feature_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
-    """Return the noise of ``inference.ensemble.feature_noise``; None for a single forecast or without this key."""
+    """Build the noise of ``inference.ensemble.feature_noise``; None for a single forecast or without this key.
+
+    Args:
+        conf: config section ``inference.ensemble``; None for a single forecast.
+        model: the network.
+    """
     if conf is None or conf.feature_noise is None:
         return None
     return FeatureNoise(conf, model)

@@ -1,4 +1,4 @@
-"""Noise inputs of a network that was trained with noise (``model.noise``); the members of an ensemble differ by them.
+"""Noise inputs for the members of an ensemble, for a network that was trained with noise (``model.noise``).
 
 Shape suffixes: B batch.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class ModelNoise:
     """Generator of the noise inputs of the network for the forecasts of an ensemble.
 
-    The noise of a member depends only on the seed, the initial time and the member. The noise of the control is 0, for
-    which the network gives the same output as without noise.
+    The noise of a member depends only on the seed, the initial time and the member. The noise of the control is 0,
+    which has no effect on the output of the network.
 
     With pairs (``model_noise.pairs``), the two members of a pair have opposite noise. To first order, their deviations
-    from the ensemble mean cancel, so the mean has less sampling error than that of independent members.
+    cancel, so the ensemble mean has less sampling error than the mean of independent members.
 
     Args:
         conf: config section ``inference.ensemble``.
@@ -50,8 +50,8 @@ class ModelNoise:
             starts: starts of the B forecasts of the batch.
             device: device of the result.
         """
-        # Noise that can be scaled is drawn once for a pair and multiplied by the factor of the member. Other noise is
-        # drawn for each member and multiplied by True, or by False for the control.
+        # Noise that can be scaled is drawn once for a pair and multiplied by the factor of the member. Other noise
+        # (dropout seeds) is drawn for each member and multiplied by True, or by False for the control.
         member_keys = []
         draw_keys = []
         is_noisy = []
@@ -84,18 +84,18 @@ class ModelNoise:
 
 
 def _multiply_samples(noise: Tensor, factor_B: Tensor) -> Tensor:
-    """Return noise (B, ...) multiplied by the factor of each sample."""
+    """Return noise (B, ...) multiplied by the factor (B,) of each sample."""
     other_dims = [1] * (noise.dim() - 1)
     return noise * factor_B.view(-1, *other_dims)
 
 
 def build_model_noise(conf: EnsembleConfig | None, spec: ModelSpec, section: ModelSection) -> ModelNoise | None:
-    """Return the generator of the network's noise inputs; None for a single forecast or a network without noise.
+    """Build the generator of the network's noise inputs; None for a single forecast or a network without noise.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.
-        spec: grid, time step and channels that the model was built for.
-        section: config section ``model`` that the weights were trained with.
+        spec: grid, time step and channels of the data.
+        section: config section ``model`` of the training run.
     """
     if conf is None or not section.noise:
         return None

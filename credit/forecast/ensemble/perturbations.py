@@ -2,6 +2,7 @@
 
 The unit of a perturbation is the standard deviation of each channel's change over a step. Errors of analyses have about
 this size.
+
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -46,26 +47,26 @@ _DROPOUT_RNG_STREAM = 1
 def build_perturbation(
     conf: EnsembleConfig, stepper: Stepper, inputs: ForecastInputs, grid: LatLonGrid
 ) -> PerturbStates | None:
-    """Return the function that perturbs initial states as ``inference.ensemble`` says; None if there is nothing to do.
+    """Build the function that perturbs initial states; None if neither perturbation nor dropout is configured.
 
-    With ``inference.ensemble.dropout``, the dropout of the network is turned on, and the returned function also seeds
-    it. It leaves the states unchanged unless ``inference.ensemble.perturbation`` is set.
+    With ``inference.ensemble.dropout``, this function turns the dropout of the network on, and the returned function
+    also seeds it. Without ``inference.ensemble.perturbation``, the returned function does not change the states.
 
     Args:
         conf: config section ``inference.ensemble``.
-        stepper: runs the network.
+        stepper: stepper that runs the network.
         inputs: source of analyses and forcing.
         grid: grid of the fields.
 
     Raises:
-        ConfigError: if the network lacks the dropout, or the perturbation does not support fields that ranks divide.
+        ConfigError: if the network has no dropout, or if the perturbation does not support domain parallelism.
     """
     if conf.dropout:
         enable_dropout(stepper.model)
     section = conf.perturbation
     if section is None and not conf.dropout:
         return None
-    # None if the members differ by dropout alone.
+    # None if the members differ only by dropout.
     perturbation = None
     if section is not None:
         context = PerturbationContext(grid, inputs.step_minutes, conf.seed, conf.control, stepper, inputs)
@@ -94,7 +95,7 @@ def build_perturbation(
                 signs.append(1.0)
             else:
                 signs.append(-1.0)
-            # Both members of a pair draw the same random numbers, those of the pair.
+            # Both members of a pair draw the random numbers of the pair.
             pair_number = max(0, number) // 2
             pair_starts.append(ForecastStart(start.initial_minutes, pair_number, start.analysis_minutes))
         sign_B1111 = torch.tensor(signs, device=state_BCTHW.device)[:, None, None, None, None]
@@ -106,17 +107,20 @@ def build_perturbation(
 
 
 def lag_minutes(conf: EnsembleConfig | None) -> int:
-    """Return the interval in minutes between the analyses of successive lagged members, 0 without lagged members."""
+    """Return the interval in minutes between the analyses of successive lagged members; 0 without lagged members."""
     if conf is None or conf.lagged is None:
         return 0
     return parse_duration(conf.lagged)
 
 
 def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
-    """Return the offsets of all analyses that an ensemble reads, in minutes before the initial time, increasing.
+    """Return the offsets of all analyses that an ensemble reads, in minutes before the initial time, ascending.
 
     A lagged member starts from an earlier analysis, and bred vectors grow from earlier analyses. A single forecast
-    (`conf` is None) reads the analysis at the initial time only, with the offset 0.
+    reads only the analysis at the initial time, with the offset 0.
+
+    Args:
+        conf: config section ``inference.ensemble``; None for a single forecast.
     """
     if conf is None:
         return [0]
@@ -124,7 +128,7 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
     perturbation_lags = [0]
     if conf.perturbation is not None:
         perturbation_lags = conf.perturbation.analysis_lags_minutes()
-    # Each lagged member needs the analyses of the perturbation before its own analysis. Members share some of them.
+    # Each lagged member needs the analyses of the perturbation before its own analysis; members may share analyses.
     offsets = set()
     for member in range(conf.members):
         for perturbation_lag in perturbation_lags:
@@ -133,9 +137,9 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:
-    """Return a description of how the members differ, such as "5 members; seed 0; dropout".
+    """Describe how the members differ, for example "5 members; seed 0; dropout".
 
-    The text is an attribute of forecast files, by which files of different ensembles can be told apart.
+    The text is an attribute of forecast files, which distinguishes the files of different ensembles.
     """
     parts = [f"{conf.members} members", f"seed {conf.seed}"]
     if conf.perturbation is not None:
@@ -168,7 +172,7 @@ def enable_dropout(model: nn.Module) -> None:
     has_dropout = False
     for module in model.modules():
         if drop_rate(module) > 0:
-            # The attribute, because the method `train` would also change the modules inside.
+            # Set the attribute, because the method `train` would also change submodules.
             module.training = True
             has_dropout = True
     if not has_dropout:
@@ -179,7 +183,7 @@ def enable_dropout(model: nn.Module) -> None:
 
 
 def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
-    """Seed torch's global generator, from which dropout draws, with the seed and the first start of a batch."""
+    """Seed torch's global generator, from which dropout draws, from the ensemble's seed and a batch's first start."""
     generator = member_rng(seed, starts[0], _DROPOUT_RNG_STREAM)
     torch.manual_seed(generator.integers(2**62))
 
@@ -187,8 +191,8 @@ def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
 class RandomFields:
     """Random fields of mean 0 and variance 1 for all prognostic channels.
 
-    White noise is independent in each cell and channel. Correlated noise has a correlation length in the horizontal,
-    is the same at all levels of a variable, and is independent between variables.
+    White noise is independent in each cell and channel. Correlated noise has a horizontal correlation length, is the
+    same at all levels of a variable, and is independent between variables.
 
     Args:
         context: context of an `InitialPerturbation`.
@@ -198,7 +202,7 @@ class RandomFields:
     def __init__(self, context: PerturbationContext, length_km: float | None) -> None:
         self._channels = context.stepper.channels.group("prognostic")
         variables = list(dict.fromkeys(channel.variable for channel in self._channels))
-        # Channel -> number of its variable.
+        # Index of the variable of each channel.
         self._variable_index = [variables.index(channel.variable) for channel in self._channels]
         self._num_variables = len(variables)
         self._grid = context.grid
@@ -211,7 +215,11 @@ class RandomFields:
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
         """Return the random fields of each start on this rank's part of the grid, (B, C, H, W) float32, dimensionless.
 
-        They are drawn for the whole grid, so that they do not depend on how ranks divide it.
+        The fields are drawn for the whole grid, so they do not depend on the number of ranks.
+
+        Args:
+            starts: starts of the forecasts of the batch.
+            device: device of the result.
         """
         fields = []
         for start in starts:
@@ -226,7 +234,7 @@ class RandomFields:
         """Return the random fields of one member, (C, H, W) float32."""
         if self._correlated_noise is None:
             return generator.standard_normal((len(self._channels), *self._grid.shape), dtype=np.float32)
-        # One field for each of the V variables, which all channels of the variable share.
+        # All channels of a variable share one field; V is the number of variables.
         fields_VHW = self._correlated_noise.draw(self._num_variables, generator)
         return fields_VHW[self._variable_index]
 
@@ -265,10 +273,10 @@ class CorrelatedPerturbation(InitialPerturbation):
 class BredPerturbation(InitialPerturbation):
     """Bred vectors: perturbations that have grown in forecasts up to the initial time.
 
-    A random perturbation is added to an earlier analysis. Each cycle makes a forecast from an analysis and one from the
-    perturbed analysis. Their difference, scaled to norm 1, perturbs the analysis at the start of the next cycle. The
-    difference after the last cycle, which ends at the initial time, is the bred vector. Over the cycles, the directions
-    that grow fastest dominate (Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2).
+    A random perturbation is added to an earlier analysis. Each cycle makes one forecast from an analysis and one from
+    the perturbed analysis. Their difference, scaled to norm 1, perturbs the analysis at the start of the next cycle.
+    The difference after the last cycle, which ends at the initial time, is the bred vector. Over the cycles, the
+    fastest-growing directions dominate (Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2).
 
     The norm is the root mean square over area and channels, in standard deviations of each channel's change over a
     step.
@@ -282,7 +290,7 @@ class BredPerturbation(InitialPerturbation):
         self._amplitude = section.amplitude
         self._num_cycles = section.cycles
         self._cycle_minutes = section.cycle_minutes
-        # Area weights of this rank's part of the grid, and of the whole grid together.
+        # Area weights of this rank's part of the grid, and their sum over the whole grid.
         self._area_HW = torch.from_numpy(context.grid.area_weights()).float()
         self._total_area = self._area_HW.sum()
         self._domain = context.stepper.domain
@@ -298,14 +306,14 @@ class BredPerturbation(InitialPerturbation):
         scale_C11 = stepper.normalizer.tendency_scale_C[:, None, None]
         steps_per_cycle = self._cycle_minutes // inputs.step_minutes
         bred_BCHW = self._fields.draw(starts, device)
-        # From the earliest cycle to the last one, which ends at the analyses.
+        # From the earliest cycle to the last cycle, which ends at the analyses of the starts.
         for cycles_before in range(self._num_cycles, 0, -1):
             minutes_before = cycles_before * self._cycle_minutes
             cycle_starts = [start.analysis_minutes - minutes_before for start in starts]
             fields = read_initial_states(inputs, cycle_starts)
             state = stepper.normalizer.encode(to_device(fields, device), "prognostic")
             perturbed = stepper.perturb_state(state, self._amplitude * bred_BCHW[:, :, None])
-            # The unperturbed and the perturbed forecasts run side by side in one batch.
+            # The unperturbed and the perturbed forecasts run in one batch.
             both_states = torch.cat([state, perturbed])
             forcing = build_forcing_function(stepper.normalizer, inputs, [*cycle_starts, *cycle_starts])
             # Only the output of the last step is used.
@@ -316,11 +324,11 @@ class BredPerturbation(InitialPerturbation):
         return bred_BCHW
 
     def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
-        """Return the changes of each forecast divided by their root mean square over area and channels."""
+        """Return the changes (B, C, H, W) divided by the root mean square of each forecast over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / self._total_area
         if self._domain is not None:
             square_B = self._domain.sum(square_B)
-        # The floor avoids 0 / 0 if the perturbation has died out.
+        # The lower limit avoids 0 / 0 if the perturbation has died out.
         norm_B = square_B.sqrt().clamp(min=1e-12)
         return change_BCHW / norm_B[:, None, None, None]

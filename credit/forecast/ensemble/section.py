@@ -12,7 +12,7 @@ from credit.config.sections.inference import InitialPerturbationSection, Tendenc
 
 
 class GaussianOrBredSection(InitialPerturbationSection):
-    """Perturbations of the initial states of an ensemble's members."""
+    """Built-in perturbations of the initial states of ensemble members: Gaussian noise or bred vectors."""
 
     kind: Literal["gaussian", "correlated", "bred"] = Field(
         "correlated",
@@ -34,19 +34,19 @@ class GaussianOrBredSection(InitialPerturbationSection):
         return parse_duration(self.cycle)
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return the ages of the analyses that are read, in minutes; each breeding cycle reads the one at its start."""
+        """Return the ages in minutes of the analyses to read; each breeding cycle reads the analysis at its start."""
         num_cycles = self.cycles if self.kind == "bred" else 0
-        # The first age, 0, is that of the analysis which is perturbed.
+        # The first age is 0: the analysis that is perturbed.
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
     def durations_in_steps(self) -> dict[str, str]:
-        """Return the duration that must be a multiple of the time step: for bred vectors, the length of a cycle."""
+        """Return key -> duration that must be a multiple of the time step: for bred vectors, the length of a cycle."""
         if self.kind != "bred":
             return {}
         return {"cycle": self.cycle}
 
     def describe(self) -> str:
-        """Return a description of the perturbations for the attributes of forecast files."""
+        """Describe the perturbations, for the attributes of forecast files."""
         text = super().describe()
         if self.kind != "gaussian":
             text += f", {self.length:g} km"
@@ -67,5 +67,5 @@ class SPPTSection(TendencyPerturbationSection):
     time: Duration = Field("6h", description="Correlation time of r, after which the correlation has decreased to 1/e.")
 
     def describe(self) -> str:
-        """Return a description of the perturbations for the attributes of forecast files."""
+        """Describe the perturbations, for the attributes of forecast files."""
         return f"changes times 1 + {self.amplitude:g} r, r of {self.length:g} km and {self.time}"

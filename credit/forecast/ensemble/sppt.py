@@ -2,8 +2,9 @@
 
 The change over a step that the network predicts is multiplied by 1 + r, with the same r for all prognostic channels of
 a column (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006). r is a Gaussian random field on the sphere,
-correlated over some hundred kilometres, and follows a first-order autoregression in time. It is limited to [-1, 1], so
+correlated over some hundred kilometres, and follows a first-order autoregression in time. r is limited to [-1, 1], so
 that no change reverses its sign.
+
 Shape suffixes: B batch, H latitude rows, W longitude columns.
 """
 
@@ -48,12 +49,17 @@ class SPPT(TendencyPerturbation):
         super().__init__(context, section)
         self._amplitude = section.amplitude
         self._noise = CorrelatedNoise(context.grid, section.length)
-        # Correlation of the pattern with that of the step before.
+        # Correlation between the patterns of two successive steps.
         self._autocorrelation = math.exp(-context.step_minutes / parse_duration(section.time))
         self._first_perturbed = 1 if context.has_control else 0
 
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors 1 + r of each step, (B, 1, H, W); see `TendencyPerturbation.factors`."""
+        """Yield the factors 1 + r of each step, (B, 1, H, W); the sequence never ends.
+
+        Args:
+            starts: starts of the forecasts of the batch.
+            device: device of the result.
+        """
         generators = [member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
         pattern_B1HW = self._draw_patterns(generators)
         # 1 for a perturbed member, 0 for a control.
@@ -74,13 +80,13 @@ class SPPT(TendencyPerturbation):
 def build_tendency_perturbation(
     conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int, domain: Domain | None = None
 ) -> DrawFactors | None:
-    """Return the function that draws the factors of ``inference.ensemble.stochastic``; None without this key.
+    """Build the function that draws the factors of ``inference.ensemble.stochastic``; None without this key.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.
         grid: grid of the fields.
         step_minutes: time step of the model in minutes.
-        domain: the ranks among which the fields are divided; None if this rank has whole fields.
+        domain: the ranks that share the fields; None if this rank has whole fields.
     """
     if conf is None or conf.stochastic is None:
         return None

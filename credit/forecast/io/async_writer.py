@@ -20,13 +20,13 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.rollout import ForecastStart
 from credit.parallel.host_copy import AsyncHostCopy
 
-# Steps that may wait between the model and the disk; each one is a batch of fields.
+# Maximum number of steps in the queue between the model and the disk; each step is a batch of fields.
 _MAX_WAITING_STEPS = 2
 
 
 @dataclass(frozen=True)
 class _BatchItem:
-    """A forecast of a batch, of which the queued step is written or added to running sums.
+    """Forecast of a batch whose queued step is to be written, or added to running sums.
 
     Attributes:
         index: index of the forecast in the batch.
@@ -42,7 +42,7 @@ class _BatchItem:
 class BackgroundWriter:
     """Context manager that writes the steps of forecasts in a thread; a bounded queue limits the memory.
 
-    When its ``with`` block ends, all steps are on disk. After an error, incomplete forecasts are removed.
+    At the end of the ``with`` block, all steps are on disk. After an error, incomplete forecasts are removed.
 
     Args:
         writer: writer of the files.
@@ -52,7 +52,8 @@ class BackgroundWriter:
         initial_times: initial times to write, in minutes. Forecasts of a batch with other initial times are not
             written.
         diagnostics: computation of the written fields from the output; None to write the output itself.
-        raises_in_put: False if several ranks write, which then raise the error of one of them together.
+        raises_in_put: True to raise errors in `put`. Set it to False if several ranks write: all ranks must then raise
+            the error of any rank together, after `check` or `flush`.
 
     Attributes:
         file_lock: lock that the caller must hold while it reads netCDF files, because the netCDF library is not
@@ -104,7 +105,7 @@ class BackgroundWriter:
             self._queue.put((items, AsyncHostCopy(output)))
 
     def needs_step(self, starts: Sequence[ForecastStart], step: int) -> bool:
-        """Return True if `put` would queue the output of a step; arguments as for `put`."""
+        """Return True if `put` would queue the output of a step; see `put` for the arguments."""
         return bool(self._select_items(starts, step))
 
     def flush(self) -> None:
@@ -117,7 +118,7 @@ class BackgroundWriter:
         self.check()
 
     def _select_items(self, starts: Sequence[ForecastStart], step: int) -> list[_BatchItem]:
-        """Return the forecasts of a batch of which a step is written or added to running sums."""
+        """Return the forecasts of a batch whose step is written or added to running sums; see `put` for arguments."""
         needs_every_step = self._diagnostics is not None and self._diagnostics.needs_every_step
         items = []
         for index, start in enumerate(starts):
@@ -158,11 +159,11 @@ class BackgroundWriter:
                     self._write_step(items, output)
                 except BaseException as error:
                     self._error = error
-            # `flush` waits for this.
+            # `flush` waits until every step is marked as done.
             self._queue.task_done()
 
     def _write_step(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
-        """Compute the diagnostics of one step of a batch, and write the forecasts whose lead time is to be written."""
+        """Compute the diagnostics of one step of a batch, and write forecasts at lead times in `lead_indices`."""
         fields_BCHW = output.get().numpy()
         for item in items:
             fields_CHW = fields_BCHW[item.index]
@@ -175,7 +176,7 @@ class BackgroundWriter:
                     self._writer.put(item.start.initial_minutes, lead_index, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
-        """Raise an error if a forecast has become unstable.
+        """Refuse a forecast that has become unstable.
 
         Raises:
             CreditError: if a value is NaN or infinite.

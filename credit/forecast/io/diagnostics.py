@@ -3,6 +3,7 @@
 Variables on model levels are interpolated to pressure levels (``inference.pressure_levels``). Other variables are
 derived, or are sums over several steps (``inference.derive``). The computation runs on the host in float64, with the
 formulas that also derive variables of the data (`credit.data.sources.derived_variables`).
+
 Shape suffixes: C channels, K levels of the model from the top down, L written levels, H rows, W columns.
 """
 
@@ -29,7 +30,7 @@ from credit.forecast.rollout import ForecastStart
 from credit.grid import LatLonGrid
 from credit.physics.vertical import LevelMapping
 
-# Derived variables that need the whole column down to the surface, and others that need pressure.
+# Derived variables that need all levels down to the surface, and derived variables that need pressure.
 _NEEDS_GROUND = ("geopotential", "mean_sea_level_pressure")
 _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
@@ -50,10 +51,10 @@ class _Recipe:
     """Recipe that computes a variable (L, H, W) from one step's output; L is 1 for a variable without levels.
 
     Attributes:
-        kind: kind of the derived variable, None for interpolation to pressure levels.
-        quantity: interpolated quantity, which decides how to extrapolate below the surface; empty if `kind` is given.
+        kind: kind of the derived variable; None for interpolation to pressure levels.
+        quantity: interpolated quantity, which determines the extrapolation below the surface; empty if `kind` is given.
         column: levels and vertical interpolation; None if neither pressure nor an interpolation is needed.
-        inputs: role of an input in the formula, such as ``temperature`` -> the input.
+        inputs: role in the formula, such as ``temperature`` -> input with this role.
     """
 
     kind: str | None
@@ -71,7 +72,7 @@ class OutputDiagnostics:
         channels: channels of the model.
         attributes: name of a variable -> its ``units``, ``standard_name``, ``temporal``.
         static_CHW: static channels that come from data, in physical units.
-        last_lead: last lead time in minutes; the sums of a forecast are dropped after it.
+        last_lead: last lead time in minutes; afterwards, the running sums of a forecast are deleted.
         masks: name of a variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
@@ -79,11 +80,11 @@ class OutputDiagnostics:
         attributes: name of a written variable -> its attributes.
         level_units: units of the written levels.
         masks: masks of the written variables; a derived variable is missing where one of its inputs is missing.
-        windows: name of a variable -> length of the sum in minutes, or `credit.forecast.io.schema.SINCE_START` for a
-            sum since the initial time. A sum that is not listed is over one step.
+        windows: name of a sum -> length of its window in minutes, or `credit.forecast.io.schema.SINCE_START` for a sum
+            since the initial time. Other sums are over one step.
 
     Raises:
-        ConfigError: for a variable that cannot be computed from the output, naming the key.
+        ConfigError: if a variable cannot be computed from the output; the message names the key.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class OutputDiagnostics:
             if name in variables:
                 raise ConfigError(f"inference.derive.{name}: {name} is an output already; choose another name")
             written += self._add_derived(name, derived_config)
-        # A variable without levels may have the name of a channel on levels: u10 is a wind at 10 m and u at 10 hPa.
-        # `ChannelMap.build` tells them apart in the same way.
+        # A variable without levels may have the name of a channel on levels: u10 is the wind at 10 m, and u at 10 hPa.
+        # The units are appended to distinguish them, as in `ChannelMap.build`.
         names_2d = {channel.variable for channel in written if channel.level is None}
         for index, channel in enumerate(written):
             if channel.level is not None and channel.name in names_2d:
@@ -173,11 +174,11 @@ class OutputDiagnostics:
         return self._running_sums.num_sums > 0
 
     def reset(self) -> None:
-        """Drop the running sums of all forecasts, so that forecasts can start again."""
+        """Delete the running sums of all forecasts, so that forecasts can be restarted."""
         self._running_sums.reset()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return the written fields at a lead time; with sums, call it for every step of a forecast, in order.
+        """Compute the fields to write at a lead time. With running sums, call it for every step of a forecast in order.
 
         Args:
             start: start of the forecast.
@@ -185,8 +186,8 @@ class OutputDiagnostics:
             fields_CHW: the network's output in physical units, float32.
 
         Returns:
-            (C', H, W) float32 in physical units, with the C' output channels of the attribute `channels`. A sum is NaN
-            if its window begins before the initial time.
+            (C', H, W) float32 in physical units, where C' are the output channels of the attribute `channels`. A sum is
+            NaN if its window begins before the initial time.
         """
         if self._is_plain:
             return fields_CHW
@@ -208,7 +209,7 @@ class OutputDiagnostics:
             inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
         if self._ground_HW is not None:
             inputs[SURFACE_GEOPOTENTIAL] = self._ground_HW
-        # An interpolated variable goes back to its own units; a derived one stays in SI units.
+        # An interpolated variable is converted back to its original units; a derived variable stays in SI units.
         from_si = None
         if recipe.kind is None:
             from_si = recipe.inputs[FIELD].si
@@ -258,7 +259,7 @@ class OutputDiagnostics:
 
         self.attributes[name] = build_derived_attributes(kind)
 
-        # Levels. The first input determines those of the derived variable.
+        # Levels. The derived variable has the levels of the first input.
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
         has_levels = levels[0] is not None
@@ -297,7 +298,7 @@ class OutputDiagnostics:
         """Mask a derived variable where one of its inputs is always missing.
 
         Raises:
-            ConfigError: naming `key`, if one of the input `variables` is not an output of the model.
+            ConfigError: if one of the inputs `variables` is not an output of the model.
         """
         for variable in variables:
             self._inputs.channel_indices(variable, key)
@@ -306,15 +307,15 @@ class OutputDiagnostics:
             self.masks[name] = np.logical_or.reduce(input_masks)
 
     def _build_recipe_inputs(self, key: str, roles: Mapping[str, str], order: Sequence[int]) -> dict[str, RecipeInput]:
-        """Return role -> input. The first input gets the role ``FIELD``, that of the interpolated field.
+        """Return role -> input of a recipe. The first input has the role ``FIELD``, the interpolated field.
 
         Args:
-            key: config key for messages.
+            key: config key, for messages.
             roles: role in the formula, such as ``temperature`` -> name of the variable.
             order: indices that sort the levels of the variables from the top down.
 
         Raises:
-            ConfigError: if the variables are not on the same levels, or their units do not fit.
+            ConfigError: if the variables are not on the same levels, or have units of another quantity.
         """
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
@@ -322,7 +323,10 @@ class OutputDiagnostics:
         for role, variable in roles.items():
             channel_index = self._inputs.channel_indices(variable, key)
             if self._inputs.levels_of(variable, key) != levels:
-                raise ConfigError(f"{key}: {variable} and {first_variable} are not on the same levels")
+                raise ConfigError(
+                    f"{key}: {variable} and {first_variable} are not on the same levels; choose inputs with the same "
+                    "levels"
+                )
             input_role = role
             if not inputs:
                 input_role = FIELD
@@ -348,7 +352,8 @@ class OutputDiagnostics:
             )
         if len(channel_index) > 1:
             raise ConfigError(f"{key}.of: {variable} has levels; only a variable without levels can be added up")
-        # Without `over`, the sum begins at the initial time; else its window must be whole steps and fit the forecast.
+        # Without `over`, the sum begins at the initial time. Otherwise the window must be a multiple of the time step
+        # and not longer than the forecast.
         num_steps = None
         self.windows[name] = SINCE_START
         if over is not None:
@@ -379,13 +384,14 @@ class OutputDiagnostics:
         return _build_channels(name, [None])
 
     def _find_ground(self, key: str, required: bool) -> None:
-        """Find the surface geopotential, and keep it for all recipes; `required` makes a missing one an error."""
+        """Find the surface geopotential and store it for all recipes; a `ConfigError` if it is required and missing."""
         ground_HW = self._inputs.ground_geopotential(key, required)
         if ground_HW is not None:
             self._ground_HW = ground_HW
 
 
 def _build_channels(name: str, levels: Sequence[float | None]) -> list[Channel]:
+    """Return a diagnostic channel for each level of the variable `name`; a level of None means no levels."""
     channels = []
     for level in levels:
         channel_name = name if level is None else f"{name}{level:g}"

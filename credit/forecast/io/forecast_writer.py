@@ -1,4 +1,4 @@
-"""Writer of forecasts to netCDF files with CF metadata or to one zarr store, one lead time at a time.
+"""Writer of forecasts to files (netCDF with CF metadata, GRIB2) or to one zarr store, one lead time at a time.
 
 Shape suffixes: N lead times, C output channels, H latitude rows, W longitude columns.
 """
@@ -12,35 +12,38 @@ from pathlib import Path
 import numpy as np
 
 from credit.errors import ConfigError
-from credit.forecast.io.netcdf_files import NetcdfForecastWriter
-from credit.forecast.io.netcdf_names import PREFIX, infer_split
-from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
+from credit.forecast.io.files.base import FileFormat
+from credit.forecast.io.files.names import EXTENSIONS, PREFIX, infer_split
+from credit.forecast.io.files.netcdf import NetcdfFormat
+from credit.forecast.io.files.writer import FileForecastWriter
+from credit.forecast.io.grib.grib_format import GribFormat
+from credit.forecast.io.schema import ForecastSchema, OutputFields, OutputOptions, build_schema
 from credit.forecast.io.zarr_store import STORE, ZarrStore
 
 
 class ForecastWriter:
-    """Writer of forecasts. Readers see a forecast only when it is complete.
+    """Writer of forecasts, which become visible to readers only when they are complete.
 
     Args:
-        folder: folder of the forecasts, created if needed. It gets netCDF files, or the zarr store ``forecasts.zarr``.
+        folder: folder for the files or the zarr store ``forecasts.zarr``; created if needed.
         fields: description of the fields that are passed to `put`.
         lead_minutes: lead times that are passed to `put`, in minutes.
         initial_minutes: all initial times of the run, in minutes. A zarr store is created for all of them.
         options: selection of the fields, and their format on disk; None for the defaults.
         members: number of ensemble members; None for single forecasts.
         global_attributes: attributes of the files. An existing forecast with other attributes does not count as
-            complete, because it is of another run. The attributes must therefore identify the checkpoint.
-        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
-            that the forecast starts from, 16 hexadecimal digits. The checksum is written with the forecast. An existing
+            complete, because it belongs to another run. So the attributes must identify the checkpoint.
+        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the initial
+            fields of the forecast, 16 hexadecimal digits. The checksum is written with the forecast. An existing
             forecast with another checksum does not count as complete. None to use no checksums.
 
     Attributes:
         schema: content of each forecast.
 
     Raises:
-        ConfigError: if `options` selects variables or levels that are not outputs, if the folder cannot be created, or
-            if it holds forecasts that the new ones cannot replace: a store of another run, or files of another format
-            or split.
+        ConfigError: if `options` selects variables or levels that are not outputs, or variables that GRIB2 cannot
+            represent; if the folder cannot be created; or if the folder has forecasts that new forecasts cannot
+            replace: a store of another run, or files with another format or split.
         CreditError: if the folder cannot be written.
     """
 
@@ -70,47 +73,49 @@ class ForecastWriter:
                 f"inference.folder: {folder} cannot be created ({error.strerror}); choose another folder, or another "
                 "save_loc"
             ) from error
-        self._backend: NetcdfForecastWriter | ZarrStore
-        if options.format == "netcdf":
-            assert options.part is None, "one process writes the whole of a netCDF file"
-            self._backend = NetcdfForecastWriter(folder, self.schema, options.split, initial_state_checksum)
-        else:
+        self._backend: FileForecastWriter | ZarrStore
+        if options.format == "zarr":
             self._backend = ZarrStore(
                 folder / STORE, self.schema, initial_minutes, options.layout, initial_state_checksum, options.part
             )
+        else:
+            assert options.part is None, "one process writes the whole of a file"
+            file_format = build_file_format(self.schema, options)
+            self._backend = FileForecastWriter(folder, self.schema, file_format, options.split, initial_state_checksum)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return True if the complete forecast of the same run from an initial time (in minutes) is on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
     def put(self, initial_minutes: int, lead_index: int, fields_CHW: np.ndarray, member: int = 0) -> None:
-        """Write one lead time of one member, in any order; the forecast is complete when all of them are written.
+        """Write one lead time of one member, in any order; a forecast is complete when all fields are written.
 
         Args:
             initial_minutes: initial time of the forecast in minutes.
             lead_index: index of the lead time in `lead_minutes`.
-            fields_CHW: float32 in physical units, NaN where missing; if `options` has a part, its rows and columns.
-            member: number of the ensemble member, 0 for a single forecast.
+            fields_CHW: float32 in physical units, NaN where missing; only the rows and columns of ``options.part``, if
+                there is a part.
+            member: number of the ensemble member; 0 for a single forecast.
 
         Raises:
-            CreditError: naming the file, if it cannot be written, for example because the disk is full. The incomplete
-                forecast is removed.
+            CreditError: if the file cannot be written, for example because the disk is full; the message names it, and
+                the incomplete forecast is removed.
         """
         assert fields_CHW.shape == self._shape, (fields_CHW.shape, self._shape)
         self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
 
     def mark_complete(self, initial_minutes: int) -> None:
-        """Mark a forecast in a zarr store as complete, of which several processes have written members or parts.
+        """Mark a forecast in a zarr store as complete, after several processes have written its members or parts.
 
-        A process that writes all fields of a forecast need not call it.
+        This is not needed if one process writes all fields of a forecast.
 
         Args:
             initial_minutes: initial time in minutes. Every process must have written its last field of this forecast.
 
         Raises:
-            CreditError: if the store cannot be written, or another run has changed its initial times meanwhile.
+            CreditError: if the store cannot be written, or if another run has meanwhile changed its initial times.
         """
-        assert isinstance(self._backend, ZarrStore), "one process writes the whole of a netCDF file"
+        assert isinstance(self._backend, ZarrStore), "one process writes the whole of a file"
         self._backend.mark_complete(int(initial_minutes))
 
     def write(self, initial_minutes: int, fields_NCHW: np.ndarray) -> Path:
@@ -136,37 +141,60 @@ class ForecastWriter:
         self._backend.close()
 
 
+def build_file_format(schema: ForecastSchema, options: OutputOptions) -> FileFormat:
+    """Build the format of forecast files.
+
+    Args:
+        schema: content of each forecast.
+        options: options of the output; the format is ``netcdf`` or ``grib2``.
+
+    Raises:
+        ConfigError: if GRIB2 cannot represent a variable, the grid or the calendar, or if a key of ``inference.grib``
+            is wrong.
+        DataError: if ecCodes is needed and not installed.
+    """
+    if options.format == "netcdf":
+        return NetcdfFormat(schema)
+    assert options.grib is not None, "GRIB2 files need their settings"
+    return GribFormat(schema, options.grib)
+
+
 def require_same_format(folder: Path, format: str, split: str | None) -> None:
     """Refuse a folder with forecasts of another format or split, which cannot be read together with new forecasts.
 
     Args:
-        folder: folder of the forecasts; need not exist.
-        format: ``netcdf`` or ``zarr``.
-        split: split of netCDF files, as in `credit.forecast.io.schema.OutputOptions`.
+        folder: folder of the forecasts; it need not exist.
+        format: ``netcdf``, ``grib2`` or ``zarr``.
+        split: split of files, as in `credit.forecast.io.schema.OutputOptions`.
 
     Raises:
-        ConfigError: naming the config key and the existing file, or if the folder cannot be read.
+        ConfigError: if there are such forecasts (the message names the config key and the existing file), or if the
+            folder cannot be read.
     """
     way_out = "choose another inference.folder, or remove the existing forecasts"
-    store = folder / STORE
+    # Format -> its forecasts in the folder.
+    existing: dict[str, list[Path]] = {}
     try:
-        files = sorted(folder.glob(f"{PREFIX}*.nc"))
-        has_store = store.exists()
+        for file_format, extension in EXTENSIONS.items():
+            existing[file_format] = sorted(folder.glob(f"{PREFIX}*{extension}"))
+        existing["zarr"] = [folder / STORE] if (folder / STORE).exists() else []
     except OSError as error:
         raise ConfigError(
             f"inference.folder: {folder} cannot be read ({error.strerror}); choose another folder, or another save_loc"
         ) from error
-    if format == "zarr" and files:
-        raise ConfigError(
-            f"inference.format: zarr is asked for, and {files[0]} is there of a run with netcdf; {way_out}"
-        )
-    if format == "netcdf" and has_store:
-        raise ConfigError(f"inference.format: netcdf is asked for, and {store} is there of a run with zarr; {way_out}")
-    for path in files:
+    for other_format, paths in existing.items():
+        if other_format != format and paths:
+            raise ConfigError(
+                f"inference.format: {format} does not match {paths[0]}, which a run with {other_format} has written; "
+                f"{way_out}"
+            )
+    if format == "zarr":
+        return
+    for path in existing[format]:
         file_split = infer_split(path)
         # Files with other names were not written by this package, and are ignored.
         if file_split not in (split, "other"):
             raise ConfigError(
-                f"inference.split: {split or 'none'} is asked for, and {path} is there of a run with "
-                f"{file_split or 'none'}; {way_out}"
+                f"inference.split: {split or 'none'} does not match {path}, which a run with {file_split or 'none'} "
+                f"has written; {way_out}"
             )

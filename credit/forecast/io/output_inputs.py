@@ -34,14 +34,18 @@ class RecipeInput:
 
     Attributes:
         channel_index: indices of the input's channels in the model's output, from the top level down.
-        si: conversion to SI units, None if the values are in SI units already or their units do not matter.
+        si: conversion to SI units; None if the values are already in SI units, or if their units do not matter.
     """
 
     channel_index: list[int]
     si: Conversion | None
 
     def select(self, fields_CHW: np.ndarray) -> np.ndarray:
-        """Select the fields of the input (K, H, W) from the network's output, converted by `si`."""
+        """Select the fields of this input from the network's output, converted to SI units, (K, H, W).
+
+        Args:
+            fields_CHW: the network's output in physical units.
+        """
         fields_KHW = fields_CHW[self.channel_index]
         if self.si is None:
             return fields_KHW
@@ -104,7 +108,7 @@ class OutputInputs:
         return indices
 
     def levels_of(self, name: str, key: str) -> list[float | None]:
-        """Return the levels of a variable's output channels, in their order; ``[None]`` for one without levels.
+        """Return the levels of a variable's output channels; ``[None]`` for a variable without levels.
 
         Raises:
             ConfigError: if the variable is not an output.
@@ -112,15 +116,15 @@ class OutputInputs:
         return [self._channels.output[index].level for index in self.channel_indices(name, key)]
 
     def si_conversion(self, key: str, role: str, name: str) -> Conversion | None:
-        """Return the conversion of a variable to SI units; None if its units are SI already.
+        """Return the conversion of a variable to SI units; None if the units are already SI units.
 
         Args:
-            key: config key for messages.
+            key: config key, for messages.
             role: role of the variable in the formula, such as ``temperature``, which determines the allowed units.
             name: name of the variable.
 
         Raises:
-            ConfigError: if the units of the variable do not fit its role.
+            ConfigError: if the units of the variable are not units of its role.
         """
         return find_si_conversion(role, name, self.attributes_of(name), key)
 
@@ -128,16 +132,16 @@ class OutputInputs:
         """Return the levels of a variable, and their vertical interpolation to pressure levels.
 
         Args:
-            key: config key for messages.
+            key: config key, for messages.
             name: name of an output on levels.
-            pressures: pressure levels in hPa to interpolate to; None to keep the variable's own levels.
+            pressures: target pressure levels in hPa; None to keep the variable's levels.
 
         Returns:
             The levels with their interpolation, and the indices that sort the variable's levels from the top down.
 
         Raises:
-            ConfigError: if the levels are pressure levels and `pressures` is given, if a pressure lies above the
-                uppermost level, or if the coefficients of model levels are not known.
+            ConfigError: if `pressures` is given for a variable on pressure levels, if a pressure lies above the
+                uppermost level, or if the coefficients of model levels are unknown.
         """
         values = self.levels_of(name, key)
         if self.is_hybrid:
@@ -147,7 +151,7 @@ class OutputInputs:
             raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
         else:
             levels = HybridLevels.from_pressures(values, PA_PER_LEVEL_UNIT[self._data.level_units])
-        # The pressure of a model level varies with surface pressure, so levels are sorted by their pressure over a mean
+        # The pressure of a model level varies with surface pressure, so levels are sorted by their pressure for a mean
         # surface pressure.
         mean_surface = np.array(MEAN_SURFACE_PA)
         order = np.argsort(levels.pressure(mean_surface), kind="stable")
@@ -158,16 +162,17 @@ class OutputInputs:
             if min(pressures) < 0.999 * top_hpa:
                 raise ConfigError(
                     f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
-                    "nothing is extrapolated upwards; leave it out"
+                    "fields are not extrapolated upwards; remove this level"
                 )
             target = HybridLevels.from_pressures(pressures, PA_PER_LEVEL_UNIT["hPa"])
         original_order = tuple(np.argsort(order).tolist())
         return LevelMapping(levels.select(order), target, original_order), order.tolist()
 
     def _run_levels(self, key: str) -> HybridLevels:
+        """Return all model levels of the file ``data.coefficients``; a missing setting is a `ConfigError`."""
         if self._data.coefficients is None:
             raise ConfigError(
-                f"{key}: the pressure of data.levels, which are model levels, is not known; set data.coefficients"
+                f"{key}: the pressure of data.levels, which are model levels, is unknown; set data.coefficients"
             )
         return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
@@ -175,8 +180,8 @@ class OutputInputs:
         """Return surface pressure as an input: ``inference.surface_pressure``, or the output with its standard name.
 
         Raises:
-            ConfigError: if the configured name is not an output, or if none is configured and not exactly one output
-                has the standard name.
+            ConfigError: if the configured name is not an output; or if no name is configured, and no output or several
+                outputs have the standard name.
         """
         without_levels = [channel.variable for channel in self._channels.output if channel.level is None]
         candidates = list(dict.fromkeys(without_levels))
@@ -186,11 +191,16 @@ class OutputInputs:
     def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
         """Return the surface geopotential, (H, W) in m2 s-2; None if there is none and it is not required.
 
-        It is the static variable ``inference.surface_geopotential``, or else the one with a fitting standard name.
+        The variable is ``inference.surface_geopotential`` or, by default, the static variable with a matching standard
+        name.
+
+        Args:
+            key: config key, for messages.
+            required: True to raise an error if there is no surface geopotential.
 
         Raises:
             ConfigError: if the configured name is not a static variable of the data, if several static variables have a
-                fitting standard name, or if none has one and the field is required.
+                matching standard name, or if the field is required and missing.
         """
         names = [channel.variable for channel in self._channels.static_stored]
         configured = self._conf.surface_geopotential
@@ -204,18 +214,18 @@ class OutputInputs:
         return si.apply(field_HW)
 
     def _find_variable(self, key: str, role: str, configured: str | None, candidates: Sequence[str], kind: str) -> str:
-        """Return the configured variable of a role, or else the only candidate with a standard name of the role.
+        """Return the configured variable of a role or, by default, the only candidate with a matching standard name.
 
         Args:
-            key: config key for messages.
-            role: ``surface_pressure`` or ``surface_geopotential``, also the key of section ``inference``.
-            configured: value of that key, None if it is not set.
+            key: config key, for messages.
+            role: ``surface_pressure`` or ``surface_geopotential``, which is also a key in section ``inference``.
+            configured: value of this key; None if it is not set.
             candidates: names of the variables to choose from.
-            kind: description of the candidates for messages, such as "an output".
+            kind: description of the candidates, for messages, such as "an output".
 
         Raises:
-            ConfigError: if the configured variable is not a candidate, or if none is configured and not exactly one
-                candidate has a standard name of the role.
+            ConfigError: if the configured variable is not a candidate; or if no variable is configured, and no
+                candidate or several candidates have a matching standard name.
         """
         if configured is not None:
             if configured in candidates:
@@ -225,12 +235,12 @@ class OutputInputs:
             matching = self._find_by_standard_name(role, candidates)
             if len(matching) == 1:
                 return matching[0]
-            problem = f"{key} needs it, and it is not clear which of"
+            problem = f"{key} needs it, but the choice is ambiguous among"
         names = ", ".join(candidates) or "no variable"
         hint = did_you_mean(configured or "", candidates)
         raise ConfigError(f"inference.{role}: {problem} {names}{hint}; name {kind}")
 
     def _find_by_standard_name(self, role: str, names: Sequence[str]) -> list[str]:
-        """Return the variables among `names` that have a standard name of a role."""
+        """Return the variables in `names` whose standard name matches a role."""
         standard_names = _STANDARD_NAMES[role]
         return [name for name in names if self.attributes_of(name).get("standard_name") in standard_names]

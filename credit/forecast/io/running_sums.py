@@ -16,12 +16,11 @@ from credit.forecast.rollout import ForecastStart
 
 @dataclass(frozen=True)
 class RunningSum:
-    """Definition of a sum of one channel over several steps.
+    """Definition of the sum of one channel over several steps.
 
     Attributes:
         channel_index: index of the channel in the model's output.
-        num_steps: number of steps in the sum, the last of which ends at the lead time; None for all steps since the
-            initial time.
+        num_steps: number of steps in the sum, up to the lead time; None for all steps since the initial time.
     """
 
     channel_index: int
@@ -29,11 +28,11 @@ class RunningSum:
 
 
 class RunningSums:
-    """Running sums of the forecasts that are being made.
+    """Running sums of all forecasts in progress.
 
     Args:
-        sums: definitions of the sums, which are computed for each forecast.
-        last_lead: last lead time in minutes; the sums of a forecast are dropped after it.
+        sums: definitions of the sums to compute for each forecast.
+        last_lead: last lead time in minutes; afterwards, the sums of a forecast are deleted.
 
     Attributes:
         num_sums: number of sums.
@@ -43,16 +42,16 @@ class RunningSums:
         self.num_sums = len(sums)
         self._sums = tuple(sums)
         self._last_lead = last_lead
-        # (initial time, member) -> for each sum a queue with the fields of its window, or with one field, the sum since
-        # the initial time.
+        # (initial time, member) -> a queue for each sum. It has the fields of the sum's window, or a single field, the
+        # sum since the initial time.
         self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
     def reset(self) -> None:
-        """Drop the sums of all forecasts, so that forecasts can start again."""
+        """Delete the sums of all forecasts, so that forecasts can be restarted."""
         self._earlier_fields.clear()
 
     def accumulate(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
-        """Add the fields of a step, and return the sums at its lead time.
+        """Add the fields of a step, and return the sums at the lead time of the step.
 
         Args:
             start: start of the forecast.
@@ -60,7 +59,7 @@ class RunningSums:
             fields_CHW: the network's output in physical units.
 
         Returns:
-            For each sum (1, H, W) float32; NaN while the forecast has fewer steps than the sum.
+            Each sum, (1, H, W) float32; NaN while the forecast has fewer steps than the sum.
         """
         if not self._sums:
             return []

@@ -15,32 +15,32 @@ from credit import __version__
 from credit.calendar import TIME_UNITS, Calendar, format_duration
 from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
+from credit.forecast.io.grib.options import GribOptions
 from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.utils.bitround import bitround
 
-# Units of lead times. CF allows hour and hours; some versions of xarray decode the plural to a timedelta.
+# Units of lead times. Not the plural, which CF also allows, because some versions of xarray decode it to a timedelta.
 HOURS = "hour"
 # Advice at the end of the message of a failed write.
 WRITE_HINT = "is the disk full or the folder read-only? Free space, or set another inference.folder or save_loc"
 # Dimension and coordinate of ensemble members.
 MEMBER = "member"
-# The netCDF library gives this name to the number of bits that values are rounded to.
+# Name of the attribute with the number of bits to which values are rounded, as in the netCDF library.
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
-# Global attribute or array with the checksum of the fields that a forecast starts from.
+# Global attribute or array with the checksum of the initial fields of a forecast.
 INITIAL_FIELDS = "initial_fields"
-# Global attribute that names the program. It has no clock time, so that files of one forecast are the same whenever
-# they are written. It does not tell runs apart, because a new version of the package may continue a run.
+# Global attribute with the name of the program, without a clock time, so that repeated forecasts have identical files.
+# It does not distinguish runs, because a new version of the package may continue a run.
 HISTORY = "history"
-# Global attribute with the periods that the weights were trained or selected on. It does not tell runs apart: the
-# weights themselves do, and files of earlier versions do not have it.
+# Global attribute with the periods of training and selection. It does not distinguish runs, because files of earlier
+# versions do not have it; the weights distinguish them.
 SEEN = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
 SINCE_START = 0  # the window of a sum since the initial time
-
 LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
 LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
 INITIAL_TIME = {"standard_name": "forecast_reference_time", "long_name": "initial time of the forecast"}
@@ -50,13 +50,13 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
 def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the global attributes that identify a run: all except those of the program and the training periods."""
+    """Return the global attributes that identify a run: all except the program's name and the training periods."""
     return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
 
 
 @dataclass(frozen=True)
 class OutputFields:
-    """Description of the fields of each step, which are the model's output or diagnostics of it.
+    """Description of the fields of each step: the model's output, or diagnostics computed from it.
 
     Attributes:
         channels: channel map whose output channels are the fields.
@@ -67,8 +67,8 @@ class OutputFields:
         step_minutes: time step of the model in minutes.
         level_units: units of the levels: hPa, Pa or model_level.
         masks: name of a variable -> (H, W) bool, True where it is always missing.
-        windows: name of a variable -> minutes over which it is a mean or sum, or `SINCE_START` for a sum since the
-            initial time. A mean or sum that is not listed is over one step.
+        windows: name of a mean or sum -> length of its window in minutes, or `SINCE_START`. Other means and sums are
+            over one step.
     """
 
     channels: ChannelMap
@@ -86,15 +86,15 @@ class OutputOptions:
     """Selection of the written fields, and their format on disk, as in section ``inference`` of a config.
 
     Attributes:
-        format: ``netcdf`` or ``zarr``.
+        format: ``netcdf``, ``grib2`` or ``zarr``.
         layout: ``cf`` or, for zarr, ``weatherbench2`` (dimensions ``time`` and ``prediction_timedelta``).
-        split: ``day`` or ``month`` for a netCDF file for each day or month of the valid time, ``lead`` for one per lead
-            time, ``member`` for one per ensemble member; None for one file per initial time.
-        variables: names of the variables to write, None for all.
-        levels: levels to write of variables on levels, in the units of the fields; None for all levels.
-        keep_bits: number of mantissa bits (1 to 23) to which values are rounded, None for no rounding.
+        split: ``day`` or ``month`` (of the valid time), ``lead`` or ``member``: one file for each; None for one file.
+        variables: names of the variables to write; None for all variables.
+        levels: levels to write, in the units of the fields, for variables on levels; None for all levels.
+        keep_bits: number of mantissa bits (1 to 23) to which values are rounded; None for no rounding.
         compression: level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr.
         part: part of the fields that this process writes to a zarr store; None for whole fields.
+        grib: settings of GRIB2 files; None for other formats.
     """
 
     format: str = "netcdf"
@@ -105,6 +105,7 @@ class OutputOptions:
     keep_bits: int | None = None
     compression: int = 0
     part: StorePart | None = None
+    grib: GribOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ class OutputVariable:
     Attributes:
         name: name in the file.
         channel_index: indices of the variable's channels among the output channels, in the order of the levels.
-        level_dim: name of the level dimension, None for a variable without levels.
+        level_dim: name of the level dimension; None for a variable without levels.
         attributes: CF attributes.
-        mask_HW: bool, True where the variable is always missing; None if it is missing nowhere.
-        window: length of a mean or sum in minutes up to the valid time, or `SINCE_START` for a sum since the initial
-            time; None for an instantaneous variable.
+        mask_HW: bool, True where the variable is always missing; None if it is never missing.
+        window: length in minutes of the window of a mean or sum, which ends at the valid time, or `SINCE_START` for a
+            sum since the initial time; None for an instantaneous variable.
     """
 
     name: str
@@ -131,7 +132,7 @@ class OutputVariable:
 
 @dataclass(frozen=True)
 class ForecastSchema:
-    """Description of the content that all forecasts of a run have on disk.
+    """Description of the content on disk that all forecasts of a run have in common.
 
     Attributes:
         variables: variables in the order of the file.
@@ -141,7 +142,7 @@ class ForecastSchema:
         calendar: calendar of the times.
         lead_minutes: lead times of the written fields in minutes, int64.
         members: number of ensemble members; None for a single forecast, which has no member dimension.
-        keep_bits: number of mantissa bits to which values are rounded, None for no rounding.
+        keep_bits: number of mantissa bits to which values are rounded; None for no rounding.
         compression: level of lossless compression, 0 (none) to 9.
         global_attributes: attributes of the file. Forecasts of one run have equal `run_attributes`.
     """
@@ -205,11 +206,11 @@ class ForecastSchema:
         return np.where(variable.mask_HW, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
-        """Return window -> name of the coordinate of valid times whose bounds are those of the window.
+        """Return window -> name of the coordinate of valid times that has the bounds of this window.
 
-        If all means and sums have the same window, the coordinate `name` of the time dimension has the bounds. For
-        several windows, each gets a further coordinate, such as ``time_6h``. The coordinate `name` then has no bounds,
-        because all variables share it.
+        If all means and sums have the same window, its bounds belong to the coordinate `name` of the time dimension.
+        Otherwise each window gets an additional coordinate, such as ``time_6h``, and the coordinate `name` has no
+        bounds, because all variables share it.
         """
         windows = [variable.window for variable in self.variables if variable.window is not None]
         distinct_windows = list(dict.fromkeys(windows))
@@ -247,15 +248,15 @@ class ForecastSchema:
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
-    """Return the time bounds of a mean or sum: begin and end of its window, for each valid time.
+    """Return the time bounds of a mean or sum: start and end of its window, for each valid time.
 
     Args:
-        window: length in minutes, or `SINCE_START` for a window from the initial time on.
-        initial_minutes: initial times in minutes, of a shape that broadcasts to that of the valid times.
+        window: length in minutes, or `SINCE_START` for a window that starts at the initial time.
+        initial_minutes: initial times in minutes; the shape broadcasts to the shape of the valid times.
         valid_minutes: valid times in minutes, of any shape (...).
 
     Returns:
-        (..., 2) in minutes: begin of the window, and its end, which is the valid time.
+        (..., 2) in minutes: start of the window, and its end, which is the valid time.
     """
     begins = valid_minutes - window
     if window == SINCE_START:
@@ -274,7 +275,7 @@ def build_schema(
 
     Args:
         fields: description of the fields of each step.
-        lead_minutes: lead times of the fields that are written, in minutes.
+        lead_minutes: lead times of the written fields, in minutes.
         options: selection and format of the fields.
         members: number of ensemble members; None for a single forecast.
         global_attributes: global attributes of the files; ``Conventions`` is added.
@@ -300,7 +301,7 @@ def build_schema(
         for key in _VARIABLE_ATTRIBUTES:
             if field_attributes.get(key):
                 attributes[key] = str(field_attributes[key])
-        # Without means and sums in the file, every variable is an instant, and cell_methods would say nothing.
+        # If the file has no means or sums, all variables are instants and cell_methods is not needed.
         if has_windows:
             attributes["cell_methods"] = _CELL_METHODS[temporal[name]]
         window = None
@@ -323,10 +324,10 @@ def build_schema(
 
 
 def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
-    """Return, for the variables to be written, name -> indices of the written channels among the output channels.
+    """Return name -> indices of the channels to write among the output channels, for each variable to write.
 
     Raises:
-        ConfigError: if `options` names a variable or level that is not an output, or if no channel is left.
+        ConfigError: if `options` names a variable or level that is not an output, or if no channel remains.
     """
     variables = options.variables
     levels = options.levels
@@ -353,14 +354,14 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
             continue
         channel_index.setdefault(channel.variable, []).append(index)
     if not channel_index:
-        raise ConfigError("inference.variables and inference.levels leave nothing to write")
+        raise ConfigError("inference.variables and inference.levels leave nothing to write; select more of them")
     return channel_index
 
 
 def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
-    """Return the name of the level dimension with exactly these levels; add one to `level_dims` if there is none.
+    """Return the name of the level dimension with exactly these levels; add it to `level_dims` if it does not exist.
 
-    The first level dimension of a file is named ``level``, a further one after `variable`, for example ``level_t``.
+    The first level dimension of a file is ``level``; others are named after `variable`, for example ``level_t``.
 
     Args:
         level_dims: name of a level dimension -> level values.
@@ -376,13 +377,12 @@ def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tup
 
 
 def with_stored_level_dims(schema: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
-    """Return the schema with its level dimensions renamed as in an existing file.
+    """Return the schema with level dimensions renamed as in an existing file.
 
-    Versions up to 0.14 numbered the level dimensions, for example ``level_2``. A run that continues such forecasts
-    keeps their names.
+    Versions up to 0.14 numbered them, for example ``level_2``. A run that continues such forecasts keeps these names.
 
     Args:
-        schema: schema of the forecasts to be written.
+        schema: schema of the forecasts to write.
         stored: name of a variable -> names of its dimensions in the file.
     """
     level_dims: dict[str, tuple[float, ...]] = {}

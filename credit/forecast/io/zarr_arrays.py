@@ -36,8 +36,8 @@ from credit.parallel.domain.division import FieldPart
 
 # Array that marks the complete initial times.
 WRITTEN = "written"
-# Length of the chunks of coordinates. It does not depend on the number of initial times, so a store that has grown is
-# identical to one that was written at once. Marks have a chunk each, because processes write them one by one.
+# Length of the chunks of coordinates. It does not depend on the number of initial times, so an extended store is
+# identical to a store that was written at once. Each mark has its own chunk, because processes write marks one by one.
 _CHUNK_LENGTH = 1024
 
 
@@ -59,7 +59,7 @@ class TimeDimNames:
 # Values of inference.layout -> names.
 TIME_NAMES = {
     "cf": TimeDimNames("init_time", "lead_time", {"units": HOURS}),
-    # WeatherBench 2 needs a timedelta; xarray decodes hours to one if the attribute dtype says so.
+    # WeatherBench 2 needs a timedelta; the attribute dtype lets xarray decode hours to a timedelta.
     "weatherbench2": TimeDimNames("time", "prediction_timedelta", {"units": "hours", "dtype": "timedelta64[ns]"}),
 }
 
@@ -75,11 +75,11 @@ def create_arrays(
     """Create a store with all coordinates, and with arrays of the fields that have no values yet.
 
     Args:
-        path: path of the store; an existing one is replaced.
+        path: path of the store; an existing store is replaced.
         schema: content of each forecast.
         initial_minutes: initial times in minutes, (I,) int64.
         time_names: names of the time dimensions.
-        with_checksums: True to add an array for the checksum of the fields that each forecast starts from.
+        with_checksums: True to add an array for the checksums of the initial fields of each forecast.
         grid_chunks: number of rows and of columns of a chunk of the fields.
 
     Returns:
@@ -94,7 +94,7 @@ def create_arrays(
     group.attrs.update({**schema.global_attributes, HISTORY: MADE_BY})
     time_attributes = schema.time_attributes()
 
-    # Times. Variables that are means or sums over different windows have coordinates with different bounds.
+    # Times. Means or sums over different windows need time coordinates with different bounds.
     initial_I1 = initial_minutes[:, None]
     valid_IN = initial_I1 + schema.lead_minutes
     _write_coordinate(group, init, (init,), initial_minutes, {**INITIAL_TIME, **time_attributes}, _CHUNK_LENGTH)
@@ -124,7 +124,7 @@ def create_arrays(
 
 
 def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
-    """Create the arrays of the marks of complete forecasts and of the checksums, with zeros.
+    """Create the array of marks of complete forecasts and the array of checksums, filled with zeros.
 
     Args:
         group: the store.
@@ -181,7 +181,7 @@ def build_compressors(schema: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ..
 
 
 def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
-    """Return the attributes of the array of a field."""
+    """Return the CF attributes of the array of a field."""
     attributes: dict[str, str | int] = dict(variable.attributes)
     if schema.keep_bits is not None:
         attributes[QUANTIZED] = schema.keep_bits
@@ -190,7 +190,7 @@ def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dic
 
 
 def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[OutputVariable]:
-    """Return variables with a part of their masks, for fields that have this part of the grid."""
+    """Return the variables with their masks cropped to a part of the grid."""
     selected = []
     for variable in variables:
         mask_HW = variable.mask_HW
@@ -201,13 +201,13 @@ def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[O
 def find_store_differences(
     group: zarr.Group, schema: ForecastSchema, time_names: TimeDimNames, with_checksums: bool
 ) -> list[str]:
-    """Return the properties in which a store differs from what is to be written, sorted, as text for messages.
+    """Return the properties in which a store differs from the content to write, sorted, as text for messages.
 
     Args:
         group: the store.
-        schema: content of each forecast to be written.
+        schema: content of each forecast to write.
         time_names: names of the time dimensions.
-        with_checksums: True if the checksums of the initial states are to be written.
+        with_checksums: True if checksums of the initial fields will be written.
     """
     # Global attributes and coordinates.
     stored_attributes = run_attributes(dict(group.attrs))
@@ -222,7 +222,7 @@ def find_store_differences(
         differences.add("lead times")
     if with_checksums and INITIAL_FIELDS not in group:
         differences.add(f"variable {INITIAL_FIELDS}, which earlier versions did not write")
-    # Fields: all variables that end in the longitude.
+    # Fields are all variables whose last dimension is the longitude.
     stored_fields = set()
     for name, array in group.arrays():
         if name != "longitude" and array.metadata.dimension_names[-1:] == ("longitude",):
@@ -236,12 +236,12 @@ def find_store_differences(
 
 
 def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variable: OutputVariable) -> list[str]:
-    """Return the properties in which a stored field differs from the one to be written, as text for messages.
+    """Return the properties in which a stored field differs from the field to write, as text for messages.
 
     Args:
         group: the store.
-        schema: content of each forecast to be written.
-        variable: variable of the schema, of which the store has an array.
+        schema: content of each forecast to write.
+        variable: variable of the schema; the store must have its array.
     """
     array = group[variable.name]
     dim = variable.level_dim
@@ -251,7 +251,7 @@ def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variabl
     has_same_dims = stored_dims == schema.dims(variable) and array.shape[2:] == schema.shape(variable)
     stored_compressors = [codec.to_dict() for codec in array.compressors]
     compressors = [codec.to_dict() for codec in build_compressors(schema)]
-    # The number of bits has a check of its own.
+    # The number of bits is compared separately.
     stored_attributes = {**array.attrs, QUANTIZED: None}
     attributes = {**variable_attributes(schema, variable), QUANTIZED: None}
     has_same_property = {
@@ -272,7 +272,7 @@ def _write_coordinate(
     attributes: dict,
     chunk_length: int | None = None,
 ) -> None:
-    """Create the array of a coordinate or another variable that is not a field, and write its values.
+    """Create an array for a coordinate or another variable that is not a field, and write its values.
 
     Args:
         group: the store.
@@ -297,7 +297,7 @@ def _write_coordinate(
 
 
 def consolidate(path: Path) -> None:
-    """Write the consolidated metadata: a copy of the metadata of all arrays in those of the group."""
+    """Write the consolidated metadata of a store: a copy of the metadata of all arrays in the group's metadata."""
     with warnings.catch_warnings():
         # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)

@@ -1,4 +1,4 @@
-"""Writer of forecasts to one zarr store, in which initial and lead time are dimensions.
+"""Writer of forecasts to one zarr store, with initial time and lead time as dimensions.
 
 Shape suffixes: C output channels, H latitude rows, W longitude columns.
 """
@@ -50,25 +50,25 @@ class ZarrStore:
     """Writer of forecasts to a zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     The store is created for all initial times of the run, with one chunk for each variable, initial time, lead time and
-    member, so that several processes can fill it. If ranks divide the fields among them, each part has chunks of its
-    own. The array ``written`` marks the complete initial times. A later run with later initial times extends the store.
-    A process that creates or extends the store locks it meanwhile.
+    member, so that several processes can fill it. With domain parallelism, each rank's part has its own chunks. The
+    array ``written`` marks the complete initial times. A later run with later initial times extends the store. A
+    process locks the store while it creates or extends it.
 
-    The consolidated metadata let other programs open the store faster. This class does not rely on them, because they
-    are out of date while a store is extended.
+    The consolidated metadata let other programs open the store faster. This class does not read them, because they are
+    out of date while a store is extended.
 
     Args:
         path: path of the store.
         schema: content of each forecast.
         initial_minutes: initial times of the run in minutes.
         layout: ``cf`` or ``weatherbench2``, which determines the names of the time dimensions.
-        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
-            that the forecast starts from; None to write no checksums.
+        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the initial
+            fields of the forecast; None to write no checksums.
         part: part of the fields that this process writes; None for whole fields.
 
     Raises:
-        ConfigError: if the store exists with other content or with chunks that do not fit `part`, or has later initial
-            times than a new one of this run.
+        ConfigError: if the store exists with other content, with chunks that do not fit `part`, or with initial times
+            after a new initial time of this run.
         CreditError: if the store cannot be written.
     """
 
@@ -86,14 +86,14 @@ class ZarrStore:
         self._part = part
         self._grid_chunks = schema.grid.shape if part is None else part.choose_chunks()
         self._time_names = TIME_NAMES[layout]
-        # Computing a checksum reads fields, so each one is computed once.
+        # Computing a checksum reads fields, so each checksum is cached.
         self._initial_state_checksum = None
         if initial_state_checksum is not None:
             self._initial_state_checksum = functools.cache(initial_state_checksum)
         self._initial_minutes = np.unique(np.asarray(initial_minutes, dtype=np.int64))
-        # Index of an initial time -> number of fields that an incomplete forecast lacks.
+        # Index of an initial time -> number of fields that are not written yet.
         self._num_missing: dict[int, int] = {}
-        # Chunks whose writeback was started last.
+        # Chunks whose writeback the previous call of `put` has started.
         self._last_chunks: list[Path] = []
         self._temporary_path = temporary_path(path)
         try:
@@ -123,7 +123,7 @@ class ZarrStore:
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return True if the forecast from an initial time is complete and was made from the same initial state."""
+        """Return True if the forecast from an initial time (in minutes) is complete and has the same initial state."""
         index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
         if not is_marked or self._initial_state_checksum is None:
@@ -131,13 +131,13 @@ class ZarrStore:
         return f"{self._group[INITIAL_FIELDS][index]:016x}" == self._initial_state_checksum(initial_minutes)
 
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member; mark the initial time as complete when all of them are written.
+        """Write one lead time of one member; mark the initial time as complete when all fields are written.
 
-        A process that writes a part of the fields does not mark it, see `mark_complete`.
+        A process that writes only a part of the fields does not mark it, see `mark_complete`.
 
         Args:
             initial_minutes: initial time in minutes.
-            member: number of the member, 0 for a single forecast.
+            member: number of the member; 0 for a single forecast.
             lead_index: index of the lead time in ``lead_minutes`` of the schema.
             fields_CHW: float32 in physical units, NaN where missing; the part of the fields that this process writes.
 
@@ -148,11 +148,11 @@ class ZarrStore:
         schema = self._schema
         part = self._part
         try:
-            # The first fields of a forecast: an older forecast of this time does not count as complete any more.
+            # With the first fields of a forecast, an older forecast of this time no longer counts as complete.
             if index not in self._num_missing:
                 self._require_initial_time(index)
                 self._group[WRITTEN][index] = 0
-                # The checksum is that of whole fields, which one process reads.
+                # The checksum covers whole fields, so only one process writes it.
                 if self._initial_state_checksum is not None and (part is None or part.is_first):
                     self._group[INITIAL_FIELDS][index] = int(self._initial_state_checksum(initial_minutes), 16)
                 self._num_missing[index] = len(schema.lead_minutes) * (schema.members or 1)
@@ -166,20 +166,20 @@ class ZarrStore:
                 variables = select_masks(variables, part.part)
             for variable in variables:
                 values = schema.select(variable, fields_CHW)
-                # Values of the shape of a chunk are written by zarr without a copy.
+                # zarr writes values with the shape of a chunk without a copy.
                 self._arrays[variable.name][selection] = values[(None,) * len(leading)]
             self._start_writeback(leading)
         except OSError as error:
             self.discard(initial_minutes)
             raise self._build_write_error(error) from error
         # If other processes write other members of this forecast, this counter never reaches 0. If they write other
-        # parts of its fields, only the caller knows when all of them are written.
+        # parts of its fields, only the caller knows when all parts are written. In both cases the caller marks it.
         self._num_missing[index] -= 1
         if self._num_missing[index] == 0 and part is None:
             self.mark_complete(initial_minutes)
 
     def mark_complete(self, initial_minutes: int) -> None:
-        """Mark a forecast as complete, all fields of which are written, by this process or by several.
+        """Mark a forecast as complete, after one or several processes have written all of its fields.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -200,9 +200,12 @@ class ZarrStore:
             raise self._build_write_error(error) from error
 
     def _start_writeback(self, leading: tuple[int, ...]) -> None:
-        """Start the writeback to disk of the chunks that `put` wrote at the leading indices `leading`.
+        """Start the writeback to disk of the chunks that `put` has written, and free older chunks from the page cache.
 
-        The chunks of the previous call are on disk by now, and a second call for them frees their page cache.
+        The chunks of the previous call are on disk by now, so a second writeback only frees their page cache.
+
+        Args:
+            leading: indices of initial time, lead time and member of the chunks.
         """
         grid_indices = [(0, 0)] if self._part is None else self._part.find_chunks(self._grid_chunks)
         chunks = []
@@ -218,7 +221,7 @@ class ZarrStore:
     def discard(self, initial_minutes: int) -> None:
         """Stop writing the incomplete forecast from an initial time, in minutes.
 
-        Its chunks stay in the store. As ``written`` is 0 for it, readers and later runs treat the forecast as missing.
+        Its chunks stay in the store, but ``written`` is 0, so readers and later runs treat the forecast as missing.
         """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 
@@ -226,7 +229,7 @@ class ZarrStore:
         """Do nothing, because `put` writes each chunk at once."""
 
     def find_path(self, initial_minutes: int) -> Path:
-        """Return the path of the store, in which the forecasts from all initial times are."""
+        """Return the path of the store, which contains the forecasts from all initial times."""
         return self._path
 
     def _find_index(self, initial_minutes: int) -> int:
@@ -239,36 +242,36 @@ class ZarrStore:
         """Refuse to write to a store in which another run has replaced an initial time of this run.
 
         Raises:
-            CreditError: if the initial time that the store has at `index` is not the one of this run.
+            CreditError: if the initial time at `index` in the store differs from this run's.
         """
         if int(self._group[self._time_names.init][index]) != self._initial_minutes[index]:
             raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
 
     def _build_write_error(self, error: OSError) -> CreditError:
-        """Convert an error of the operating system to an error of this package."""
+        """Return an error that names the store, the reason in `error` and a remedy."""
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
 
     def _require_same_content(self) -> None:
-        """Refuse a store whose content differs from what is to be written.
+        """Refuse a store whose content differs from the content to write.
 
         Raises:
-            ConfigError: naming all differences.
+            ConfigError: if there are differences; the message lists all of them.
         """
         has_checksums = self._initial_state_checksum is not None
         differences = find_store_differences(self._group, self._schema, self._time_names, has_checksums)
         if differences:
             raise ConfigError(
-                f"{self._path}: differs from what is to be written in {', '.join(differences)}; choose another "
+                f"{self._path}: differs from the new forecasts in {', '.join(differences)}; choose another "
                 "inference.folder, or remove the store"
             )
 
     def _extend(self) -> None:
-        """Append the initial times of this run that the store lacks, after the existing ones.
+        """Append the initial times of this run that are not yet in the store.
 
-        The arrays that have initial times as a dimension are created anew in a temporary store, without fields. Then
-        their files replace those of the store: of each array first the values and then the metadata, which state the
-        length; the array of initial times as the last one. The consolidated metadata are written at the end. In this
-        order, an extension that was interrupted, or that several processes make at once, can be repeated safely.
+        The arrays with a dimension of initial times are created again in a temporary store, without fields. Then their
+        files replace the files of the store: for each array first the values, then the metadata with the new length;
+        the array of initial times comes last. The consolidated metadata are written at the end. In this order, an
+        extension that was interrupted, or that several processes run at once, can be repeated safely.
         """
         requested_minutes = self._initial_minutes
         if self._merge_initial_times(requested_minutes) and self._is_consolidated():
@@ -287,7 +290,7 @@ class ZarrStore:
 
     def _move_arrays_over_initial_times(self) -> None:
         """Replace the arrays over initial times with those of the temporary store; see `_extend` for the order."""
-        # False sorts before True: the array of initial times comes last, and of each array the metadata.
+        # False sorts before True, so the array of initial times comes last, and the metadata of each array come last.
         names = sorted(self._find_arrays_over_initial_times(), key=lambda name: name == self._time_names.init)
         for name in names:
             files = [path for path in (self._temporary_path / name).rglob("*") if path.is_file()]
@@ -297,13 +300,13 @@ class ZarrStore:
                 os.replace(path, target)
 
     def _merge_initial_times(self, requested_minutes: np.ndarray) -> bool:
-        """Set `_initial_minutes` to the initial times of the store, followed by the requested ones that it lacks.
+        """Set `_initial_minutes` to the initial times of the store, followed by new requested initial times.
 
         Returns:
-            True if all arrays over initial times have this length already, so that nothing has to be extended.
+            True if all arrays over initial times already have this length, so that the store need not be extended.
 
         Raises:
-            ConfigError: if an initial time that the store lacks is before the last one of the store.
+            ConfigError: if a new initial time is before the last initial time of the store.
         """
         stored_minutes = self._group[self._time_names.init][:]
         new_minutes = np.setdiff1d(requested_minutes, stored_minutes)
@@ -312,8 +315,8 @@ class ZarrStore:
             calendar = self._schema.calendar
             raise ConfigError(
                 f"{self._path}: has initial times up to {calendar.format(stored_minutes.max())} but not "
-                f"{calendar.format(new_minutes[0])}; a store grows at its end only: choose another inference.folder, "
-                "and of runs that share a store start the one with the earlier times first"
+                f"{calendar.format(new_minutes[0])}; a store can only be extended at its end: choose another "
+                "inference.folder; if runs share a store, start the run with the earlier times first"
             )
         lengths = {self._group[name].shape[0] for name in self._find_arrays_over_initial_times()}
         return lengths == {len(self._initial_minutes)}
@@ -336,10 +339,10 @@ class ZarrStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Context that locks the store while it is created or extended, and removes stores that killed runs have left.
+        """Context that locks the store while it is created or extended, and removes stale temporary stores.
 
-        On a file system without locks, it logs a warning. `_require_initial_time` then detects interference of another
-        run.
+        On a file system without locks, a warning is logged. `_require_initial_time` then detects interference by
+        another run.
         """
         with ExitStack() as stack:
             try:
@@ -358,15 +361,15 @@ class ZarrStore:
             yield
 
     def _stale_stores(self) -> list[Path]:
-        """Return the paths of temporary stores that killed processes have left.
+        """Return the paths of temporary stores of killed processes.
 
-        A process has a temporary store only while it holds the lock. So to the holder of the lock, all temporary stores
-        of this host are stale. Those of other hosts count as stale when they are old.
+        A process has a temporary store only while it holds the lock. So for the holder of the lock, all temporary
+        stores of this host are stale. Temporary stores of other hosts count as stale when they are old.
         """
         return find_stale_files(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
 
     def _create_temporary(self) -> None:
-        """Create a store with all coordinates, but without fields, under a temporary name."""
+        """Create a store under a temporary name, with all coordinates but without values of fields."""
         with_checksums = self._initial_state_checksum is not None
         self._group = create_arrays(
             self._temporary_path,
@@ -378,7 +381,7 @@ class ZarrStore:
         )
 
     def _create(self) -> None:
-        """Create the store under a temporary name and rename it, so that no process sees a store without all arrays."""
+        """Create the store under a temporary name and rename it, so that no process sees an incomplete store."""
         self._create_temporary()
         consolidate(self._temporary_path)
         try:

@@ -1,7 +1,8 @@
 """Training objectives: base class and registry of the kinds of ``trainer.objective``.
 
-An objective takes a batch, runs the model on it and returns the loss. The training step does not know how the model is
-run.
+An objective takes a batch, runs the model on it and returns the loss. The training step does not depend on how the
+objective runs the model.
+
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -22,25 +23,26 @@ from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.losses.base import Loss
 from credit.losses.member_loss import BuildPartLosses
 from credit.models.noise.base import NoiseGenerator
+from credit.utils.profiling.phases import Phase, phase
 
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """Everything that an objective is built from, apart from its config section.
+    """Stepper, loss and settings of a run, from which an objective is built.
 
     Attributes:
-        stepper: runs the network.
+        stepper: stepper that runs the network.
         loss: loss of normalised predictions and targets.
         recompute: True to compute the steps of a rollout again in the backward pass, which saves memory
             (``trainer.recompute_steps``).
-        noise: draws the noise inside the network (``model.noise``); None if the objective uses no noise.
+        noise: generator of the noise inside the network (``model.noise``); None if the objective uses no noise.
         seed: seed of the run, on which the noise depends.
         members: number of ensemble members in training (``trainer.members``).
         members_at_once: number of members that are computed in one batch (``trainer.members_at_once``).
         valid_members: number of ensemble members in validation (``trainer.valid_members``).
         field_shape: (C, H, W) of the output; used only by the ensemble objective.
-        build_part_losses: builds the losses of parts of the fields (some of the channels or rows), which the ensemble
-            objective computes one after another or on different ranks; None if the objective does not need it.
+        build_part_losses: function that builds the losses of parts of the fields (some of the channels or rows), which
+            the ensemble objective computes one after another or on different ranks; None for other objectives.
         ensemble_group: ranks that share the members of a sample; None if each rank computes all members.
     """
 
@@ -65,10 +67,10 @@ class MicroStep:
 
     Attributes:
         optimizer_step: number of the optimizer step, from 0.
-        counted_steps: rollout steps (from 1) whose loss counts; the rollout ends with the largest of them.
-        num_micro_steps: number of micro-steps of the optimizer step, by which the gradients are divided.
+        counted_steps: rollout steps (from 1) whose loss counts; the rollout ends with the last of them.
+        num_micro_steps: number of micro-steps of the optimizer step; the gradients are divided by this number.
         reduce_gradients: True to reduce the gradients over the ranks in this backward pass. With gradient accumulation,
-            it is True for the last micro-step only (`credit.parallel.fsdp2.set_gradient_sync`).
+            it is True only for the last micro-step (`credit.parallel.fsdp2.set_gradient_sync`).
     """
 
     optimizer_step: int
@@ -79,12 +81,12 @@ class MicroStep:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch in normalised space.
+    """Batch in normalised space.
 
     Attributes:
         history_BCTHW: prognostic channels of the input frames.
-        forcing: function that takes a step number, from 0, and returns the dynamic forcing (B, C, T, H, W) of that
-            step's input frames.
+        forcing: function that takes a step number, from 0, and returns the dynamic forcing (B, C, T, H, W) of the input
+            frames of this step.
         target_BCTHW: true output channels; T counts the steps of the rollout.
         initial_minutes: initial time of each of the B samples in minutes, on which the noise of the sample depends.
     """
@@ -103,8 +105,9 @@ class Objective(ABC):
         section: ``trainer.objective`` of the config.
 
     Attributes:
-        supports_domain: True if the class works on fields that are divided among ranks, of which this rank has the part
-            ``stepper.domain.part``. Otherwise domain parallelism refuses it. A subclass declares it again.
+        supports_domain: True if the class supports domain parallelism, where this rank has the part
+            ``stepper.domain.part`` of the fields. Domain parallelism refuses other classes. The attribute is not
+            inherited: a subclass must declare it again.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -121,20 +124,25 @@ class Objective(ABC):
 
         Args:
             batch: samples of this data-parallel rank, on its device, in physical units.
-            micro_step: rollout steps that count, and whether the gradients are reduced.
+            micro_step: settings of the micro-step.
         """
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """Collective: add the gradients of the loss of a batch to the gradients of the parameters.
 
-        An objective can override this method to differentiate the loss in pieces, with less memory than the graph of
-        the whole loss. The arguments are those of `training_loss`.
+        An objective can override this method to differentiate the loss in pieces, which needs less memory than the
+        graph of the whole loss. It then marks its backward passes as a phase.
+
+        Args:
+            batch: samples of this data-parallel rank, on its device, in physical units.
+            micro_step: settings of the micro-step.
 
         Returns:
             The loss, a scalar without a graph. Unlike the gradients, it is not divided by the number of micro-steps.
         """
         loss = self.training_loss(batch, micro_step)
-        (loss / micro_step.num_micro_steps).backward()
+        with phase(Phase.BACKWARD):
+            (loss / micro_step.num_micro_steps).backward()
         return loss.detach()
 
     @abstractmethod
@@ -174,13 +182,13 @@ def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[
         section: class of the config section of the objective.
 
     Raises:
-        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
-            base class.
+        ConfigError: if another class is registered under `name`, or if the class or its section does not derive from
+            the base class.
     """
 
     return OBJECTIVES.register(name, section, Objective, ObjectiveSection)
 
 
 def build_objective(section: ObjectiveSection, context: ObjectiveContext) -> Objective:
-    """Return the objective that is registered under the `kind` of a config section."""
+    """Return a new objective of the class that is registered for ``section.kind``."""
     return OBJECTIVES.find_class(section.kind)(context, section)

@@ -1,4 +1,4 @@
-"""The deterministic objective: a rollout of one forecast, compared with the truth at the steps whose loss counts."""
+"""Deterministic objective: a rollout of one forecast, compared with the truth at the counted steps."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class DeterministicRollout(Objective):
         reduce_gradients = micro_step.reduce_gradients
         num_steps = max(counted_steps)
         model = self.stepper.model
-        # The backward pass runs from the last step to the first. Gradients of a longer rollout are complete, and are
-        # reduced, only when it has come to the first step.
+        # The backward pass runs from the last step to the first step. Gradients are complete only at the first step, so
+        # a longer rollout turns their reduction on there.
         set_gradient_sync(model, reduce_gradients and num_steps == 1)
         losses = []
-        # The last step of a rollout is never computed again, so a single step needs no recomputation.
+        # The last step of a rollout is never recomputed, so a single step needs no recomputation.
         recompute = self.recompute and num_steps > 1
         rollout = self.stepper.rollout(encoded.history_BCTHW, encoded.forcing, num_steps, recompute=recompute)
         for number, output_BCHW in enumerate(rollout, start=1):
             if reduce_gradients and number == 1 and num_steps > 1:
-                # The hook runs when the backward pass has come to the output of the first step.
+                # The hook runs when the backward pass reaches the output of the first step.
                 output_BCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
             if number in counted_steps:
                 truth_BCHW = encoded.target_BCTHW[:, :, number - 1]
-                # The loss takes ensembles; this one has a single member.
+                # The loss expects an ensemble; here it has a single member.
                 losses.append(self.loss(output_BCHW[:, None], truth_BCHW))
         return torch.stack(losses).mean()
 

@@ -1,17 +1,17 @@
-"""The ensemble objective: a rollout of several members, whose loss compares all of them with the truth.
+"""Ensemble objective: a rollout of several members with a loss that compares all members with the truth.
 
 The gradient of the loss with respect to one member's output needs the outputs of the other members, but not their
-autograd graphs. So the members can be computed one after another, and memory holds the activations of only one member
-at a time. Gao et al. (2021, arXiv:2101.06983) compute contrastive losses in this way:
+autograd graphs. So the members can be computed one after another, with the activations of only one member in memory.
+Gao et al. (2021, arXiv:2101.06983) compute contrastive losses in this way:
 
 1. Compute the outputs of all members without a graph, but keep the graph of the last member.
 2. Compute the gradient of the loss with respect to the outputs.
 3. Backpropagate the gradient of the last member's output. Compute each other member again, with the same noise and a
    graph, and backpropagate the gradient of its output.
 
-The gradients are exact. A backward pass takes about as long as two forward passes, so with M members the second forward
-passes add (M - 1) / (3 M) to the operations of a training step: a sixth for two members, a quarter for four. If all
-members are computed in one batch, their graph is kept and nothing is computed twice.
+The gradients are exact. A backward pass takes about as long as two forward passes. So with M members, the second
+forward passes add (M - 1) / (3 M) to the operations of a training step: a sixth for two members, a quarter for four. If
+all members are computed in one batch, their graph is kept and nothing is computed twice.
 
 Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each rank computes its members as
 above, and `credit.losses.member_loss` compares them with the members of the other ranks.
@@ -35,20 +35,22 @@ from credit.forecast.objectives.section import EnsembleObjectiveSection
 from credit.losses.member_loss import MemberLoss
 from credit.models.noise.base import MemberKey
 from credit.parallel.fsdp2 import set_gradient_sync
+from credit.utils.profiling.phases import Phase, phase
 from credit.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True)
 class _MemberBatch:
-    """Some ensemble members of all samples of a batch, which are computed together as a larger batch.
+    """Some ensemble members of all samples of a batch, computed together as a larger batch.
 
-    The first dimension of all tensors has a row for each member and sample: first all samples of the first member, then
-    all samples of the next member.
+    The first dimension of all tensors has a row for each member and sample: all samples of the first member, then all
+    samples of the next member, and so on.
 
     Attributes:
         members: numbers of the members.
         history_BCTHW: normalised prognostic channels of the input frames.
-        forcing: function that takes a step number, from 0, and returns the dynamic forcing of that step's input frames.
+        forcing: function that takes a step number, from 0, and returns the dynamic forcing of the input frames of this
+            step.
         keys: seed, initial time and member of each row, on which the noise of the row depends.
     """
 
@@ -105,7 +107,7 @@ class EnsembleRollout(Objective):
         if self._members_at_once == len(self._members):
             return super().accumulate_gradients(batch, micro_step)
         encoded = self.encode(batch)
-        # Only the first chunk may be shorter, because the last one is not computed again.
+        # Only the first chunk may be shorter: the last chunk is not recomputed, so it should be as large as possible.
         chunks = []
         start = self._members.start
         length = len(self._members) % self._members_at_once or self._members_at_once
@@ -124,41 +126,45 @@ class EnsembleRollout(Objective):
         last_outputs = list(self._rollout(chunks[-1], micro_step, is_last_backward=False))
         outputs_of_chunks.append(last_outputs)
 
-        # 2. Gradient of the loss with respect to these outputs, as leaves of a new graph.
+        # 2. Gradient of the loss with respect to these outputs, which are the leaves of a new graph.
         leaves = []
         for outputs in zip(*outputs_of_chunks, strict=True):
             leaves.append(torch.cat(outputs).detach().requires_grad_())
         # Only the concatenated copies and the graph of the last chunk stay in memory.
         del outputs_of_chunks, outputs
         loss = self._loss_of_outputs(leaves, encoded, micro_step.counted_steps)
-        gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
-        # Its graph would keep the outputs of all members.
+        with phase(Phase.BACKWARD):
+            gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
+        # The graph of the loss would keep the outputs of all members in memory.
         loss = loss.detach()
         del leaves
 
-        # 3. Backpropagation: the last chunk first, which frees its graph, then each other chunk again, with a graph.
-        # The gradients of the parameters add up, and are reduced over the ranks with those of the last backward pass.
+        # 3. Backpropagation: the last chunk first, which frees its graph. Each other chunk is computed again with a
+        # graph. The gradients of the parameters add up and are reduced over the ranks in the last backward pass.
         forecasts_per_chunk = [len(chunk.keys) for chunk in chunks]
         gradients_by_step = [gradient_NCHW.split(forecasts_per_chunk) for gradient_NCHW in gradients]
         *gradients_by_chunk, last_gradients = zip(*gradients_by_step, strict=True)
-        torch.autograd.backward(last_outputs, last_gradients)
+        with phase(Phase.BACKWARD):
+            torch.autograd.backward(last_outputs, last_gradients)
         del last_outputs
         num_recomputed = len(chunks) - 1
         for number, chunk in enumerate(chunks[:-1]):
             is_last_backward = number + 1 == num_recomputed
             self._set_gradient_sync(micro_step, is_last_backward)
             outputs = list(self._rollout(chunk, micro_step, is_last_backward))
-            torch.autograd.backward(outputs, gradients_by_chunk[number])
+            with phase(Phase.BACKWARD):
+                torch.autograd.backward(outputs, gradients_by_chunk[number])
             del outputs
         return loss
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
         """Collective: yield the prediction (B, M, C, H, W) of each step; see `Objective.predict`.
 
-        The noise is the same at every validation, so that validation losses can be compared.
+        The noise is the same in every validation, so that validation losses are comparable.
         """
         members = range(self.context.valid_members)
-        # Members advance together step by step, one at a time, so that only their states are in memory.
+        # All members advance by one step before the next step, but each is computed separately. So memory has only
+        # their states, and the activations of one member.
         chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]
         rollouts = []
         for chunk in chunks:
@@ -168,7 +174,7 @@ class EnsembleRollout(Objective):
             yield torch.stack(outputs, dim=1)
 
     def _member_batch(self, encoded: EncodedBatch, members: range, optimizer_step: int | None) -> _MemberBatch:
-        """Repeat a batch for each of some members.
+        """Repeat a batch for each of the given members.
 
         Args:
             encoded: samples in normalised space.
@@ -195,7 +201,7 @@ class EnsembleRollout(Objective):
         )
 
     def _conditions(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
-        """Return an iterator over the noise of each step, by kind of noise; None for a network without noise."""
+        """Return an iterator over the noise of each step (kind -> tensor); None for a network without noise."""
         if self.context.noise is None:
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
@@ -203,17 +209,16 @@ class EnsembleRollout(Objective):
     def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, is_last_backward: bool) -> Iterator[Tensor]:
         """Yield the normalised outputs (members * B, C, H, W) of the counted steps.
 
-        The seed of dropout depends on the members and samples only, so that computing them again gives the same
-        outputs.
+        The seed of dropout depends only on the members and samples, so a recomputation gives the same outputs.
 
         Args:
-            chunk: members that are computed.
-            micro_step: rollout steps that count, and whether the micro-step reduces the gradients.
-            is_last_backward: True if the gradients are complete after the backward pass of this chunk, so that a
-                micro-step that reduces them does it then.
+            chunk: members to compute.
+            micro_step: settings of the micro-step.
+            is_last_backward: True if the backward pass of this chunk is the last of the micro-step, so that it reduces
+                the gradients if the micro-step does.
         """
         num_steps = max(micro_step.counted_steps)
-        # The seed comes from all fields of all keys: seed, initial time, member and optimizer step.
+        # The seed is derived from all fields of all keys: seed, initial time, member and optimizer step.
         key_values: list[int | None] = []
         for key in chunk.keys:
             key_values += vars(key).values()
@@ -231,20 +236,20 @@ class EnsembleRollout(Objective):
             reduces_later = micro_step.reduce_gradients and is_last_backward and is_first_of_several
             # Outputs that are computed without a graph have no backward pass.
             if reduces_later and output_NCHW.requires_grad:
-                # The backward pass comes to the first step last; only then are the gradients complete.
+                # The backward pass reaches the first step last; only then are the gradients complete.
                 output_NCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
             if number in micro_step.counted_steps:
                 yield output_NCHW
 
     def _set_gradient_sync(self, micro_step: MicroStep, is_last_backward: bool) -> None:
-        """Collective: choose whether the next backward pass reduces the gradients over the ranks.
+        """Collective: set whether the next backward pass starts with reducing gradients over the ranks.
 
-        In a rollout of several steps it does not, because `_rollout` turns the reduction on when the backward pass
-        comes to the first step.
+        In a rollout of several steps it does not: `_rollout` turns the reduction on when the backward pass reaches the
+        first step.
 
         Args:
-            micro_step: rollout steps that count, and whether the micro-step reduces the gradients.
-            is_last_backward: True if the gradients are complete after the next backward pass.
+            micro_step: settings of the micro-step.
+            is_last_backward: True if the next backward pass is the last of the micro-step.
         """
         is_single_step = max(micro_step.counted_steps) == 1
         set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and is_last_backward and is_single_step)
@@ -255,7 +260,7 @@ class EnsembleRollout(Objective):
         """Collective over the ensemble group: return the mean loss over the counted steps.
 
         Args:
-            outputs: (members * B, C, H, W) output of this rank's members, for each counted step in increasing order.
+            outputs: (members * B, C, H, W) output of this rank's members, for each counted step in ascending order.
             encoded: samples in normalised space, with the truth.
             counted_steps: rollout steps (from 1) whose loss counts.
         """

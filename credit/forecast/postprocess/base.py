@@ -1,4 +1,4 @@
-"""Post-processing of the output of every step: base class and registry of ``model.postprocess``, and their chain.
+"""Post-processing of the output of every step (``model.postprocess``): base class, registry and chain.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -26,7 +26,7 @@ from credit.parallel.domain.domain import Domain, allows_divided_fields
 
 @dataclass(frozen=True)
 class PostprocessContext:
-    """Everything that a post-process is built from, apart from its config section.
+    """Channels, grid, data and device of a run, from which a post-process is built.
 
     Attributes:
         data: config section ``data``.
@@ -40,9 +40,8 @@ class PostprocessContext:
         device: device of the fields.
         key: config key of the entry, for messages, such as ``model.postprocess.0``.
         entries: config sections of all entries of the chain, in order.
-        domain: the ranks among which the grid is divided; None if this rank has the whole grid. `grid` and `masks` are
-            those of the whole grid in any case, but the fields, and `static_CHW`, have the rows and columns of
-            ``domain.part``.
+        domain: the ranks that share the grid; None if this rank has the whole grid. `grid` and `masks` always describe
+            the whole grid, but fields and `static_CHW` have only the rows and columns of ``domain.part``.
     """
 
     data: DataConfig
@@ -62,9 +61,8 @@ class PostprocessContext:
 class Postprocess:
     """Base class of post-processes.
 
-    A post-process changes the output of each step in training, validation and forecasts alike, so it must be
-    differentiable. ``credit plan`` runs it with tensors that have no values, so keep constants as tensors and do not
-    call `.item()`.
+    A post-process changes the output of each step in training, validation and forecasts, so it must be differentiable.
+    ``credit plan`` runs it with tensors that have no values, so store constants as tensors and do not call `.item()`.
 
     Args:
         context: channels, grid, units and device of the run.
@@ -72,9 +70,9 @@ class Postprocess:
 
     Attributes:
         corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
-            earlier entries are not enforced on these channels again.
-        supports_domain: True if the class computes the same on fields that are divided among ranks
-            (`PostprocessContext.domain`). Otherwise domain parallelism refuses it. A subclass declares it again.
+            earlier entries are not enforced again on these channels.
+        supports_domain: True if the class supports domain parallelism (`PostprocessContext.domain`). Domain parallelism
+            refuses other classes. The attribute is not inherited: a subclass must declare it again.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -107,7 +105,7 @@ class Postprocess:
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Limit an output in physical units to the bounds of this entry, which decoding may exceed by rounding errors.
+        """Limit an output in physical units to the bounds of this entry, because decoding may exceed them by rounding.
 
         An entry without bounds returns the output unchanged.
 
@@ -120,7 +118,7 @@ class Postprocess:
         return output_BCHW
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """Tell this entry which output channels later entries correct; called once, before the first step.
+        """Set the output channels that later entries correct; called once, before the first step.
 
         An entry without bounds does nothing.
 
@@ -129,7 +127,7 @@ class Postprocess:
         """
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return one post-process that does the work of this entry and the next one; None if they cannot be merged.
+        """Return one post-process that replaces this entry and the next entry; None if they cannot be merged.
 
         Args:
             following: the next entry of the list.
@@ -150,15 +148,15 @@ def register_postprocess(
         section: class of the config section of the post-process.
 
     Raises:
-        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
-            base class.
+        ConfigError: if another class is registered under `name`, or if the class or its section does not derive from
+            the base class.
     """
 
     return POSTPROCESSES.register(name, section, Postprocess, PostprocessSection)
 
 
 class PostprocessChain:
-    """Post-processes that are applied one after the other.
+    """Sequence of post-processes, applied one after the other.
 
     Args:
         entries: post-processes in the order of their application.
@@ -168,7 +166,7 @@ class PostprocessChain:
         self._entries = tuple(entries)
 
     def __call__(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Return the output after all entries; see `Postprocess.forward`."""
+        """Apply all entries to the output of a step, (B, C, H, W); see `Postprocess.forward` for the arguments."""
         for entry in self._entries:
             output_BCHW = entry.forward(output_BCHW, previous_BCHW, forcing_BCHW)
         return output_BCHW
@@ -213,14 +211,14 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
             # The error of a plugin does not say which entry of the list it comes from.
             error.add_note(f"{key}: {section.kind}")
             raise
-    # From the last to the first, because an entry must know which channels later entries correct: its bounds do not
-    # hold for them.
+    # From the last entry to the first, because an entry must know which channels later entries correct: its bounds do
+    # not apply to them.
     chain: list[Postprocess] = []
     corrected_later: frozenset[int] = frozenset()
     for entry in reversed(postprocesses):
         entry.set_corrected_later(corrected_later)
         corrected_later |= frozenset(entry.corrected_channels)
-        # The first entry of the chain so far is the one that follows this entry.
+        # The first entry of the chain so far is the successor of this entry.
         merged = None
         if chain:
             merged = entry.merge(chain[0])
@@ -236,8 +234,8 @@ def with_data_bounds(
 ) -> dict[str, PostprocessSection]:
     """Return the entries plus a clamp for each output variable with bounds in ``data.variable_options``.
 
-    These clamps are placed before all entries, or directly after the hyperdiffusion if there is one, because it may
-    move values out of bounds.
+    These clamps are placed before all entries, or directly after the hyperdiffusion (if any), because it may move
+    values out of bounds.
 
     Args:
         entries: config key -> section, in order.

@@ -3,10 +3,12 @@
 Integrals are over whole columns (`credit.data.sources.levels.vertical_layers`) in float64, and their global means are
 area-weighted. All functions are differentiable. The method, and the choice of the variable that each budget corrects,
 follow Sha, Schreck, Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy
-conservation schemes, arXiv:2501.05648. The formulas are those in the docstrings of the functions.
+conservation schemes, arXiv:2501.05648. The docstrings of the functions give the formulas.
+
 Symbols: g gravity, p pressure, T temperature, q mass fraction of water, L latent heat of vaporisation, cp specific heat
-at constant pressure.
-Shape suffixes: B batch, K layers, H latitude rows, W longitude columns. All quantities are in SI units.
+at constant pressure. All quantities are in SI units.
+
+Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ class ColumnIntegrator:
         layers: edges of the pressure layers around the run's levels.
         grid: the whole grid.
         device: device of the fields.
-        domain: the ranks among which the grid is divided; None if this rank has the whole grid.
+        domain: the ranks that share the grid; None if this rank has the whole grid.
 
     Attributes:
-        is_linear: True if integrals are linear in surface pressure. That holds on hybrid levels, but not on pressure
-            levels, where the surface cuts layers.
+        is_linear: True if integrals are linear in surface pressure. This is the case on hybrid levels, but not on
+            pressure levels, where the surface cuts layers.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted global mean, (B,) float64, in the units of the field; collective over a domain."""
+        """Return the area-weighted global mean, (B,) float64, in the units of the field.
+
+        This is a collective if the grid is divided.
+        """
         mean_B = (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
         if self._domain is None:
             return mean_B
@@ -70,7 +75,7 @@ class ColumnIntegrator:
         """Return the integral of x dp / g over each column.
 
         Args:
-            x_BKHW: x, a quantity per kg of air, with the layers in the order of the run's levels.
+            x_BKHW: quantity x per kg of air, with the layers in the order of the run's levels.
             pressure_BHW: surface pressure, Pa.
 
         Returns:
@@ -80,7 +85,7 @@ class ColumnIntegrator:
         pressure_BHW = pressure_BHW.double()
         grid_shape = x_BKHW.shape[2:]
         if self.is_linear:
-            # One product with both rows of the thickness reads x once.
+            # One matrix product with both rows of the thickness reads x only once.
             integrals_B2HW = torch.matmul(self._thickness_2K, x_BKHW.flatten(2)).unflatten(2, grid_shape)
             constant_BHW, slope_BHW = integrals_B2HW.unbind(1)
             return torch.addcmul(constant_BHW, slope_BHW, pressure_BHW) / GRAVITY
@@ -107,7 +112,7 @@ class ColumnIntegrator:
             slope_BHW = torch.matmul(self._thickness_2K[1], x_BKHW.flatten(2)).unflatten(1, x_BKHW.shape[2:])
             return slope_BHW / GRAVITY
         depth_BKHW = pressure_BHW.double()[:, None] - self._upper_edge_K11
-        # Only a layer that the ground cuts grows with surface pressure.
+        # Only layers that the ground cuts grow with surface pressure.
         is_cut_BKHW = (depth_BKHW > 0) & (depth_BKHW < self._max_thickness_K11)
         return (x_BKHW * is_cut_BKHW).sum(dim=1) / GRAVITY
 
@@ -124,7 +129,13 @@ def integrate_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BK
 
 
 def integrate_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Return the global mean water in the air, (B,) in kg m-2; the arguments are those of `integrate_dry_mass`."""
+    """Return the global mean water in the air, (B,) in kg m-2: the integral of q dp / g.
+
+    Args:
+        columns: integrator for the levels and grid of the run.
+        pressure_BHW: surface pressure, Pa.
+        water_BKHW: q, mass fraction of all water in the air (vapour and condensates), kg kg-1.
+    """
     return columns.global_mean(columns.integrate(water_BKHW, pressure_BHW))
 
 
@@ -156,12 +167,11 @@ def integrate_other_energy(
     v_BKHW: Tensor,
     ground_HW: Tensor,
 ) -> Tensor:
-    """Return the global mean of the energy that is not heat, (B,) in J m-2.
+    """Return the global mean of latent, kinetic and surface potential energy, (B,) in J m-2.
 
-    It is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g: latent, kinetic and surface potential energy. The sum
-    of `integrate_heat` and this function is the total energy of the air. In a hydrostatic column, the integrals of the
-    internal energy and the geopotential add up to those of cp T and the surface geopotential, so the height of the
-    layers is not needed.
+    This is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g. The sum of `integrate_heat` and this function is
+    the total energy of the air: in a hydrostatic column, internal energy plus potential energy equals the integral of
+    cp T plus the surface geopotential, so the height of the layers is not needed.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -182,8 +192,8 @@ def integrate_other_energy(
 def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Scale surface pressure so that the global mean mass of dry air is `target_B`.
 
-    The pressure of a sample is multiplied by one factor. This keeps the horizontal gradient of its logarithm, which
-    enters the pressure gradient force over mountains.
+    All pressures of a sample are multiplied by one factor. This preserves the horizontal gradient of ln(pressure),
+    which enters the pressure gradient force over mountains.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -195,12 +205,12 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
         (B, H, W) float64 surface pressure, Pa.
     """
     pressure_BHW = pressure_BHW.double()
-    # Newton's method for the factor. On hybrid levels the mass is linear in surface pressure, so an iteration is exact.
-    # On pressure levels it is not where the surface passes the edge of a layer; a second iteration corrects that.
+    # Newton's method for the factor. On hybrid levels the mass is linear in surface pressure, so one iteration is
+    # exact. On pressure levels the surface may cross the edge of a layer, so a second iteration is needed.
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
         missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
-        # Derivative of the mass with respect to the factor, where the factor is 1.
+        # Derivative of the mass with respect to the factor, at a factor of 1.
         derivative_BHW = columns.differentiate_integral(1.0 - water_BKHW.double(), pressure_BHW)
         derivative_B = columns.global_mean(pressure_BHW * derivative_BHW)
         pressure_BHW = pressure_BHW * (1.0 + missing_B / derivative_B)[:, None, None]
@@ -218,7 +228,7 @@ def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: 
     Returns:
         (B, H, W) float64 precipitation, kg m-2.
     """
-    # The floor avoids a division by 0 for a sample without precipitation, which stays without.
+    # The lower limit avoids a division by 0 for a sample without precipitation, which stays 0.
     mean_B = columns.global_mean(precipitation_BHW).clamp(min=_MIN_PRECIPITATION)
     factor_B = (target_B / mean_B).clamp(min=0.0)
     return precipitation_BHW.double() * factor_B[:, None, None]

@@ -19,13 +19,13 @@ class ChannelBounds:
     """Lower and upper bounds of some channels; channels without a bound are not changed.
 
     Args:
-        channel_index: indices of the channels that have a bound, increasing.
-        minimum_C: lower bound of each channel in the units of the fields, -inf for none.
-        maximum_C: upper bound of each channel in the units of the fields, inf for none.
+        channel_index: indices of the channels with a bound, ascending.
+        minimum_C: lower bound of each channel in the units of the fields; -inf if there is none.
+        maximum_C: upper bound of each channel in the units of the fields; inf if there is none.
     """
 
     def __init__(self, channel_index: Sequence[int], minimum_C: Tensor, maximum_C: Tensor) -> None:
-        # Adjacent channels are clamped together, in one kernel.
+        # Adjacent channels are clamped by one kernel.
         slices: list[slice] = []
         for index in channel_index:
             if slices and slices[-1].stop == index:
@@ -42,7 +42,7 @@ class ChannelBounds:
 
         The fields are changed in place unless they require a gradient.
         """
-        # A bound of a channel is that of all its cells: its dimensions after the channels have length 1.
+        # All cells of a channel have the same bound, so the dimensions after the channels have length 1.
         shape = (-1,) + (1,) * (fields.dim() - 2)
         result = fields
         if self._bounded_slices and fields.requires_grad:
@@ -72,7 +72,7 @@ class Clamp(Postprocess):
         minimum, maximum = _read_bounds(section)
         self._context = context
         self._corrected_later: frozenset[int] = frozenset()
-        # Index of an output channel -> (least value, largest value) in physical units.
+        # Index of an output channel -> (minimum, maximum) in physical units.
         self._bounds: dict[int, tuple[float, float]] = {}
         for index, channel in enumerate(context.channels.output):
             if channel.variable == section.variable:
@@ -94,12 +94,12 @@ class Clamp(Postprocess):
         normalized_minimum_C = context.normalizer.encode(minimum_C[None], "output")[0]
         normalized_maximum_C = context.normalizer.encode(maximum_C[None], "output")[0]
         self._normalized_bounds = ChannelBounds(bounded_channels, normalized_minimum_C, normalized_maximum_C)
-        # The channels of a state are the first ones of the output.
+        # The channels of a state are the first channels of the output.
         num_prognostic = context.channels.output_slice("prognostic").stop
         bounded_prognostic = [index for index in bounded_channels if index < num_prognostic]
         self._state_bounds = ChannelBounds(bounded_prognostic, normalized_minimum_C, normalized_maximum_C)
-        # The correction of a later entry may move values past their bounds. But it multiplies them by a factor that is
-        # not negative, so values that are not negative keep a minimum of 0.
+        # The correction of a later entry may move values beyond their bounds. But its factor is never negative, so
+        # non-negative values keep a minimum of 0.
         corrected = sorted(self._corrected_later)
         minimum_C[corrected] = minimum_C[corrected].clamp(max=0)
         maximum_C[corrected] = torch.inf
@@ -120,8 +120,8 @@ class Clamp(Postprocess):
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
         """Relax the bounds in physical units of channels that later entries correct.
 
-        These channels keep no maximum, and a minimum of at most 0, because a correction multiplies by a factor that is
-        not negative.
+        These channels have no maximum and a minimum of at most 0, because a correction multiplies them by a
+        non-negative factor.
 
         Args:
             channel_index: indices of the output channels that any later entry corrects.
@@ -130,7 +130,7 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Merge this clamp with the next entry if that is a clamp and both have the same later corrections.
+        """Merge this clamp with the next entry, if it is a clamp and both have the same later corrections.
 
         Returns:
             This clamp with the bounds of both; None if the entries cannot be merged.
@@ -145,7 +145,7 @@ class Clamp(Postprocess):
 
 
 def _read_bounds(section: ClampSection) -> tuple[float, float]:
-    """Return minimum and maximum of a config section, -inf and inf if they are not set."""
+    """Return (minimum, maximum) of a config section; -inf and inf if they are not set."""
     minimum = -math.inf
     if section.minimum is not None:
         minimum = section.minimum
@@ -163,7 +163,7 @@ def find_output_bounds(context: PostprocessContext, variable: str) -> tuple[floa
         variable: name of an output variable.
 
     Returns:
-        Lower and upper bound in the units of the variable, -inf and inf for none.
+        (minimum, maximum) in the units of the variable; -inf and inf if there are none.
     """
     minimum = -math.inf
     maximum = math.inf

@@ -1,8 +1,9 @@
 """Budget fixers: post-processes that close the global budgets of dry air, water and energy at every step.
 
 A budget compares the last input frame with the output, in physical units and float64. Only the channels that a fixer
-corrects are normalised again; all other channels stay the same bit for bit. If ranks divide the fields, they sum the
-global means; nothing else is communicated. The formulas are in `credit.forecast.postprocess.budgets`.
+corrects are normalised again; all other channels stay bitwise identical. With domain parallelism, only global means are
+communicated. The formulas are in `credit.forecast.postprocess.budgets`.
+
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
@@ -29,7 +30,7 @@ class AirMass:
 
     Attributes:
         pressure: channel of surface pressure.
-        water: channels of specific humidity, followed by those of the condensates such as cloud water.
+        water: channels of specific humidity, then the channels of each condensate, such as cloud water.
     """
 
     pressure: ChannelSlice
@@ -54,7 +55,7 @@ class BudgetFixer(Postprocess):
         section: config section of a budget.
 
     Raises:
-        ConfigError: if the levels, units or masks of a variable do not fit.
+        ConfigError: if a variable lacks levels, has missing cells, or has units that are not allowed.
     """
 
     def __init__(self, context: PostprocessContext, section: BudgetSection) -> None:
@@ -68,15 +69,15 @@ class BudgetFixer(Postprocess):
         for name in section.water:
             water.append(self._resolver.resolve_field("specific_humidity", name, "mass fraction of water"))
         self._air = AirMass(pressure, tuple(water))
-        # This fixer and those merged into it, in the order of their application.
+        # This fixer and the fixers merged into it, in the order of their application.
         self._sequence: list[BudgetFixer] = [self]
 
     def fix(self, fields: StepFields) -> None:
-        """Close the budget by correcting one variable of `fields`, with `StepFields.correct`."""
+        """Close the budget by correcting one variable in `fields` with `StepFields.correct`."""
         raise NotImplementedError
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Apply this fixer and those merged into it to the output of a step; see `Postprocess.forward`."""
+        """Apply this fixer and the fixers merged into it to the output of a step; see `Postprocess.forward`."""
         with without_autocast(output_BCHW):
             fields = StepFields(self._normalizer, output_BCHW, previous_BCHW, forcing_BCHW)
             for fixer in self._sequence:
@@ -84,7 +85,7 @@ class BudgetFixer(Postprocess):
         return fields.output_BCHW
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return this fixer with the next one appended if that is a fixer too; else None."""
+        """Append the next entry to this fixer, if it is also a fixer, and return this fixer; otherwise return None."""
         if not isinstance(following, BudgetFixer):
             return None
         self._sequence = [*self._sequence, *following._sequence]
@@ -121,7 +122,7 @@ class WaterFixer(BudgetFixer):
     """Fixer of the water in the air: multiplies precipitation by one factor per sample.
 
     After the correction, the global mean of precipitation equals the global mean of evaporation minus the change of the
-    water in the air, in kg m-2 per step. If that is negative, precipitation is set to 0.
+    water in the air, in kg m-2 per step. If this difference is negative, precipitation is set to 0.
 
     Raises:
         ConfigError: if precipitation may be negative, because a factor cannot correct its sign.
@@ -136,7 +137,7 @@ class WaterFixer(BudgetFixer):
         minimum, _ = find_output_bounds(context, section.precipitation)
         if minimum < 0:
             raise ConfigError(
-                f"{context.key}.precipitation: {section.precipitation} may be negative, and a factor cannot mend that; "
+                f"{context.key}.precipitation: {section.precipitation} may be negative, which a factor cannot correct; "
                 f"set data.variable_options.{section.precipitation}.minimum: 0"
             )
         # Water that enters the air, kg m-2 per step: evaporation counts as positive upwards.
@@ -165,7 +166,8 @@ class EnergyFixer(BudgetFixer):
     atmosphere and the surface.
 
     Raises:
-        ConfigError: if the levels, units, temporal meaning or masks of a variable do not fit.
+        ConfigError: if a variable lacks levels, has missing cells, has units that are not allowed, or is an
+            instantaneous flux.
     """
 
     supports_domain = True
@@ -193,7 +195,7 @@ class EnergyFixer(BudgetFixer):
         heat_after_B, rest_after_B = self._integrate_energy(fields.after)
         net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)
         gained_B = self._columns.global_mean(net_flux_BHW)
-        # Only the heat depends on temperature, so it has to balance the fluxes and the rest of the energy.
+        # Only the heat depends on temperature, so it must balance the fluxes and the change of all other energy.
         target_B = heat_before_B + gained_B - (rest_after_B - rest_before_B)
         closed_BKHW = budgets.close_energy(target_B, fields.after(self._corrected), heat_after_B)
         fields.correct(self._corrected, closed_BKHW)

@@ -1,10 +1,11 @@
-"""Hyperdiffusion: the shortest waves of the grid are damped at every step, as in spectral dynamical cores.
+"""Hyperdiffusion: damping of the shortest waves of the grid at every step, as in spectral dynamical cores.
 
 A network that predicts the change of its state does not remove errors in the shortest waves. These errors are too small
-to matter in the loss, and a strided embedding hides part of them from the network, so they grow from step to step until
+to matter in the loss, and a strided embedding hides part of them from the network. So they grow from step to step until
 a forecast of weeks becomes unstable. Two one-dimensional passes damp them. The pass along latitude circles measures
 wavelengths in kilometres, so it also acts as a polar filter. The pass along meridians joins opposite meridians across
 the poles to a great circle. Components of vectors change sign across a pole.
+
 Shape suffixes: B batch, C channels, H latitude rows, W longitude columns, K meridional wave numbers.
 """
 
@@ -29,14 +30,14 @@ from credit.parallel.domain.exchange import CellExchange, Cells
 
 @register_postprocess("hyperdiffusion", HyperdiffusionSection)
 class Hyperdiffusion(Postprocess):
-    """Damping of the prognostic channels by a `WaveFilter`; channels with missing cells stay as they are.
+    """Damping of the prognostic channels by a `WaveFilter`; channels with missing cells are not changed.
 
     Args:
         context: channels, grid, time step and masks of the run.
         section: e-folding time and order.
 
     Raises:
-        ConfigError: if the number of columns is odd, so that no column faces another across the pole.
+        ConfigError: if the number of columns is odd, so that columns have no opposite column across the pole.
     """
 
     supports_domain = True
@@ -46,7 +47,7 @@ class Hyperdiffusion(Postprocess):
         num_columns = context.grid.shape[1]
         if num_columns % 2:
             raise ConfigError(
-                f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {num_columns}"
+                f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {num_columns}; remove it"
             )
         prognostic = context.channels.group("prognostic")
         is_vector = []
@@ -55,7 +56,7 @@ class Hyperdiffusion(Postprocess):
             vector_option = context.data.options_of(channel.variable).vector
             standard_name = context.attributes.get(channel.variable, {}).get("standard_name", "")
             is_vector.append(is_vector_component(vector_option, standard_name))
-            # A filter would spread the values that stand for missing cells.
+            # A filter would spread the fill values of missing cells.
             mask = context.masks.get(channel.variable)
             is_unmasked.append(mask is None or not mask.any())
         self._num_prognostic = len(prognostic)
@@ -80,10 +81,10 @@ class Hyperdiffusion(Postprocess):
 class WaveFilter:
     """Filter that multiplies a wave of wave number k by exp(-(step / time) * (k / k_max)^order).
 
-    k_max is the wave number of the shortest wave. Along meridians, its wavelength is two rows. Along latitude circles,
-    its wavelength in kilometres is that of two columns at the equator. The zonal mean and zonal wave number 1 are not
-    damped, because wind across a pole has zonal wave number 1. An `order` of 2n is diffusion by the n-th power of the
-    Laplacian in each direction.
+    k_max is the wave number of the shortest wave. Its wavelength is two rows along meridians, and the width of two
+    columns at the equator along all latitude circles. The zonal mean and zonal wave number 1 are not damped, because
+    wind across a pole has zonal wave number 1. An `order` of 2n is diffusion by the n-th power of the Laplacian in each
+    direction.
 
     Args:
         grid: grid of the fields, with nearly equally spaced rows and an even number of columns.
@@ -92,7 +93,7 @@ class WaveFilter:
         order: exponent of the wave number, even.
         vector_C: (C,) bool, True for channels that are horizontal vector components, such as wind.
         unmasked_C: (C,) bool, False for channels with missing cells, which are not filtered.
-        domain: the ranks among which the grid is divided; None if this rank has the whole grid.
+        domain: the ranks that share the grid; None if this rank has the whole grid.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ class WaveFilter:
         domain: Domain | None = None,
     ) -> None:
         num_rows, self._num_columns = grid.shape
-        assert self._num_columns % 2 == 0, "no column faces another across the pole"
+        assert self._num_columns % 2 == 0, "columns have no opposite column across the pole"
         self._has_pole_points = grid.has_pole_points
         # Number of points of a great circle; a row at a pole belongs to both meridians.
         self._circle_length = 2 * num_rows
         if self._has_pole_points:
             self._circle_length = 2 * (num_rows - 1)
-        # Number of times by which a step damps the shortest wave by the factor e.
+        # Number of e-folding times in a step, for the shortest wave.
         efoldings = step_minutes / time_minutes
         device = vector_C.device
 
@@ -124,7 +125,7 @@ class WaveFilter:
 
         # Zonal pass: the largest wave number of a row decreases towards the poles with the length of its circle.
         zonal_wave = torch.arange(self._num_columns // 2 + 1, dtype=torch.float64)
-        # At a pole, where the circle has no length, the floor avoids a division by 0.
+        # At a pole, where the circle has length 0, the lower limit avoids a division by 0.
         cos_lat_H = torch.cos(torch.deg2rad(torch.from_numpy(grid.lat))).clamp(min=1e-9)
         largest_zonal_H = self._num_columns / 2 * cos_lat_H
         relative_zonal_wave = zonal_wave / largest_zonal_H[:, None]
@@ -155,37 +156,37 @@ class WaveFilter:
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
 
     def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields damped along great circles.
+        """Return fields (B, C, H, W') damped along great circles.
 
         Args:
-            x_BCHW: all rows of some columns, of which the second half lies opposite to the first.
+            x_BCHW: all rows of W' columns; the second half of the columns lies opposite to the first half.
         """
         num_rows, num_columns = x_BCHW.shape[2:]
-        # The column on the other side of the pole is half of the columns away, and its rows are in reverse order.
+        # The opposite column is half of the columns away; along the great circle, its rows come in reverse order.
         opposite_BCHW = (self._sign_C11 * x_BCHW).roll(num_columns // 2, dims=3).flip(2)
         if self._has_pole_points:
             # The rows at the poles belong to both meridians and must not be repeated in the circle.
             opposite_BCHW = opposite_BCHW[:, :, 1:-1]
-        # Meridional pass: each meridian and the opposite one are a periodic circle, so a Fourier transform applies.
+        # Each meridian and the opposite meridian form a periodic circle, so a Fourier transform applies.
         circle = torch.cat([x_BCHW, opposite_BCHW], dim=2)
         meridional_waves = torch.fft.rfft(circle, dim=2) * self._meridional_factor_K1
         return torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
 
     def _damp_zonally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields damped along latitude circles; all columns, and the rows that this rank damps."""
+        """Return fields damped along latitude circles; `x_BCHW` has all columns, and the rows that this rank damps."""
         # Each row has its own factors.
         zonal_waves = torch.fft.rfft(x_BCHW, dim=3) * self._zonal_factor
         return torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
 
 
 class DividedPasses:
-    """The two passes of the filter on fields that are divided among ranks.
+    """The two passes of the filter under domain parallelism.
 
-    For the first pass, each rank gets all rows of some columns and of the columns opposite to them; for the second
-    pass, all columns of some rows. So a rank never has more than about its share of a field.
+    For the first pass, each rank receives all rows of some columns and of their opposite columns; for the second pass,
+    all columns of some rows. So a rank never has more than about its share of a field.
 
     Args:
-        domain: the ranks.
+        domain: the ranks that share the grid.
 
     Attributes:
         rows: rows that this rank damps in the second pass.
@@ -193,7 +194,7 @@ class DividedPasses:
 
     def __init__(self, domain: Domain) -> None:
         height, width = domain.grid.shape
-        # With more ranks than rows, or pairs of columns, several ranks compute the same ones.
+        # If there are more ranks than rows (or pairs of columns), several ranks compute the same rows (or pairs).
         pairs = divide_axis(width // 2, domain.num_ranks)
         rows = divide_axis(height, domain.num_ranks)
         meridians = [_list_meridians(columns, width, height) for columns in pairs.held]
@@ -215,8 +216,8 @@ class DividedPasses:
 
         Args:
             x_BCHW: this rank's part of the fields.
-            damp_meridionally: first pass, of whole columns in opposite pairs.
-            damp_zonally: second pass, of whole rows.
+            damp_meridionally: first pass, which takes whole columns with their opposite columns.
+            damp_zonally: second pass, which takes whole rows.
         """
         columns_BCHW = damp_meridionally(self._to_meridians.exchange_fields(x_BCHW))
         rows_BCHW = damp_zonally(self._to_circles.exchange_fields(columns_BCHW))
@@ -224,6 +225,12 @@ class DividedPasses:
 
 
 def _list_meridians(columns: range, width: int, height: int) -> Cells:
-    """Return all rows of some columns of the western half, followed by the columns opposite to them."""
+    """Return all cells of some columns of the western half and, after them, of their opposite columns.
+
+    Args:
+        columns: columns of the western half.
+        width: number of columns of the grid.
+        height: number of rows of the grid.
+    """
     opposite = [column + width // 2 for column in columns]
     return Cells(range(height), [*columns, *opposite])

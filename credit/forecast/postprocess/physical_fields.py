@@ -1,4 +1,4 @@
-"""Fields of a step in SI units, and the channels and units of the variables that a budget names.
+"""Fields of a step in SI units, and lookup of the channels and units of the variables of a budget.
 
 Shape suffixes: B batch, C channels, K layers (1 for a variable without levels), H latitude rows, W longitude columns.
 """
@@ -25,8 +25,8 @@ _SI_FACTORS = {
     "wind": {"m s-1": 1.0},
     "geopotential or height of the surface": {"m2 s-2": 1.0, "m": GRAVITY},
 }
-# Kind of flux -> temporal meaning -> unit -> factor that converts a sum to kg m-2 or J m-2, or a mean to kg m-2 s-1 or
-# J m-2 s-1. A mean is then multiplied by the length of the step in seconds.
+# Kind of flux -> temporal meaning -> unit -> factor to SI units: kg m-2 or J m-2 for a sum, kg m-2 s-1 or J m-2 s-1 for
+# a mean, which is then multiplied by the length of the step in seconds.
 _FLUX_FACTORS = {
     "water": {
         "accumulate": {"kg m-2": 1.0, "mm": 1.0, "m": 1000.0},
@@ -53,8 +53,8 @@ class ChannelSlice:
     Attributes:
         group: group of channels: ``output``, in which prognostic channels come first, or ``dynamic_forcing``.
         rows: indices of the variable's channels in the group, adjacent, in the order of the run's levels.
-        factor: factor that converts the field to SI units. For a flux, it gives the amount that passes in a step, in
-            kg m-2 or J m-2, with the sign of the direction that the budget counts as positive.
+        factor: factor that converts the field to SI units. For a flux, the result is the amount per step in kg m-2 or
+            J m-2, positive in the direction that the budget counts as positive.
     """
 
     group: str
@@ -76,7 +76,7 @@ class StepFields:
         forcing_BCHW: normalised dynamic forcing of the last input frame.
 
     Attributes:
-        output_BCHW: normalised output, with all corrections that `correct` has made so far.
+        output_BCHW: normalised output, with all corrections so far (see `correct`).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class StepFields:
             values_BKHW: new values in SI units.
         """
         encoded = self._normalizer.encode_channels(values_BKHW / variable.factor, "output", variable.rows)
-        # A new tensor, not a change in place, so that the step can be differentiated.
+        # Create a new tensor instead of a change in place, so that the step can be differentiated.
         start = variable.rows[0]
         stop = variable.rows[-1] + 1
         self.output_BCHW = self.output_BCHW.slice_scatter(encoded, dim=1, start=start, end=stop)
@@ -115,7 +115,7 @@ class StepFields:
         self._decoded.pop(("output", variable), None)
 
     def _decode(self, group: str, variable: ChannelSlice, fields_BCHW: Tensor) -> Tensor:
-        """Return a variable in SI units, (B, K, H, W) float64; it is decoded once.
+        """Return a variable in SI units, (B, K, H, W) float64; a decoded variable is cached.
 
         Args:
             group: group of the channels of `fields_BCHW`.
@@ -130,13 +130,13 @@ class StepFields:
 
 
 class VariableResolver:
-    """Lookup of the channels and units of the variables that an entry of ``model.postprocess`` names.
+    """Lookup of the channels and units of the variables in an entry of ``model.postprocess``.
 
-    In all methods, `key` is the config key in the entry whose value is the name of the variable, such as
+    In all methods, `key` is the key in the entry whose value is the name of the variable, such as
     ``specific_humidity``.
 
     Args:
-        context: everything that the post-process of this entry is built from.
+        context: context of the entry's post-process.
     """
 
     def __init__(self, context: PostprocessContext) -> None:
@@ -160,8 +160,8 @@ class VariableResolver:
         # A variable without levels has a single channel, whose level is None.
         if levels != (None,) and levels != context.layers.levels:
             raise ConfigError(
-                f"{context.key}.{key}: {name} has levels of its own (data.variable_options.{name}.levels), and a "
-                "budget needs it on all of data.levels; leave them out"
+                f"{context.key}.{key}: {name} has other levels (data.variable_options.{name}.levels), but a budget "
+                "needs it on all of data.levels; remove them"
             )
         self._require_unmasked(key, name)
         factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)
@@ -174,11 +174,11 @@ class VariableResolver:
             key: key of the entry that names the variable.
             name: name of the variable, predicted or a forcing.
             kind: ``water`` or ``energy``, which determines the allowed units.
-            sign: -1 to reverse the direction in which the flux is positive, else 1.
+            sign: -1 to reverse the direction in which the flux is positive; otherwise 1.
 
         Raises:
-            ConfigError: if the variable is instantaneous, or if its units, its masks or the window of a forcing do not
-                fit.
+            ConfigError: if the variable is instantaneous, has missing cells or units that are not allowed, or if it is
+                a forcing over another step.
         """
         context = self._context
         group = "output"
@@ -204,8 +204,8 @@ class VariableResolver:
             temporal = "accumulate"
         if temporal == "instant":
             raise ConfigError(
-                f"{context.key}.{key}: data.variable_options.{name}.temporal: {name} is instantaneous, and a budget "
-                "needs what passes during the step; set accumulate or mean, if that is what the data are"
+                f"{context.key}.{key}: data.variable_options.{name}.temporal: {name} is instantaneous, but a budget "
+                "needs a sum or mean over the step; set accumulate or mean, if the data are sums or means"
             )
         factor = self._find_factor(key, name, _FLUX_FACTORS[kind][temporal], f"flux of {kind}, {temporal}")
         # A mean over the step becomes a sum: the mean times the length of the step.
@@ -222,7 +222,7 @@ class VariableResolver:
             name: name of a static variable, a geopotential in m2 s-2 or a height in m.
 
         Raises:
-            ConfigError: if the units do not fit, or the variable has missing cells.
+            ConfigError: if the units are not allowed, or the variable has missing cells.
         """
         context = self._context
         static = context.channels.group("static")
@@ -245,7 +245,7 @@ class VariableResolver:
         Raises:
             ConfigError: if the variable has no units or units that are not allowed.
         """
-        # The units in the config go before those in the files.
+        # Units in the config take precedence over units in the files.
         units = self._context.data.options_of(name).units
         if not units:
             units = self._context.attributes.get(name, {}).get("units", "")
@@ -255,17 +255,17 @@ class VariableResolver:
                 units_text = f'in "{units}"'
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} is {units_text}; a budget takes {quantity} in "
-                f"{', '.join(factors)}; correct the variable, its units in the files, or convert them: "
+                f"{', '.join(factors)}; choose another variable, correct the units in the files, or set "
                 f"data.variable_options.{name}.units"
             )
         return factors[normalise_units(units)]
 
     def _require_unmasked(self, key: str, name: str) -> None:
-        """Refuse a variable with missing cells."""
+        """Refuse a variable with missing cells, because a budget is a sum over all cells."""
         if name in self._context.masks:
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} has missing cells (data.variable_options.{name}.missing: "
-                "fill_mean), and a budget is a sum over all; name another variable, or take the budget out"
+                "fill_mean), but a budget is a sum over all cells; choose another variable, or remove the budget"
             )
 
     def _require_next_window(self, key: str, name: str, window: str, window_key: str) -> None:
@@ -279,6 +279,6 @@ class VariableResolver:
         """
         if window != "next":
             raise ConfigError(
-                f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is that of the step before, "
-                "and a budget needs that of the step; set next"
+                f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is a sum or mean over the "
+                "previous step, but a budget needs the step itself; set next"
             )

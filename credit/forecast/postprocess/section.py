@@ -24,7 +24,7 @@ class HyperdiffusionSection(PostprocessSection):
 
 
 class ClampSection(PostprocessSection):
-    """Bounds of a variable."""
+    """Minimum and maximum of a variable, applied after each step."""
 
     kind: Literal["clamp"] = Field(description="Set values outside the bounds to the bounds.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
@@ -49,11 +49,11 @@ class ClampSection(PostprocessSection):
 
     @property
     def subject(self) -> str:
-        """Kind and variable of the entry, for messages; two entries must not have the same."""
+        """Kind and variable of the entry, for messages; it must be unique among the entries."""
         return f"clamp of {self.variable}"
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse a variable that is not predicted, or a bound that ``data.variable_options`` sets as well."""
+        """Refuse a variable that is not predicted, or a bound that ``data.variable_options`` also sets."""
         groups = data.variables
         outputs = {
             *groups.prognostic.vars_3D,
@@ -72,7 +72,7 @@ class ClampSection(PostprocessSection):
 
 
 class BudgetSection(PostprocessSection):
-    """Keys that all budgets have."""
+    """Base section of the budgets, with their common keys."""
 
     needs_whole_columns: ClassVar[bool] = True
 
@@ -86,7 +86,7 @@ class BudgetSection(PostprocessSection):
 
     @property
     def water(self) -> list[str]:
-        """Names of all variables that are water in the air: specific humidity, then the condensates."""
+        """Names of all variables of water in the air: specific humidity, then the condensates."""
         return [self.specific_humidity, *self.condensate]
 
     def require_variables(self, data: DataConfig, key: str) -> None:

@@ -18,7 +18,15 @@ from typing import Literal
 import torch
 
 from credit.config.sections.execution import MixedPrecisionConfig
+from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import Gpu
+from credit.hpc.planner.matrices import (
+    Matrix,
+    bound_update_bytes,
+    count_matrix_collectives,
+    estimate_matrix_seconds,
+    read_matrices,
+)
 from credit.hpc.planner.memory import (
     Memory,
     Precision,
@@ -30,8 +38,8 @@ from credit.hpc.planner.memory import (
     read_units,
 )
 from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
-from credit.hpc.planner.times import estimate_collective_seconds, estimate_matrix_seconds, estimate_step_seconds
-from credit.hpc.planner.trace import Collective, Trace, extrapolate_trace, trace_step
+from credit.hpc.planner.times import estimate_collective_seconds, estimate_step_seconds
+from credit.hpc.planner.trace import Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
     count_member_collectives,
@@ -39,7 +47,7 @@ from credit.hpc.planner.traffic import (
     count_sharding_collectives,
     read_iterated_bytes,
 )
-from credit.models.matrices import count_matrix_operations, find_matrices
+from credit.models.matrices import find_matrices
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
@@ -115,7 +123,7 @@ class _NetworkProperties:
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
         field_ranks: ranks whose steps are traced, of those that divide the fields, see `list_busy_ranks`.
-        matrix_flops: floating-point operations of Muon for each matrix of the network; empty without Muon.
+        matrices: matrices that Muon updates; empty without Muon.
     """
 
     units: tuple[ShardUnit, ...]
@@ -125,7 +133,7 @@ class _NetworkProperties:
     precision: Precision
     dtypes: tuple[torch.dtype, ...]
     field_ranks: tuple[int, ...]
-    matrix_flops: tuple[float, ...]
+    matrices: tuple[Matrix, ...]
 
 
 class Planner:
@@ -181,8 +189,10 @@ class Planner:
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         output_bytes = run.output_bytes * members.members
         activations = trace.activations + count_exchange_bytes(output_bytes, run.gathers_members, degrees)
+        activations = max(activations, bound_update_bytes(network.matrices, degrees))  # free before the update
         memory = replace(memory, fields=trace.constants, activations=activations)
         collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
+        collectives += count_matrix_collectives(network.matrices, degrees)
         exchanges = run.num_counted_steps * schedule.micro_steps
         collectives += count_member_collectives(output_bytes, run.gathers_members, exchanges, degrees)
         if sharded:
@@ -193,7 +203,7 @@ class Planner:
 
         # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
         kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, self._gpu)
-        kernel_seconds += estimate_matrix_seconds(network.matrix_flops, degrees, trainer, self._gpu)
+        kernel_seconds += estimate_matrix_seconds(network.matrices, degrees, trainer, self._gpu)
         blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, self._gpu)
         plan = MeshPlan(
             data=data,
@@ -211,9 +221,13 @@ class Planner:
             megawatt_hours=0.0,
             fits=memory.device <= self._gpu.usable_bytes,
         )
+        return self._with_hours(plan)
+
+    def _with_hours(self, plan: MeshPlan) -> MeshPlan:
+        """Return a plan with the hours and the energy of the whole run."""
         # Shorter rollouts are taken to need proportionally less time.
-        hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
-        return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * self._gpu.watts / 1e6)
+        hours = plan.steps * plan.step_seconds * self._run.mean_rollout_fraction / 3600
+        return replace(plan, hours=hours, megawatt_hours=hours * plan.degrees.world * self._gpu.watts / 1e6)
 
     def require_domain(self, domain: int) -> None:
         """Refuse to divide the fields of the network among `domain` ranks if this is not possible.
@@ -261,7 +275,7 @@ class Planner:
                 precision=precision,
                 dtypes=dtypes,
                 field_ranks=(0,) if model.domain is None else list_busy_ranks(model.domain.grid),
-                matrix_flops=tuple(count_matrix_operations(matrix, dim) for matrix, dim in matrices.items()),
+                matrices=read_matrices(matrices),
             )
 
     def _trace_step(

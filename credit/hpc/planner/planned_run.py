@@ -75,6 +75,8 @@ class PlannedRun:
         output_bytes: bytes of one member's output at one rollout step, for a whole micro-batch in float32.
         gathers_members: True if the loss needs the whole fields of all members on every rank.
         max_samples_per_step: largest number of samples in an optimizer step; None for no limit.
+        times_per_sample: number of times whose fields a sample reads, with the run's longest rollout.
+        bytes_per_time: bytes of the stored fields of a time, as float32.
     """
 
     trainer: TrainerConfig
@@ -84,6 +86,8 @@ class PlannedRun:
     output_bytes: int = 0
     gathers_members: bool = False
     max_samples_per_step: int | None = None
+    times_per_sample: int = 0
+    bytes_per_time: int = 0
 
     def schedule(self, members: MemberBatches) -> Schedule:
         """Return the number of passes through the model in an optimizer step with the run's longest rollout."""

@@ -22,6 +22,7 @@ from credit.hpc.planner.mesh import MeshPlan
 from credit.hpc.planner.plan import Plan
 from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind, sum_ring_bytes_by_kind
+from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS, describe_cuda_graphs
 
 _MAX_MESHES_SHOWN = 10
 # A run of several epochs with fewer optimizer steps than this is seldom meant.
@@ -58,6 +59,8 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         f"recommended: {format_settings(best)}; of the fastest that fit, the one with the shortest collectives",
         *_explain_choice(plan),
         f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
+        f"  a checkpoint has at most {count_checkpoint_files(best, gpu.per_node)} files; only the first replica writes",
+        describe_reads(best, run),
         f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
         f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, their launch by the "
         f"host {best.launch_seconds:.3f}, collectives beside them {best.overlapped_seconds:.3f}) + collectives that "
@@ -93,6 +96,8 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
         "gpu": asdict(plan.gpu),
         "usable_bytes": plan.gpu.usable_bytes,
         "recommended": _mesh_to_dict(plan.best),
+        "checkpoint_files": count_checkpoint_files(plan.best, plan.gpu.per_node),
+        "reads": {"opens": count_opens(plan.best, run), "bytes_per_time": run.bytes_per_time},
         "configured": _mesh_to_dict(plan.configured),
         "meshes": [_mesh_to_dict(mesh) for mesh in plan.meshes],
         "checkpointing": checkpointing,
@@ -102,6 +107,48 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
         "estimated_how": _HOW_ESTIMATED,
         "assumed": list_assumptions(run, plan.gpu),
     }
+
+
+def count_checkpoint_files(mesh: MeshPlan, ranks_per_node: int) -> int:
+    """Return the largest number of files of a checkpoint (`credit.train.checkpoint.sharded.index`).
+
+    Args:
+        mesh: the mesh, of which only the first replica writes.
+        ranks_per_node: number of ranks of a node, which write into the same files.
+    """
+    degrees = mesh.degrees
+    num_writers = degrees.shard * degrees.domain * degrees.tensor
+    num_nodes = math.ceil(num_writers / ranks_per_node)
+    # The columns that tensor parallelism splits go into files of their own.
+    files_per_node = min(degrees.tensor, ranks_per_node)
+    # Live weights, weights that make forecasts and optimizer state each have an index. Assets, metadata and manifest
+    # are stored once.
+    return 3 * (num_nodes * files_per_node + 1) + 3
+
+
+def count_opens(mesh: MeshPlan, run: PlannedRun) -> int:
+    """Return the number of times that all ranks together open a chunk of the training store in an optimizer step.
+
+    A chunk has all fields of a time. One rank of a tensor-parallel or ensemble group reads for the others. Each of the
+    ranks that divide the fields opens the chunk itself.
+
+    Args:
+        mesh: the mesh.
+        run: the run, with its longest rollout.
+    """
+    return mesh.samples * run.times_per_sample * mesh.degrees.domain
+
+
+def describe_reads(mesh: MeshPlan, run: PlannedRun) -> str:
+    """Return a line of text on the reads of the training store in an optimizer step."""
+    num_opens = count_opens(mesh, run)
+    # The ranks that divide the fields read a chunk once together if it has blocks, or a copy on their node.
+    read_bytes = num_opens // mesh.degrees.domain * run.bytes_per_time
+    rates = f"{num_opens / mesh.step_seconds:.0f} opens/s, {read_bytes / 1e9 / mesh.step_seconds:.3g} GB/s"
+    return (
+        f"  a step reads {read_bytes / 1e9:.3g} GB of fields, uncompressed, with {num_opens} opens of chunks of the "
+        f"training store (estimate: {rates}); with data.cache: disk, a node reads each chunk from the store once"
+    )
 
 
 def format_settings(mesh: MeshPlan) -> str:
@@ -144,6 +191,12 @@ def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
     ]
     if trainer.compile:
         lines.append("the step is traced without trainer.compile, which needs less memory and time")
+    if trainer.compile == CUDA_GRAPHS:
+        lines.append(
+            f"trainer.compile: {CUDA_GRAPHS} works on one rank only; its CUDA graphs start many kernels with one call, "
+            "and their memory is not in the plan"
+        )
+        lines += describe_cuda_graphs(trainer, max(run.rollout.values()), has_gpu=True)
     if trainer.parallelism.cpu_offload:
         lines.append("transfers between host and GPU and the update in host memory take no time")
     if len(run.rollout) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,14 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from credit.hpc.planner.collectives import Collective, read_collective
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.parallel.dtensor import to_local
 from credit.parallel.state.materialise import allocate_
-
-# Beginning of an operator's name -> kind of collective. The names differ between releases of torch.
-_COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-                "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast",
-                "alltoall": "all-to-all", "all_to_all": "all-to-all"}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -44,24 +40,6 @@ class Kernel(NamedTuple):
     rate: str
     flops: int
     bytes: int
-
-
-class Collective(NamedTuple):
-    """Kind and size of a collective, and the ranks that take part in it.
-
-    Attributes:
-        kind: all-gather, reduce-scatter, all-reduce, broadcast or all-to-all.
-        ranks: number of ranks that take part.
-        bytes: bytes of the result on each rank.
-        stride: distance between the numbers of the ranks that take part. Ranks with consecutive numbers share a node.
-        blocks: True if the kernels wait for the collective, False if both run at the same time.
-    """
-
-    kind: str
-    ranks: int
-    bytes: int
-    stride: int = 1
-    blocks: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,6 +135,10 @@ def trace_step(
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
         tf32: True if float32 products and convolutions run in TF32.
     """
+
+    def end_step(*_: object) -> None:
+        raise _UpdateReached
+
     if dtypes:
         _cast_as_fsdp2(model, *dtypes)
     with ExitStack() as stack:
@@ -168,33 +150,18 @@ def trace_step(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
-        # The update works on the shards; its cost follows from their sizes.
-        optimizer.register_step_pre_hook(lambda *_: recorder.stop())
+        # The update is not traced. It may communicate with ranks that do not exist here.
+        optimizer.register_step_pre_hook(end_step)
         stack.enter_context(recorder)
         if gpu:
             stack.enter_context(_gpu_kernels(autocast))
-        take_step(recorder.begin_micro_step)
+        with suppress(_UpdateReached):
+            take_step(recorder.begin_micro_step)
     return recorder.build_trace(micro_steps)
 
 
-def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[str, int] | None:
-    """Return the kind of a collective and the bytes of its result, None if the operator is not a collective.
-
-    Args:
-        func: operator of torch.
-        arguments: positional arguments of the call.
-        result: return value of the call.
-    """
-    if func.namespace not in ("c10d", "_c10d_functional"):
-        return None
-    operator_name = func._schema.name.split("::")[1].strip("_")
-    for beginning, kind in _COLLECTIVES.items():
-        if operator_name.startswith(beginning):
-            # An all-to-all returns nothing and writes into its first argument.
-            outputs = arguments[0] if kind == "all-to-all" else result
-            tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-            return kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return None
+class _UpdateReached(Exception):
+    """The traced step has reached the update of the optimizer."""
 
 
 class _CostRecorder(TorchDispatchMode):
@@ -218,16 +185,11 @@ class _CostRecorder(TorchDispatchMode):
         # key of a storage -> its bytes, and the reference that tells of its release
         self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
         self._live_bytes = 0
-        self._running = True
         self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []  # kernels, number of collectives
 
     def begin_micro_step(self) -> None:
         """Record the counts so far; must be called at the beginning of each micro-step."""
         self._micro_step_starts.append((self.kernels.copy(), len(self.collectives)))
-
-    def stop(self) -> None:
-        """Ignore all operators from now on."""
-        self._running = False
 
     def build_trace(self, micro_steps: int) -> Trace:
         """Return the trace of a step of `micro_steps` micro-steps, of which the first two at most were run."""
@@ -264,8 +226,7 @@ class _CostRecorder(TorchDispatchMode):
             # Python asks for a value, such as a seed; shapes do not depend on it.
             return 1
         result = func(*args, **kwargs)
-        if self._running:
-            self._count_operator(func, args, kwargs, result)
+        self._count_operator(func, args, kwargs, result)
         return result
 
     def _count_operator(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:

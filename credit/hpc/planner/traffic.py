@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import LINK_SHARE, Gpu
 from credit.hpc.planner.memory import Precision, Schedule, ShardUnit
-from credit.hpc.planner.trace import Collective
 from credit.models.layers.spectral_norm import is_trainable, normalized_weights
 from credit.parallel.mesh import ParallelDims
 

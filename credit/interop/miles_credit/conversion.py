@@ -97,7 +97,7 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
     _start_draft(config, draft, origin)
     parts, files = _convert_sections(config, draft)
     _convert_lead_time(config, draft)
-    # Only now it is known which keys have been read.
+    # All conversions are done, so it is known which keys have been read.
     _record_keys(config, parts)
     header = (
         f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
@@ -109,7 +109,7 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
         generation=generation,
         files=files,
         rename=parts.published_names,
-        # Generation 1 leaves static fields as they are; generation 2 normalises whatever has statistics.
+        # Generation 1 leaves static fields as they are; generation 2 normalises every field with statistics.
         static_is_normalised=generation == 1,
     )
 
@@ -165,7 +165,7 @@ def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
         minutes = parse_duration(str(lead_time))
         timestep = parse_duration(draft.values["data"]["timestep"])
     except ConfigError:
-        config.report.derive(key, f"`{lead_time}` is no number of days or hours; set `inference.lead_time`")
+        config.report.derive(key, f"`{lead_time}` is not a number of days or hours; set `inference.lead_time`")
         return
     # A forecast has a whole number of steps.
     steps = max(round(minutes / timestep), 1)
@@ -180,7 +180,7 @@ def _record_keys(config: MilesConfig, parts: DataParts) -> None:
     """
     variables = set(parts.names("prognostic", "diagnostic", "dynamic_forcing", "static"))
     variables.update(parts.published_names.values())
-    # The keys of a network without a counterpart are no further obstacles.
+    # If the network has no counterpart, its keys are not reported in addition.
     network_entry = config.report.entries.get("model.type")
     has_other_network = network_entry is not None and network_entry.disposition is Disposition.REFUSED
     for key, value in iterate_leaves(config.tree):
@@ -239,7 +239,7 @@ def _find_inactive(tree: Mapping[str, Any], key: str) -> str:
 
 
 def require_valid(yaml_text: str, origin: str) -> None:
-    """Require that the package reads a converted config.
+    """Require that a converted config is valid.
 
     Environment variables count as set, because the config may be for another machine.
 

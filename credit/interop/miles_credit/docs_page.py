@@ -61,7 +61,7 @@ def _render_rows(rows: Sequence[KeyRow]) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """Return a value as it stands in YAML."""
+    """Return a value as it is written in YAML."""
     names = {"None": "null", "True": "true", "False": "false"}
     return f"`{names.get(str(value), value)}`"
 

@@ -43,7 +43,7 @@ class MilesConfig:
         return node
 
     def has(self, key: str) -> bool:
-        """Return True if the file has a dotted key, whatever its value."""
+        """Return True if the file has a dotted key, with any value."""
         node: Any = self.tree
         for name in key.split("."):
             if not isinstance(node, Mapping) or name not in node:
@@ -54,7 +54,7 @@ class MilesConfig:
     def get_number(self, key: str, default: float) -> float:
         """Return a number; YAML reads ``1e-3`` (without a dot) as a text, which counts as the number.
 
-        A value that is no number is recorded as refused, and `default` is returned.
+        A value that is not a number is recorded as refused, and `default` is returned.
         """
         value = self.get(key, _NO_VALUE)
         if value is _NO_VALUE or value is None:
@@ -159,7 +159,7 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def find_generation(tree: Mapping[str, Any]) -> int | None:
-    """Return the generation of a config of miles-credit, None if it is none.
+    """Return the generation of a config of miles-credit, None if the file is not such a config.
 
     Args:
         tree: contents of the file.

@@ -25,7 +25,7 @@ class ReportEntry:
     """Result of the conversion of one key.
 
     Attributes:
-        disposition: what became of the key.
+        disposition: result of the conversion, such as mapped, ignored or refused.
         text: our key, or the reason.
         value: value in the file, as text; empty for a hidden default.
     """
@@ -51,7 +51,7 @@ class ConversionReport:
     explicit_keys: set[str] = field(default_factory=set)
 
     def add(self, disposition: Disposition, key: str, text: str, value: Any = _NO_VALUE) -> None:
-        """Record the result of a key; a result other than "refused" replaces none that is "refused"."""
+        """Record the result of a key; a result "refused" is replaced by no other result."""
         previous = self.entries.get(key)
         if previous is not None and previous.disposition is Disposition.REFUSED:
             return
@@ -68,7 +68,7 @@ class ConversionReport:
         self.add(Disposition.DERIVED, key, text)
 
     def refuse(self, key: str, reason: str) -> None:
-        """Record a key that stands in the way of the conversion."""
+        """Record a key that prevents the conversion."""
         self.add(Disposition.REFUSED, key, reason)
 
     def keys_with(self, disposition: Disposition) -> list[str]:
@@ -83,7 +83,7 @@ class ConversionReport:
         return "\n".join(lines)
 
     def describe_derived(self) -> str:
-        """Return one line for each value to check: derived keys with a text of their own, approximations last."""
+        """Return the derived values that the user should check, one line each; approximations come last."""
         lines = []
         approximations = []
         for key in self.keys_with(Disposition.DERIVED):

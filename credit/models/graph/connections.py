@@ -21,8 +21,8 @@ MOST_SPACINGS_PER_EDGE = 3.0
 def choose_refinements(grid: LatLonGrid) -> int:
     """Return the smallest number of refinements with which a mesh edge is at most three times the grid spacing.
 
-    Each refinement halves the edge, so it is then between 1.5 and 3 spacings long, unless the icosahedron itself is
-    fine enough. The spacing is the larger one of the rows' and of the columns' at the equator.
+    Each refinement halves the edges. So they end up between 1.5 and 3 spacings long, unless the icosahedron itself is
+    fine enough. The grid spacing is the larger of the row spacing and the column spacing at the equator, in degrees.
     """
     spacing = max(float(-np.diff(grid.lat).min()), 360.0 / grid.shape[1])
     refinements = 0
@@ -48,7 +48,7 @@ def to_unit_vectors(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
 
 
 def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
-    """Return the edges (E, 2), as (grid point, mesh node), of all pairs closer than 0.6 times the longest mesh edge.
+    """Return an edge (grid point, mesh node) for every pair closer than 0.6 times the longest mesh edge, (E, 2).
 
     Distances are chords of the unit sphere.
 
@@ -62,7 +62,7 @@ def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
 
 
 def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
-    """Return the edges (3G, 2), as (mesh node, grid point), from the corners of the face that contains a grid point.
+    """Return three edges (mesh node, grid point) for each grid point, from the corners of its mesh face, (3G, 2).
 
     Args:
         grid_G3: unit vectors of the grid points.
@@ -74,10 +74,14 @@ def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
 
 
 def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
-    """Return (P, 3): the sine of the latitude, and the sine and cosine of the longitude; angles in radians.
+    """Return (P, 3): sine of the latitude, sine and cosine of the longitude.
 
-    GraphCast's code takes the cosine of the colatitude, which is this sine. Without its sign the network could not tell
-    the hemispheres apart.
+    GraphCast's code has the cosine of the colatitude, which equals the sine of the latitude. It must be signed, so that
+    the network can distinguish the hemispheres.
+
+    Args:
+        lat: (P,) latitudes in radians.
+        lon: (P,) longitudes in radians.
     """
     return np.stack([np.sin(lat), np.sin(lon), np.cos(lon)], axis=1)
 
@@ -85,17 +89,17 @@ def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
 def compute_edge_features(
     edges_E2: np.ndarray, sender_points_P3: np.ndarray, receiver_lat: np.ndarray, receiver_lon: np.ndarray
 ) -> np.ndarray:
-    """Return (E, 4): length of each edge, and sender minus receiver in the frame of the receiver.
+    """Return (E, 4): length of each edge, and the vector from receiver to sender in the receiver's local frame.
 
-    The components are upward, eastward and northward, which is the difference after a rotation that brings the receiver
-    to latitude 0 and longitude 0. The frame of a grid point on a pole follows from its longitude. All features are
-    divided by the length of the longest edge.
+    The vector has upward, eastward and northward components. GraphCast obtains them by a rotation that moves the
+    receiver to latitude 0 and longitude 0. At a pole, the longitude of the grid point defines east and north. All
+    features are divided by the length of the longest edge.
 
     Args:
         edges_E2: edges as (sender, receiver).
-        sender_points_P3: unit vectors of the senders' nodes.
-        receiver_lat: (P,) latitude of the receivers' nodes in radians.
-        receiver_lon: (P,) longitude of the receivers' nodes in radians.
+        sender_points_P3: unit vectors of all nodes that may send.
+        receiver_lat: (P,) latitudes in radians of all nodes that may receive.
+        receiver_lon: (P,) longitudes in radians of all nodes that may receive.
     """
     senders, receivers = edges_E2.T
     lat, lon = receiver_lat[receivers], receiver_lon[receivers]

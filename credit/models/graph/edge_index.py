@@ -1,8 +1,7 @@
-"""Gathers along edges and sums over edges, whose backward passes are sums and gathers.
+"""Gathers along edges and sums over edges; the backward pass of each is the other.
 
-Both are deterministic on every device: the rows of each sum are listed one after the other, and torch's embedding bag
-adds up listed rows in their order. With the scatter operators of torch, threads of a GPU would add to one element in
-any order.
+Both are deterministic on every device. The rows of each sum are listed in memory one after the other, and torch's
+embedding bag adds listed rows in order. torch's scatter operators add in an order that varies from run to run on a GPU.
 
 Shape suffixes: B batch, E edges, S senders, R receivers, L listed rows, C channels.
 """
@@ -18,14 +17,15 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 
 class Selection(NamedTuple):
-    """Rows that are read from a tensor, and the reverse: where each row of the tensor is read.
+    """Index of the rows to gather from a tensor, with its inverse: the positions at which each row is gathered.
 
-    The reverse is in compressed sparse row form (CSR).
+    The inverse has compressed sparse row form (CSR). Example: index [2, 0, 2] into 3 rows has the positions [1, 0, 2]
+    and the offsets [0, 1, 1]: row 0 is gathered at position 1, row 1 nowhere, row 2 at positions 0 and 2.
 
     Attributes:
-        index: (L,) index of each row that is read.
-        positions: the positions in `index`, sorted by the row that is read there.
-        offsets: (rows of the tensor,) index into `positions` at which those of a row begin.
+        index: (L,) number of the row to gather at each position.
+        positions: (L,) positions in `index`, grouped by row; shorter if some positions are unused.
+        offsets: (number of rows,) index into `positions` at which the group of each row begins.
     """
 
     index: Tensor
@@ -37,9 +37,9 @@ class Selection(NamedTuple):
         """Return a selection on the CPU.
 
         Args:
-            index: (L,) indices of the rows to read.
+            index: (L,) numbers of the rows to gather.
             num_rows: number of rows of the tensor.
-            is_used: (L,) False where the row that is read has no effect, and so no gradient; None for all True.
+            is_used: (L,) False at positions that only fill a table; their gradient is ignored. None for all True.
         """
         positions = np.argsort(index, kind="stable")
         if is_used is not None:
@@ -49,7 +49,7 @@ class Selection(NamedTuple):
         return cls(*(torch.from_numpy(array.astype(np.int64)) for array in (index, positions, offsets)))
 
     def repeat(self, batch: int) -> Selection:
-        """Return the selection from the rows of a batch of tensors, one tensor after the other."""
+        """Return the selection of the same rows from each of `batch` tensors whose rows are concatenated."""
         if batch == 1:
             return self
         return Selection(
@@ -59,14 +59,20 @@ class Selection(NamedTuple):
         )
 
     def gather(self, x_BNC: Tensor) -> Tensor:
-        """Return the selected rows (B, L, C) of a batch of tensors; the selection must be that of a batch."""
+        """Return the selected rows (B, L, C) of a batch of tensors.
+
+        The selection must come from ``repeat(B)``.
+        """
         rows = _Gather.apply(x_BNC.flatten(0, 1), *self)
-        return rows.view(len(x_BNC), -1, x_BNC.shape[-1])
+        return rows.view(x_BNC.shape[0], -1, x_BNC.shape[-1])
 
     def sum(self, x_BLC: Tensor) -> Tensor:
-        """Return for each of N rows the sum (B, N, C) over the positions that read it: the adjoint of `gather`."""
+        """Return for each row the sum over the positions that gather it, (B, N rows, C): the adjoint of `gather`.
+
+        The selection must come from ``repeat(B)``.
+        """
         sums = _Sum.apply(x_BLC.flatten(0, 1), *self)
-        return sums.view(len(x_BLC), -1, x_BLC.shape[-1])
+        return sums.view(x_BLC.shape[0], -1, x_BLC.shape[-1])
 
 
 class EdgeIndex(NamedTuple):
@@ -98,24 +104,39 @@ class EdgeIndex(NamedTuple):
 
 
 def sort_edges(edges_E2: np.ndarray) -> np.ndarray:
-    """Return edges (sender, receiver) sorted by receiver and then by sender, so that their order has no effect."""
+    """Return edges (E, 2) as (sender, receiver), sorted by receiver and then by sender.
+
+    Sorted edges make the order of sums, and so their rounding, independent of the order of the argument.
+    """
     return edges_E2[np.lexsort((edges_E2[:, 0], edges_E2[:, 1]))]
 
 
 def repeat_index(index: Tensor, batch: int, num_rows: int) -> Tensor:
-    """Return indices (batch * L,) into a batch of tensors with `num_rows` rows each from indices into one tensor."""
+    """Return the index (batch * L,) into `batch` concatenated tensors from the index (L,) into one of them.
+
+    Args:
+        index: (L,) index into the rows of one tensor.
+        batch: number of tensors.
+        num_rows: number of rows of each tensor.
+    """
     offsets = torch.arange(batch, device=index.device) * num_rows
     return (offsets[:, None] + index).flatten()
 
 
 def _sum_rows(x_LC: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
-    """Return (len(offsets), C) the sums of the rows that `positions` lists from each offset on; 0 for an empty list."""
-    # This operator takes no part in autograd. `False`, 0 and `False` mean unscaled gradients, sums and dense gradients.
+    """Return the sum of each group of rows, (number of groups, C); 0 for an empty group.
+
+    Args:
+        x_LC: rows.
+        positions: numbers of the rows in each group, one group after the other.
+        offsets: index into `positions` at which each group begins.
+    """
+    # Autograd does not record this operator. `False`, 0 and `False` mean unscaled gradients, sums and dense gradients.
     return torch.ops.aten._embedding_bag_forward_only(x_LC, positions, offsets, False, 0, False)[0]
 
 
 class _Gather(torch.autograd.Function):
-    """Selection of rows; see `Selection`."""
+    """Autograd function of `Selection.gather`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_NC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
@@ -130,7 +151,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the positions that read a row; see `Selection`."""
+    """Autograd function of `Selection.sum`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_LC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:

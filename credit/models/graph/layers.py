@@ -72,9 +72,9 @@ class Encoder(nn.Module):
             mesh_features_N3: geometric features of the mesh nodes.
             edges: edges from grid points to mesh nodes, of the whole batch.
             conditions: vectors of each sample that the norms depend on.
-            noise_BGC: embedded noise, to be added to the embedded grid points; None for none.
+            noise_BGC: embedded noise, to be added to the embedded grid points; None for a forecast without noise.
         """
-        batch = len(x_BGI)
+        batch = x_BGI.shape[0]
         grid_BGC = self.embed_grid(x_BGI, grid_features_G3[None], conditions=conditions)
         if noise_BGC is not None:
             grid_BGC = grid_BGC + noise_BGC
@@ -89,9 +89,10 @@ class Encoder(nn.Module):
 
 
 class MessagePassingLayer(nn.Module):
-    """Interaction network on the mesh: edges get messages, and nodes the sum of those of their incoming edges.
+    """Interaction network on the mesh (Battaglia et al. 2016, arXiv 1612.00222).
 
-    Interaction networks: Battaglia et al. 2016, arXiv 1612.00222.
+    An MLP computes a message for each edge from the edge and its two nodes. Another MLP updates each node from the sum
+    of the messages of its incoming edges.
 
     Args:
         dim: number of channels of nodes and edges.
@@ -118,7 +119,7 @@ class MessagePassingLayer(nn.Module):
 
         Args:
             nodes_BNC: mesh nodes.
-            edges_BEC: mesh edges; with a batch of 1, they are the same for all samples.
+            edges_BEC: mesh edges; (1, E, C) if they are the same for all samples.
             index: sender and receiver of each edge, of the whole batch.
             conditions: vectors of each sample that the norms depend on.
         """

@@ -1,4 +1,4 @@
-"""Icosahedral mesh: an icosahedron whose triangles are divided into four, several times (GraphCast, arXiv 2212.12794).
+"""Icosahedral mesh: an icosahedron whose triangles are repeatedly divided into four (GraphCast, arXiv 2212.12794).
 
 All computations are in float64. Shape suffixes: N nodes, F faces, P points; a trailing 3 is either the coordinates of a
 vector or the corners of a face.
@@ -12,10 +12,10 @@ import numpy as np
 
 # Angle between neighbouring vertices of an icosahedron, in degrees: atan(2).
 ICOSAHEDRON_EDGE_DEGREES = float(np.rad2deg(np.arctan(2.0)))
-# Points for which faces are searched at a time, which bounds the memory of the search.
+# Number of points per chunk of the face search; it bounds the memory of the search.
 _CHUNK = 2**16
-# Barycentric weights that differ by less belong to a point on the edge between two faces.
-_TIE = 5e-13
+# A point lies on the edge between two faces if its smallest barycentric weights for them differ by less than this.
+_TIE_TOLERANCE = 5e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,10 @@ class IcosahedralMesh:
         return float(np.linalg.norm(self.nodes_N3[senders] - self.nodes_N3[receivers], axis=1).max())
 
     def find_faces(self, points_P3: np.ndarray) -> np.ndarray:
-        """Return for each point the index of the face of the finest level that contains it, (P,).
+        """Return for each point the index of the face of the finest level that contains the point, (P,).
 
-        The search goes from level to level: the children of a spherical triangle cover it exactly. Of two faces that
-        share the edge on which a point lies, the first is chosen, on any machine.
+        The search descends from level to level, because the four children of a spherical triangle cover it exactly. For
+        a point on the edge between two faces, the face with the lower index is chosen, so rounding has no effect.
 
         Args:
             points_P3: unit vectors.
@@ -74,23 +74,23 @@ class IcosahedralMesh:
             chunk_P3 = points_P3[start : start + _CHUNK]
             face_P = np.zeros(len(chunk_P3), dtype=np.int64)
             for level, inverse_F33 in enumerate(inverses):
-                # All faces of the icosahedron, then the four children of the face of the level before.
+                # Candidates are all faces of the icosahedron, or the four children of the face of the level before.
                 num_candidates = 4 if level else 20
                 candidates = num_candidates * face_P[:, None] + np.arange(num_candidates)
                 weights = np.einsum("pfij,pj->pfi", inverse_F33[candidates], chunk_P3)
                 # The smallest weight is negative if the point is outside of the face.
                 smallest = weights.min(axis=2)
-                is_best = smallest >= smallest.max(axis=1, keepdims=True) - _TIE
+                is_best = smallest >= smallest.max(axis=1, keepdims=True) - _TIE_TOLERANCE
                 face_P = np.take_along_axis(candidates, is_best.argmax(axis=1)[:, None], axis=1)[:, 0]
             chunks.append(face_P)
         return np.concatenate(chunks)
 
 
 def invert_corners(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
-    """Return (F, 3, 3) matrices whose product with a point gives its barycentric weights for the three corners.
+    """Return the matrices (F, 3, 3) that map a point to its barycentric weights for the three corners of each face.
 
-    The weighted sum of the corners is the point itself. The weights of a point inside the spherical triangle are at
-    least 0; they sum to the factor by which the point lies above the plane of the corners, at least 1.
+    The sum of the corners, multiplied by the weights, is the point itself. All weights are at least 0 exactly if the
+    point lies inside the spherical triangle.
 
     Args:
         nodes_N3: unit vectors of the nodes.
@@ -103,8 +103,8 @@ def invert_corners(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
 def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
     """Return the vertices (12, 3) and faces (20, 3) of an icosahedron that has a face at each pole.
 
-    The orientation is that of GraphCast: with vertices at the poles, one node would have an edge to many more grid
-    points than the others. The plane y = 0 is a plane of symmetry.
+    The orientation is that of GraphCast. With a vertex at a pole, the node there would have edges to many more grid
+    points than other nodes. The mesh is symmetric about the plane y = 0.
     """
     golden_ratio = (1.0 + np.sqrt(5.0)) / 2.0
     # The cyclic permutations of (0, +-1, +-golden_ratio).
@@ -115,8 +115,8 @@ def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
             vertices.append((sign, other_sign * golden_ratio, 0.0))
             vertices.append((other_sign * golden_ratio, 0.0, sign))
     nodes_N3 = np.array(vertices) / np.hypot(1.0, golden_ratio)
-    # Neighbours have the scalar product 1 / sqrt(5), other vertices have a smaller one. Faces are sets of three
-    # vertices that are neighbours of each other.
+    # The scalar product of two vertices is 1 / sqrt(5) if they are neighbours, and smaller otherwise. A face is a set
+    # of three vertices that are all neighbours of each other.
     is_edge = np.abs(nodes_N3 @ nodes_N3.T - 1.0 / np.sqrt(5.0)) < 1e-6
     a, b, c = np.nonzero(is_edge[:, :, None] & is_edge[None, :, :] & is_edge[:, None, :])
     is_ordered = (a < b) & (b < c)
@@ -124,7 +124,7 @@ def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
     # Swap two corners of the faces that are clockwise seen from outside.
     is_clockwise = np.linalg.det(nodes_N3[faces_F3]) < 0
     faces_F3[is_clockwise] = faces_F3[is_clockwise][:, [0, 2, 1]]
-    # The centre of this face, (1 / golden_ratio^2, 0, 1) times a factor, is rotated around the y axis to the pole.
+    # One face has its centre in the direction (1 / golden_ratio^2, 0, 1). Rotate it around the y axis to the pole.
     angle = np.arctan(1.0 / golden_ratio**2)
     rotation = np.array([[np.cos(angle), 0.0, -np.sin(angle)], [0.0, 1.0, 0.0], [np.sin(angle), 0.0, np.cos(angle)]])
     return nodes_N3 @ rotation.T, faces_F3
@@ -133,7 +133,7 @@ def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
 def _refine(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nodes and faces of the next level: each face is divided into four at the midpoints of its edges."""
     edges_F32 = np.sort(np.stack([faces_F3, np.roll(faces_F3, -1, axis=1)], axis=2), axis=2)
-    # An edge is shared by two faces, but gets one midpoint.
+    # Two faces share each edge, so duplicates are removed: an edge gets one midpoint.
     unique_edges, edge_index = np.unique(edges_F32.reshape(-1, 2), axis=0, return_inverse=True)
     midpoints = nodes_N3[unique_edges].sum(axis=1)
     midpoints /= np.linalg.norm(midpoints, axis=1, keepdims=True)

@@ -16,7 +16,7 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 class ScaledLinear(nn.Linear):
-    """Linear layer whose initial values are uniform in +-scale, and whose bias starts as zeros.
+    """Linear layer with initial weights drawn uniformly from [-scale, scale] and an initial bias of zero.
 
     Args:
         in_features: number of inputs.
@@ -30,24 +30,30 @@ class ScaledLinear(nn.Linear):
         self.scale = scale
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the initial value of the weight or bias, on the CPU."""
+        """Return the initial value of one tensor on the CPU; see `credit.models.initialise.initial_values`.
+
+        Args:
+            key: ``weight`` or ``bias``.
+            shape: shape of the whole (unsharded) tensor.
+            generator: random generator on the CPU.
+        """
         if key == "bias":
             return torch.zeros(shape, device="cpu")
         return torch.empty(shape, device="cpu").uniform_(-self.scale, self.scale, generator=generator)
 
 
 class MLP(nn.Module):
-    """MLP over the concatenation of several inputs.
+    """MLP over the concatenation of several inputs along their channels.
 
-    The first layer is a sum of one product for each input, which is a linear layer over their concatenation. So inputs
-    may differ in their rows, and a product may be computed on few rows and then copied to many.
+    The first layer is a sum of one linear layer for each input, which equals a linear layer over the concatenation. So
+    an input that is the same for all samples, or for many edges, is multiplied only once.
 
     Args:
         in_dims: number of channels of each input.
         dim: number of hidden channels.
         out_dim: number of channels of the output.
         condition_dims: lengths of the conditions that the norm depends on.
-        has_norm: False for an MLP without the norm, whose output is not scaled to variance 1.
+        has_norm: True to normalise the output over its channels.
         output_scale: factor on the initial values of the last layer.
     """
 
@@ -61,7 +67,7 @@ class MLP(nn.Module):
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        # The variance of the weights is 1 / inputs, as in GraphCast, where the inputs are those of the concatenation.
+        # The variance of the weights is 1 / (number of concatenated inputs), as in GraphCast.
         bound = (3.0 / sum(in_dims)) ** 0.5
         self.expand = nn.ModuleList()
         for number, in_dim in enumerate(in_dims):
@@ -70,7 +76,7 @@ class MLP(nn.Module):
         self.norm = LayerNorm(out_dim, condition_dims) if has_norm else None
 
     def forward(self, *inputs: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return (..., out_dim).
+        """Return the MLP's output (..., out_dim) for the concatenated inputs.
 
         Args:
             *inputs: (..., in_dim) tensors whose other dimensions are equal or 1.
@@ -82,16 +88,21 @@ class MLP(nn.Module):
         return self.finish(hidden, conditions)
 
     def finish(self, hidden: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the output of the MLP from the result of its first layer."""
+        """Return the output of the MLP (..., out_dim), given the result of its first layer.
+
+        Args:
+            hidden: (..., dim) result of the first layer, before the activation.
+            conditions: vectors of each sample that the norm depends on.
+        """
         y = self.contract(F.silu(hidden))
         return y if self.norm is None else self.norm(y, conditions)
 
 
 class EdgeMLP(MLP):
-    """MLP over [edge, sender, receiver] that computes the products on nodes before it copies them to the edges.
+    """MLP over the concatenation (edge, sender, receiver) for each edge.
 
-    The result is that of an MLP over the concatenation. As there are several edges for each node, the first layer
-    needs little more than a third of the operations.
+    The first layer multiplies the nodes before it copies the products to the edges. Each node has several edges, so
+    this takes little more than a third of the operations of a layer over the concatenation, with the same result.
 
     Args:
         dim: number of channels of edges, nodes, hidden layer and output.
@@ -112,7 +123,7 @@ class EdgeMLP(MLP):
         """Return the messages (B, E, C).
 
         Args:
-            edges_BEC: edges; with a batch of 1, they are the same for all samples.
+            edges_BEC: edges; (1, E, C) if they are the same for all samples.
             senders_BSC: nodes that send.
             receivers_BRC: nodes that receive.
             index: sender and receiver of each edge, of the whole batch.

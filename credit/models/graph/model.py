@@ -1,6 +1,7 @@
-"""Graph network on a refined icosahedral mesh: GraphCast, and with a transformer as processor GenCast.
+"""Graph network on a refined icosahedral mesh, with the processor of GraphCast or of GenCast.
 
-GraphCast: Lam et al. 2023, arXiv 2212.12794. GenCast: Price et al. 2024, arXiv 2312.15796, here without diffusion.
+GraphCast (Lam et al. 2023, arXiv 2212.12794) passes messages between mesh nodes. GenCast (Price et al. 2024, arXiv
+2312.15796) has a transformer instead; its diffusion is not implemented here.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, G = H * W grid points,
 N mesh nodes, E edges, K channels of noise.
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from credit.errors import ConfigError
 from credit.models.base import ForecastModel, ModelSpec
+from credit.models.checks import find_nearest_divisor
 from credit.models.data_axes import mark_input_layer, mark_output_layer
 from credit.models.graph.connections import choose_refinements
 from credit.models.graph.layers import EDGE_FEATURES, Decoder, Encoder, MessagePassingLayer
@@ -57,7 +59,7 @@ class GraphNetwork(ForecastModel):
         hops = None
         if section.processor == "transformer":
             hops = section.hops
-            _require_whole_heads(dim, section.dim_head)
+            _require_head_width(dim, section.dim_head)
         self.constants = build_constants(spec.grid, self.refinements, hops)
 
         # Noise of each sample changes the norms, and fields of noise are added to the embedded grid points.
@@ -88,7 +90,7 @@ class GraphNetwork(ForecastModel):
         """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
         # Each cell is a grid point.
         x_BGC = self.flatten_frames(x_BCTHW).flatten(2).transpose(1, 2)
-        batch = len(x_BGC)
+        batch = x_BGC.shape[0]
         tables = _cast_features(self.constants.on_device(x_BGC.device), x_BGC.dtype)
         conditions = Conditions(vector_BK=condition.get("global") if condition else None)
         noise_BGC = self._embed_noise(condition, x_BGC.dtype)
@@ -110,7 +112,7 @@ class GraphNetwork(ForecastModel):
             tables: constants of the network.
             conditions: vectors of each sample that the norms depend on.
         """
-        batch = len(mesh_BNC)
+        batch = mesh_BNC.shape[0]
         if tables.attention is not None:
             blocks = tables.attention.repeat(batch)
             for layer in self.layers:
@@ -124,10 +126,10 @@ class GraphNetwork(ForecastModel):
         return mesh_BNC
 
     def _embed_noise(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the embedded fields of noise (B, G, C), None for a forecast without such noise.
+        """Return the sum of the embedded noise fields (B, G, C); None for a forecast without noise fields.
 
         Args:
-            condition: see `forward`.
+            condition: kind of noise -> its tensor, as in `forward`.
             dtype: dtype in which the network computes without autocast.
         """
         noise_BGC = None
@@ -139,7 +141,7 @@ class GraphNetwork(ForecastModel):
 
 
 def _cast_features(tables: GraphTables, dtype: torch.dtype) -> GraphTables:
-    """Return the tables with all features in `dtype`."""
+    """Return the tables with all geometric features cast to `dtype`."""
 
     def cast(edges: Edges | None) -> Edges | None:
         return None if edges is None else edges._replace(features_E4=edges.features_E4.to(dtype))
@@ -153,15 +155,18 @@ def _cast_features(tables: GraphTables, dtype: torch.dtype) -> GraphTables:
     )
 
 
-def _require_whole_heads(dim: int, dim_head: int) -> None:
-    """Refuse a width of heads that does not divide the number of channels.
+def _require_head_width(dim: int, dim_head: int) -> None:
+    """Refuse a head width that is not a divisor of the number of channels.
+
+    Args:
+        dim: number of channels of a node.
+        dim_head: number of channels of an attention head.
 
     Raises:
-        ConfigError: naming the nearest width that does.
+        ConfigError: if `dim_head` does not divide `dim`; the message names the nearest divisor.
     """
     if dim % dim_head:
-        divisors = [width for width in range(1, dim + 1) if dim % width == 0]
-        nearest = min(divisors, key=lambda width: abs(width - dim_head))
+        nearest = find_nearest_divisor(dim, dim_head)
         raise ConfigError(
             f"model.dim_head: {dim_head} does not divide the {dim} channels of model.dim; nearest is {nearest}"
         )

@@ -1,8 +1,8 @@
 """Neighbourhoods of mesh nodes: attention of each node to the nodes at most k edges away (GenCast, arXiv 2312.15796).
 
-Nodes are divided into blocks of nodes that lie close together. A block reads the keys of all nodes that one of its
-nodes attends to, and a mask selects those of each node. So a key is read once for each block, not once for each query,
-and the products are dense.
+The nodes are divided into blocks of nodes that lie close together. A block gathers the keys to which at least one of
+its nodes attends, and a mask selects the keys of each node. So a key is gathered once for each block, not once for each
+query, and the attention is a dense matrix product.
 
 Shape suffixes: M blocks, Q queries of a block, K keys of a block, N mesh nodes.
 """
@@ -20,20 +20,20 @@ from torch import Tensor
 from credit.models.graph.edge_index import Selection
 from credit.models.graph.mesh import IcosahedralMesh
 
-# Attention kernels of GPUs take masks whose rows have a multiple of 8 elements without a copy.
+# Attention kernels of GPUs copy a mask unless the length of its rows is a multiple of 8.
 _KEY_MULTIPLE = 8
 
 
 class AttentionBlocks(NamedTuple):
     """Queries and keys of each block of mesh nodes.
 
-    Blocks with fewer queries or keys than others are filled with node 0, which has no effect.
+    All blocks have the same shape. Missing queries and keys are filled with node 0, whose results are not used.
 
     Attributes:
-        queries: selection of the (M * Q) queries of the blocks.
-        keys: selection of the (M * K) keys of the blocks.
-        positions: selection, of each node, of its position among the M * Q queries.
-        mask_MQK: True where a query attends to a key; a query that fills a block attends to all.
+        queries: selection of the M * Q queries of all blocks from the N nodes.
+        keys: selection of the M * K keys of all blocks from the N nodes.
+        positions: selection of the N nodes from the M * Q queries, the inverse of `queries`.
+        mask_MQK: True where a query attends to a key; a filling query attends to all keys.
     """
 
     queries: Selection
@@ -42,18 +42,18 @@ class AttentionBlocks(NamedTuple):
     mask_MQK: Tensor
 
     def repeat(self, batch: int) -> AttentionBlocks:
-        """Return the blocks of a batch of meshes, one mesh after the other; they share the mask."""
+        """Return the blocks for a batch of `batch` samples; all samples share the mask."""
         return AttentionBlocks(
             self.queries.repeat(batch), self.keys.repeat(batch), self.positions.repeat(batch), self.mask_MQK
         )
 
 
 def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
-    """Return the blocks in which each node attends to the nodes at most `hops` edges of the finest level away.
+    """Build the blocks in which each node attends to the nodes at most `hops` edges of the finest level away.
 
     Args:
         mesh: the mesh.
-        hops: radius of the neighbourhoods.
+        hops: radius of the neighbourhoods in edges of the finest level.
     """
     num_nodes = len(mesh.nodes_N3)
     is_near_NN = find_reachable(mesh, hops)
@@ -76,14 +76,15 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     key_positions = _count_within(key_counts_M)
     num_keys = -(-key_counts_M.max() // _KEY_MULTIPLE) * _KEY_MULTIPLE
 
-    # The mask: blocks and nodes are sorted in the list of keys, in which each pair of nodes is looked up.
+    # Mask: the keys are listed by block and then by node, so a (block, node) pair is found by a search in one sorted
+    # list of block * num_nodes + node.
     pairs = is_near_NN.tocoo()
     queries, keys = pairs.coords
     listed = key_blocks * num_nodes + key_nodes
     key_of_pair = key_positions[np.searchsorted(listed, block_N[queries] * num_nodes + keys)]
     mask_MQK = np.zeros((num_blocks, num_queries, num_keys), dtype=bool)
     mask_MQK[block_N[queries], position_N[queries], key_of_pair] = True
-    # Softmax over nothing would be NaN.
+    # A softmax over no keys would be NaN, so filling queries attend to all keys.
     is_filling_MQ = np.arange(num_queries) >= sizes_M[:, None]
     mask_MQK[is_filling_MQ] = True
 
@@ -101,7 +102,7 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
 
 
 def find_reachable(mesh: IcosahedralMesh, hops: int) -> csr_array:
-    """Return a sparse bool matrix (N, N) that is True for nodes at most `hops` edges of the finest level apart."""
+    """Return a sparse bool matrix (N, N), True where two nodes are at most `hops` edges of the finest level apart."""
     senders, receivers = mesh.level_edges(len(mesh.faces) - 1).T
     nodes = np.arange(len(mesh.nodes_N3))
     # Each node is its own neighbour, too.
@@ -115,10 +116,10 @@ def find_reachable(mesh: IcosahedralMesh, hops: int) -> csr_array:
 
 
 def _divide_nodes(mesh: IcosahedralMesh, hops: int) -> tuple[np.ndarray, int]:
-    """Return the block (N,) of each node, and the number of blocks: each node belongs to the nearest coarse node.
+    """Assign each node to the nearest node of a coarse level; return the block of each node (N,) and their number.
 
-    The coarse level is the one whose edges are about `hops` edges of the finest level long. A block then reads about
-    two to three times as many keys as one of its nodes attends to.
+    The coarse level has edges about as long as `hops` edges of the finest level. A block then gathers two to three
+    times as many keys as a single node attends to.
     """
     finest_level = len(mesh.faces) - 1
     coarse_level = max(finest_level - round(float(np.log2(hops))), 0)
@@ -129,6 +130,6 @@ def _divide_nodes(mesh: IcosahedralMesh, hops: int) -> tuple[np.ndarray, int]:
 
 
 def _count_within(sizes: np.ndarray) -> np.ndarray:
-    """Return 0, 1, ..., size - 1 for each of the sizes, one after the other."""
+    """Return the concatenation of the ranges 0, 1, ..., size - 1 for each of the sizes."""
     starts = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) - np.repeat(starts, sizes)

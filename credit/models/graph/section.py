@@ -34,10 +34,10 @@ class GraphSection(ModelSection):
 
     @model_validator(mode="after")
     def _require_effective_keys(self) -> GraphSection:
-        """Refuse keys of the transformer with message passing, which does not read them."""
+        """Refuse transformer keys if the processor is message passing, which does not read them."""
         for name in ("dim_head", "hops"):
             value = getattr(self, name)
-            # The config in a run folder has every key, also those without effect, with their defaults.
+            # The config in a run folder lists every key, so a default value is accepted.
             if self.processor == "message_passing" and value != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: {value}: only processor: transformer reads this key; remove it")
         return self

@@ -1,7 +1,7 @@
 """Constant tensors of a graph network: indices and geometric features, built once for each grid and process.
 
-They follow from the grid, so they are neither parameters nor buffers: a network on the meta device has them as well,
-and checkpoints do not contain them.
+The tensors follow from the grid, so they are neither parameters nor buffers: checkpoints do not contain them, and a
+network on the meta device has them with their values.
 
 Shape suffixes: G grid points, N mesh nodes, E edges.
 """
@@ -37,7 +37,7 @@ class Edges(NamedTuple):
 
     Attributes:
         index: sender and receiver of each edge.
-        features_E4: length, and position difference in the receiver's frame, float32.
+        features_E4: geometric features from `compute_edge_features`, float32.
     """
 
     index: EdgeIndex
@@ -49,7 +49,7 @@ class GraphTables(NamedTuple):
 
     Attributes:
         grid_features_G3: sine of latitude, sine and cosine of longitude of the grid points, float32.
-        mesh_features_N3: the same of the mesh nodes.
+        mesh_features_N3: the same features of the mesh nodes, float32.
         to_mesh: edges from grid points to mesh nodes.
         to_grid: edges from mesh nodes to grid points.
         mesh: edges between mesh nodes of all levels; None for a transformer.
@@ -65,7 +65,7 @@ class GraphTables(NamedTuple):
 
 
 class GraphConstants:
-    """Tables of a grid and mesh, and their copies on the devices on which they were used.
+    """Tables of a grid and mesh, with a copy on each device that has used them.
 
     Args:
         tables: the tables on the CPU.
@@ -85,10 +85,10 @@ class GraphConstants:
             return self.tables
         if device in self._copies:
             return self._copies[device]
-        # As in `build_constants`.
+        # A tensor that is created in inference mode could not be used in a later backward pass.
         with torch.inference_mode(False), torch.no_grad():
             tables = tree_map_only(Tensor, lambda tensor: tensor.to(device), self.tables)
-        # A plan traces the network with tensors without memory, which must not be kept.
+        # The planner traces the network with fake tensors, which have no memory and must not be cached.
         if type(tables.grid_features_G3) is Tensor:
             self._copies[device] = tables
         return tables
@@ -103,7 +103,7 @@ def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> Gra
         hops: radius of attention in mesh edges; None for message passing.
 
     Raises:
-        ConfigError: if a mesh node gets no edge from a grid point.
+        ConfigError: if a mesh node has no edge from a grid point.
     """
     # A tensor that is created in inference mode could not be used in a later backward pass.
     with torch.inference_mode(False):
@@ -156,7 +156,7 @@ def build_edges(
 
 
 def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarray, refinements: int) -> None:
-    """Refuse a mesh of which a node has no edge from a grid point.
+    """Refuse a mesh in which some node has no edge from a grid point.
 
     Args:
         edges_E2: edges as (grid point, mesh node).
@@ -165,7 +165,7 @@ def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarr
         refinements: number of refinements of the mesh.
 
     Raises:
-        ConfigError: naming the largest number of refinements for which every node has an edge.
+        ConfigError: if a node has no edge; the message names the largest number of refinements that works.
     """
     if _count_connected(edges_E2) == 10 * 4**refinements + 2:
         return
@@ -183,7 +183,7 @@ def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarr
 
 
 def _count_connected(edges_E2: np.ndarray) -> int:
-    """Return the number of mesh nodes that receive from a grid point."""
+    """Return the number of mesh nodes that have an edge from a grid point."""
     return len(np.unique(edges_E2[:, 1]))
 
 

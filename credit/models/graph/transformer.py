@@ -15,7 +15,7 @@ from credit.models.layers.transformer_layer import FeedForward
 
 
 class NeighbourhoodAttention(nn.Module):
-    """Pre-norm multi-head attention of each node to the nodes of its neighbourhood, without the residual connection.
+    """Pre-norm multi-head attention of each node to its neighbourhood, without the residual connection.
 
     The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
     rank whole heads.
@@ -94,5 +94,5 @@ class MeshTransformerLayer(nn.Module):
             conditions: vectors of each sample that the norms depend on.
         """
         x_BNC = x_BNC + self.attention(x_BNC, blocks, conditions)
-        # The feed-forward takes tokens in rows and columns: here one column.
+        # The feed-forward expects rows and columns of tokens; here the nodes are the rows of one column.
         return x_BNC + self.feed_forward(x_BNC[:, :, None], conditions)[:, :, 0]

@@ -1,7 +1,7 @@
 """Scaled dot-product attention inside windows, with a trainable bias.
 
-Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h pairs of
-a window and a head.
+Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h (window,
+head) pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def attention(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tenso
     Args:
         qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
         bias_LL: (L, L) additive bias of query position i and key position j, the same for all windows and heads.
-        dropout: probability of dropping an attention weight. Only the plain formulation has dropout.
+        dropout: probability of dropping an attention weight. The CPU kernel has no dropout and is not used with it.
 
     Returns:
         (N, h, L, d), in the dtype of `qkv_3NhLd`.
@@ -62,10 +62,10 @@ def attention_with_changed_weights(
 
 
 def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
-    """Compute `attention` without dropout by matrix products, in float32 as torch's own attention does.
+    """CPU kernel of `attention` without dropout: matrix products in at least float32, like torch's own attention.
 
-    On a CPU, torch has no fused attention that gives the bias a gradient (torch 2.13). The operators that it runs
-    instead make scaled copies of queries and keys, and keep these copies for the backward pass.
+    On a CPU, torch 2.13 has no fused attention with a gradient of the bias. It falls back to operators that make scaled
+    copies of queries and keys and save them for the backward pass.
     """
     return _CpuAttention.apply(qkv_3NhLd, bias_LL)
 
@@ -77,7 +77,7 @@ class _CpuAttention(torch.autograd.Function):
     def forward(ctx: FunctionCtx, qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
         _, N, h, L, d = qkv_3NhLd.shape
         with torch.autocast("cpu", enabled=False):
-            # A view for one head, else a copy.
+            # `reshape` returns a view if there is one head, otherwise a copy.
             qkv_3MLd = qkv_3NhLd.reshape(3, N * h, L, d)
             q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_at_least_float32(qkv_3MLd)).unbind(0)
             # One operator computes the product, its scale and the sum with the bias.
@@ -100,12 +100,12 @@ class _CpuAttention(torch.autograd.Function):
         grad_qkv_3MLd = torch.empty(qkv_3MLd.shape, dtype=dtype, device=qkv_3MLd.device)
         grad_q_MLd, grad_k_MLd, grad_v_MLd = grad_qkv_3MLd.unbind(0)
 
-        # From y = weights v, then from weights = softmax(scores).
+        # y = weights v gives the gradients of v and of the weights; weights = softmax(scores) gives that of the scores.
         torch.bmm(weights_MLL.mT, grad_y_MLd, out=grad_v_MLd)
         # The gradient of the weights has no name, so that its memory is free again after this line.
         grad_scores_MLL = torch.ops.aten._softmax_backward_data(torch.bmm(grad_y_MLd, v_MLd.mT), weights_MLL, -1, dtype)
-        # From scores = scale q k^T + bias. With beta=0 the first argument of `baddbmm` is ignored; the operator is used
-        # because it applies the scale without a further pass over the result.
+        # scores = scale q k^T + bias gives the gradients of q and k. `baddbmm` applies the scale without a further pass
+        # over the result; with beta=0 it ignores its first argument.
         scale = q_MLd.shape[-1] ** -0.5
         torch.baddbmm(grad_q_MLd, grad_scores_MLL, k_MLd, beta=0, alpha=scale, out=grad_q_MLd)
         torch.baddbmm(grad_k_MLd, grad_scores_MLL.mT, q_MLd, beta=0, alpha=scale, out=grad_k_MLd)
@@ -117,7 +117,7 @@ class _CpuAttention(torch.autograd.Function):
 def softmax_(scores_MLL: Tensor) -> Tensor:
     """Return the softmax over the last dimension of (N * h, L, L) scores; the result may overwrite the argument.
 
-    For rows that do not fill a vector register, torch's own softmax takes five times as long on a CPU (torch 2.13).
+    torch's own softmax takes five times as long for rows shorter than a vector register (CPU, torch 2.13).
     """
     if scores_MLL.shape[-1] >= VECTOR_LENGTH:
         return scores_MLL.softmax(-1)
@@ -127,5 +127,5 @@ def softmax_(scores_MLL: Tensor) -> Tensor:
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:
-    """Return the dtype of `x`, or float32 if that is more precise."""
+    """Return the more precise of float32 and the dtype of `x`."""
     return torch.promote_types(x.dtype, torch.float32)

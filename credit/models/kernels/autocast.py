@@ -1,7 +1,7 @@
 """Precision of kernels under `torch.autocast`.
 
-Autocast casts the arguments of torch's own operators. A kernel that is an autograd function, or whose sums need more
-digits than bfloat16 has, must set its precision itself, with the functions of this module.
+Autocast casts only the arguments of torch's own operators. A kernel must set its precision itself if it is an autograd
+function, or if its sums need more digits than bfloat16 has. The functions of this module do so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype in which autocast computes on the device of `x`; None if autocast is off there."""
+    """Return the dtype in which autocast computes on the device of `x`; None if autocast is off on this device."""
     # The meta device has no autocast, and asking for it raises an error.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return None
@@ -25,14 +25,14 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context in which autocast is off on the device of `x`, so that operators keep the dtypes of tensors."""
+    """Return a context that turns autocast off on the device of `x`, so operators compute in the dtypes of tensors."""
     if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def backward_without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a backward function: its operators keep the dtypes of their tensors, even under autocast."""
+    """Decorate a static method ``backward(ctx, *gradients)`` of an autograd function to run with autocast off."""
 
     @functools.wraps(backward)
     def wrapper(ctx: FunctionCtx, *gradients: Tensor) -> Any:

@@ -1,10 +1,10 @@
 """Dispatch between kernels and their plain formulations.
 
 A kernel is a formulation of an operation that takes less time or memory on some hardware than torch's own operators.
-Each lies in a file of this folder, beside the plain formulation that computes the same with torch's operators. The
-plain formulation is the reference in tests, and is used on hardware that the kernel does not suit.
+Each kernel is in a file of this folder, next to a plain formulation by torch's operators with the same result. The
+plain formulation is the reference in tests, and runs on hardware for which the kernel is not suitable.
 
-`uses` is the only place where the choice is made. `benchmarks/kernels.py` measures what each kernel saves.
+`uses` alone decides which of the two runs. `benchmarks/kernels.py` measures the time and memory that each kernel saves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Kernel:
         name: name of the kernel in benchmarks and in `plain_formulations`.
         cpu_only: True to use the kernel on CPUs only, because GPUs have a better operator or the kernel was not
             measured on them.
-        float32_only: True to use the kernel in float32 only, because in lower precision it costs more than it saves,
-            or loses accuracy.
+        float32_only: True to use the kernel in float32 only, because in lower precision it is slower or less accurate
+            than the plain formulation.
         compiled: True if `torch.compile` may trace the kernel. Otherwise the compiler gets the plain formulation,
             which it fuses by itself.
     """
@@ -53,7 +53,7 @@ _replaced_names: frozenset[str] = frozenset()
 
 
 def uses(kernel: Kernel, x: Tensor) -> bool:
-    """Return True if `kernel`, not its plain formulation, is to compute on `x`, given the device and dtype of `x`."""
+    """Return True if `kernel` should run instead of its plain formulation, given the device and dtype of `x`."""
     if kernel.name in _replaced_names:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
@@ -66,13 +66,13 @@ def uses(kernel: Kernel, x: Tensor) -> bool:
 
 
 def use_cpu_kernels(x: Tensor) -> bool:
-    """Return True if `x` lies on a CPU outside of `force_gpu_path`."""
+    """Return True if `x` is on a CPU and the context `force_gpu_path` is not active."""
     return x.device.type == "cpu" and not _emulates_gpu
 
 
 @contextmanager
 def force_gpu_path() -> Iterator[None]:
-    """Context in which networks on a CPU take the code path of a GPU, to predict their memory and work on a GPU."""
+    """Context in which networks on a CPU run the code path of a GPU, to predict their memory and operations there."""
     global _emulates_gpu
     previous = _emulates_gpu
     _emulates_gpu = True

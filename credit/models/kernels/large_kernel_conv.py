@@ -27,7 +27,7 @@ from credit.models.kernels.recompute_cache import cache_across_recompute
 
 
 def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Plain formulation of one convolution, each of whose outputs is centred on a patch of stride x stride cells.
+    """Plain formulation of one convolution whose outputs are each centred on a patch of stride x stride cells.
 
     Args:
         x_BCHW: padded field of H x W cells.
@@ -36,17 +36,17 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
         stride: stride of the convolution and edge of a patch, in cells.
 
     Returns:
-        (B, out, H / stride, W / stride), rounded down.
+        (B, out, H // stride, W // stride).
     """
     before, after = split_halo(weight.shape[-1], stride)
     if after > before:
-        # The odd cell of zeros goes right and below.
+        # An odd number of zeros is not symmetric: the extra cell is added to the right and below.
         x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
     return F.conv2d(x_BCHW, weight, bias, stride, before)
 
 
 def split_halo(kernel: int, stride: int) -> tuple[int, int]:
-    """Return the numbers of cells that a kernel reads before and after the `stride` cells on which it is centred.
+    """Return the numbers of cells that a kernel reads (before, after) the `stride` cells on which it is centred.
 
     Args:
         kernel: edge of the kernel in cells.
@@ -75,9 +75,9 @@ def large_kernel_convs(
 
 
 class _LargeKernelConvs(torch.autograd.Function):
-    """Convolutions that save only the field for the backward pass, which gathers the patches again.
+    """Autograd function of `large_kernel_convs`, which saves only the field and the weights for the backward pass.
 
-    The patches would be the largest tensor that a training step saves.
+    The backward pass gathers the patches again: they would be the largest tensor that a training step saves.
     """
 
     @staticmethod
@@ -144,7 +144,7 @@ class _LargeKernelConvs(torch.autograd.Function):
 def _convolve(
     x_BHWC: Tensor, grid: PatchGrid, gather_index: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the results of `large_kernel_convs`, given the result of `PatchGrid.gather_index`."""
+    """Return the results of `large_kernel_convs`; `gather_index` is the result of `PatchGrid.gather_index`."""
     patches_BHWK = grid.unfold(x_BHWC, gather_index)
     outputs = []
     for weight, bias in zip(weights, biases, strict=True):
@@ -153,11 +153,12 @@ def _convolve(
         # The convolution over rows computes all column taps as separate output channels.
         y_BCHW = F.conv2d(rows_BHWK.permute(0, 3, 1, 2), to_row_weight(weight, grid.stride))
         y_BHWC = y_BCHW.permute(0, 2, 3, 1).contiguous()
-        # The sum is float32 even where the taps are bfloat16: 16 roundings in a row would show.
+        # The sum is float32 even if the taps are bfloat16, because the errors of 16 roundings would add up.
         y_BHWC = y_BHWC.to(torch.promote_types(y_BHWC.dtype, torch.float32))
         taps_BHWTC = column_taps(y_BHWC, kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
         sums = taps_BHWTC.sum(-2) + bias.to(y_BHWC.dtype)
-        # The compiler of torch 2.11 loses the gradients of a function's result that `to` leaves as it is.
+        # `to` is called only if the dtype changes: the compiler of torch 2.11 loses the gradient of a result that `to`
+        # returns unchanged.
         if sums.dtype != x_BHWC.dtype:
             sums = sums.to(x_BHWC.dtype)
         outputs.append(sums)
@@ -165,7 +166,13 @@ def _convolve(
 
 
 def _rows_of_kernel(patches_BHWK: Tensor, grid: PatchGrid, kernel: int) -> Tensor:
-    """Return the rows of patches that a kernel with an edge of `kernel` cells reads."""
+    """Return a view of the rows of patches that a kernel of `kernel` x `kernel` cells reads.
+
+    Args:
+        patches_BHWK: all patches of the padded field.
+        grid: the patch grid.
+        kernel: edge of the kernel in cells.
+    """
     first_row = grid.first_patch(kernel)
     num_rows = grid.output_shape[0] + kernel // grid.stride - 1
     return patches_BHWK[:, first_row : first_row + num_rows]
@@ -190,7 +197,13 @@ def to_row_weight(weight: Tensor, stride: int) -> Tensor:
 
 
 def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    """Undo `to_row_weight`: return the weight of shape (out, in, k, k), given as `shape`."""
+    """Invert `to_row_weight`: return the weight of the convolution over cells.
+
+    Args:
+        row_weight: (taps * out, stride^2 * in, taps, 1), as `to_row_weight` returns it.
+        stride: edge of a patch in cells.
+        shape: (out, in, k, k), the shape of the result.
+    """
     out_channels, in_channels, kernel, _ = shape
     taps = kernel // stride
     # column tap, out, row in the patch, column in the patch, in, row tap
@@ -199,7 +212,7 @@ def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tenso
 
 
 def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) -> Tensor:
-    """Return for each output column the results of its column taps, as a view that reads `y_BHWC` along diagonals.
+    """Return the results of the column taps of each output column, as a view of `y_BHWC` along diagonals.
 
     Args:
         y_BHWC: contiguous result of a convolution over rows, with channels ordered (column tap, out).
@@ -223,8 +236,14 @@ def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) 
 
 
 def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
-    """Return the gradient of `rows_BHWK`, the rows of patches that were convolved, given that of the result."""
-    # `output_mask` selects the gradient of the input; those of weight and bias are not computed.
+    """Return the gradient of `rows_BHWK` in a convolution over rows, with the same shape.
+
+    Args:
+        grad_y_BHWC: gradient of the result of the convolution.
+        rows_BHWK: rows of patches that were convolved.
+        row_weight: weight of the convolution.
+    """
+    # `output_mask` selects the gradient of the input; the gradients of weight and bias are not computed.
     grad_rows_BKHW, _, _ = torch.ops.aten.convolution_backward(
         grad_y_BHWC.permute(0, 3, 1, 2),
         rows_BHWK.permute(0, 3, 1, 2),
@@ -256,7 +275,7 @@ def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tenso
         (C, K, taps, 1), where C is the number of channels of `grad_y_BHWC` and K that of a patch.
     """
     num_rows = grad_y_BHWC.shape[1]
-    # Contiguous as it is multiplied, or each product in bfloat16 would copy it.
+    # A transposed view would be copied in each product in bfloat16, so it is made contiguous once.
     grad_y_BCN = grad_y_BHWC.flatten(1, 2).transpose(1, 2).contiguous()
     sum_dtype = torch.promote_types(grad_y_BHWC.dtype, torch.float32)
     tap_gradients = []

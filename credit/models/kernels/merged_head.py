@@ -1,11 +1,11 @@
-"""The two convolutions of a decoder's head merged into one, which is computed only at the cells that are needed.
+"""Kernel that merges the two convolutions of a decoder's head into one and computes it only at the needed cells.
 
-A subpixel convolution turns each cell into 2 x 2 cells, and a 3x3 convolution follows. The plain formulation is the two
-layers one after the other. Nothing nonlinear lies between them, so each of the four phases of the output (even or odd
-row, even or odd column) is a 4x4 convolution of the input. All four are computed as one convolution with four times as
-many outputs, which are read with an offset that depends on the phase. For each cell of the input, this takes 64
-products per pair of an input and an output channel. The two layers take 36 such products, and another 36 per pair of
-two output channels.
+The head is a subpixel convolution, which turns each cell into 2 x 2 cells, and a 3x3 convolution. The plain formulation
+runs the two layers one after the other. The head is linear, so each of the four phases of the output (even or odd row,
+even or odd column) is a 4x4 convolution of the input. All four phases are computed as one convolution with four times
+as many outputs, and are then interleaved with an offset that depends on the phase. For each cell of the input, the
+merged convolution takes 64 products for each pair of an input and an output channel. The two layers take 36 products
+for each such pair, and another 36 for each pair of two output channels.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -27,19 +27,22 @@ from credit.models.kernels.dispatch import MERGED_HEAD, uses
 # Output rows that are left out at (north, south), and columns at (west, east).
 Margins = Sequence[tuple[int, int]]
 WHOLE: Margins = ((0, 0), (0, 0))
-# Input cells around the needed ones that the head reads: two 3x3 convolutions, one of them at twice the resolution.
+# Number of input cells that the head reads beyond the needed cells: two 3x3 convolutions, the second at twice the
+# resolution, reach 1.5 cells, rounded up.
 HALO = 2
 
 
 def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
-    """Crop the input of a head that doubles height and width to the cells that its output without margins depends on.
+    """Crop the input of a head to the cells on which the needed part of its output depends.
+
+    The head doubles height and width.
 
     Args:
         x_BCHW: (B, C, H, W) input of the head.
         margins: output rows at (north, south) and columns at (west, east) that are not needed.
 
     Returns:
-        The cropped input, and the slices of rows and of columns to keep of the output that the head computes from it.
+        The cropped input (B, C, h, w), and the slices of rows and columns to keep of the head's output (2h, 2w).
     """
     input_slices = []
     output_slices = []
@@ -55,7 +58,7 @@ def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
 
 @dataclass(frozen=True)
 class OutputWindow:
-    """Range of output rows (or columns) that are needed, and the rows of the merged convolution that contain them.
+    """Range of needed output rows (or columns), and the rows of the merged convolution that contain them.
 
     The head doubles the number of rows. Row p of the merged convolution, here called position p, reads the input rows
     p - 2 to p + 1 and contains the output rows 2p - 1 and 2p. So output row r is at position (r + 1) // 2.
@@ -89,9 +92,12 @@ class OutputWindow:
         return 2 - self.first_position, end_position + 1 - self.size
 
     def phase_slices(self, phase: int) -> tuple[slice, slice]:
-        """Return the slice of the needed rows of a phase (0 or 1), and the slice of their positions.
+        """Return the slice of the needed output rows of one phase, and the slice of their positions.
 
         Rows are counted from `start`, positions from `first_position`.
+
+        Args:
+            phase: 0 for even output rows, 1 for odd rows.
         """
         # The first needed row of the phase; every second row from there on has the same phase.
         row = self.start + (self.start + phase) % 2
@@ -101,7 +107,12 @@ class OutputWindow:
 
 
 def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, OutputWindow]:
-    """Return the windows of needed output rows and of needed output columns."""
+    """Return the window of needed output rows and the window of needed output columns.
+
+    Args:
+        x_BCHW: input of the head.
+        margins: output rows at (north, south) and columns at (west, east) that are not needed.
+    """
     height, width = x_BCHW.shape[2:]
     (north, south), (west, east) = margins
     return OutputWindow(height, north, 2 * height - south), OutputWindow(width, west, 2 * width - east)
@@ -110,9 +121,9 @@ def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, Outp
 def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
     """Return True if the merged convolution is exact and takes fewer products than the two layers.
 
-    The products that merge the kernels are counted. The merged convolution is not exact at the edge of the field: there
-    the second layer reads zeros, but the merged one what the first layer would compute beyond the edge. So every margin
-    must be at least 1.
+    The count includes the products that merge the kernels. The merged convolution is not exact at the edge of the
+    field: there the second layer reads zeros, whereas the merged convolution reads values that the first layer would
+    compute beyond the edge. So every margin must be at least 1.
 
     Args:
         x_BCHW: input of the head.
@@ -124,9 +135,9 @@ def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -
         return False
     in_channels = x_BCHW.shape[1]
     cropped_BCHW, _, _ = crop_input(x_BCHW, margins)
-    # Products of one sample, so that a forecast does not depend on how many are computed together.
+    # Count the products of one sample, so that the choice, and so the rounding, does not depend on the batch size.
     num_cells = cropped_BCHW.shape[2] * cropped_BCHW.shape[3]
-    # Each cell of the input becomes 4 cells. Both layers read 9 cells for each of them, the merged convolution 16.
+    # Each input cell becomes 4 output cells. Each layer reads 9 cells per output cell, the merged convolution 16.
     plain_products = num_cells * 36 * out_channels * (in_channels + out_channels)
     rows, columns = output_windows(x_BCHW, margins)
     merged_products = rows.num_positions * columns.num_positions * 64 * in_channels * out_channels
@@ -181,7 +192,7 @@ def merge_kernels(
         # to (in, C, row tap, row phase, column tap, column phase).
         reach = reach.unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
         reach = reach.reshape(in_channels, channels, 6, 6)
-        # The second convolution extends it to t from -3 to 4.
+        # The second convolution extends the range of t to -3 to 4.
         reach = F.conv2d(reach, conv_weight, padding=2)
         # From (in, out, row tap, row phase, column tap, column phase)
         # to (row phase, column phase, out, in, row tap, column tap).
@@ -197,7 +208,10 @@ def merge_kernels(
 
 
 class _Interleave(torch.autograd.Function):
-    """Copy the four phases that the merged convolution has in its channels to their cells of the output."""
+    """Autograd function that interleaves the four phases, channels of the merged convolution, to rows and columns.
+
+    The forward pass returns (B, C / 4, needed rows, needed columns).
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
@@ -228,7 +242,7 @@ class _Interleave(torch.autograd.Function):
 def _phase_views(
     y_BCHW: Tensor, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each of the four phases two views of the same shape: its cells in the output, and their positions.
+    """Yield two views of equal shape for each phase: its cells in the output, and its needed part of `phases_BCHW`.
 
     Args:
         y_BCHW: output of the head.

@@ -1,8 +1,9 @@
-"""Two linear layers with GELU between them, which save less for the backward pass than torch's own operators.
+"""MLP kernels (linear, GELU, linear) that save less for the backward pass than torch's own operators.
 
 The hidden channels are the widest tensors of a transformer layer. torch saves them twice: as argument of GELU, and as
-input of the second layer. One kernel saves only the argument. The other saves neither: it follows a layer norm whose
-result the backward pass computes again, and works on blocks of rows whose hidden channels fit into the CPU's cache.
+input of the second layer. `_MlpSavingGeluInput` saves only the argument. `_MlpOfNorm` saves neither: it follows a layer
+norm, whose result the backward pass computes again. It works on blocks of rows whose hidden channels fit into the
+CPU's cache.
 
 Shape suffixes: N rows (all cells of the batch), C channels, K hidden channels.
 """
@@ -21,9 +22,10 @@ from credit.models.kernels.dispatch import MLP, use_cpu_kernels, uses
 from credit.models.kernels.recompute_cache import cache_across_recompute
 from credit.models.kernels.recompute_linear import DeferredLinear, RecomputedNorm
 
-# Bytes of hidden channels that one core of a CPU works on at a time, where a backward pass computes them again.
+# Bytes of hidden channels in a block, for each core, if there is a backward pass: they fit into the cache of the core.
 BYTES_PER_CORE = 2**21
-# Bytes for all cores together where there is no backward pass: in smaller blocks a layer takes 2 to 9 % longer.
+# Bytes of hidden channels in a block for all cores together, if there is no backward pass. With smaller blocks, a layer
+# takes 2 to 9 % longer.
 BYTES_WITHOUT_GRADIENT = 2**26
 
 
@@ -31,10 +33,10 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     """Return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias).
 
     Args:
-        expand: x (..., C), and weight (K, C) and bias (K,) or None of the first layer, as `defer` returns them.
+        expand: input x (..., C) of the first layer, its weight (K, C), and its bias (K,) or None, from `defer`.
         weight: weight (out, K) of the second layer.
         bias: bias (out,) of the second layer; None for a layer without bias.
-        norm: layer norm whose result x is, so that the backward pass can compute x again; None to save x instead.
+        norm: layer norm that returned x, so that the backward pass can compute x again; None to save x instead.
 
     Returns:
         (..., out).
@@ -155,10 +157,10 @@ def _compute_gradients(
     expand_weight: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, first weight, first bias, second weight and second bias, None for those not needed.
+    """Return the gradients of x, first weight, first bias, second weight and second bias; None if not needed.
 
     Args:
-        needs_grad: True for each of the five gradients that is needed, in this order.
+        needs_grad: True for each needed gradient, in this order.
         grad_y_NC: gradient of the MLP's result.
         x_NC: input of the MLP.
         hidden_NK: argument of GELU.
@@ -198,7 +200,13 @@ def _mlp_in_blocks(
 
 
 def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
-    """Return slices of rows of about equal length, each with at most `block_bytes` bytes of hidden channels."""
+    """Divide the rows into slices of about equal length, each with at most `block_bytes` bytes of hidden channels.
+
+    Args:
+        x_NC: input of the MLP.
+        expand_weight: (K, C) weight of the first layer.
+        block_bytes: upper limit for the hidden channels of a block, in bytes.
+    """
     # An empty tensor has one block, so that there is a result to concatenate.
     num_rows = max(len(x_NC), 1)
     # `-(-a // b)` is a / b, rounded up.
@@ -209,7 +217,7 @@ def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[s
 
 
 def _bytes_in_cache() -> int:
-    """Return the bytes of hidden channels that the caches of all cores in use hold together."""
+    """Return the bytes of hidden channels that fit into the caches of all cores in use."""
     return BYTES_PER_CORE * torch.get_num_threads()
 
 

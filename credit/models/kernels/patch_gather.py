@@ -1,7 +1,7 @@
 """Gather of the patches of a padded field (space-to-depth), for convolutions with large kernels.
 
-A patch is a square of stride x stride cells. Each cell of each patch is looked up in the field by an index, so the
-padded field is never formed.
+A patch is a square of stride x stride cells. An index gives the field's cell for each cell of each patch, so the padded
+field is never stored.
 
 Shape suffixes: B batch, C channels, H and W rows and columns of cells or of patches, K channels of a patch
 (stride * stride * C).
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Patches of a padded field, with patches of zeros around it for kernels that are centred on a patch.
+    """Geometry of the patches of a padded field and of the zeros around it that the outermost kernels read.
 
     Attributes:
         stride: edge of a patch in cells.
         largest_kernel: edge of the largest kernel in cells.
         field_shape: (rows, columns) of the field without padding.
         padding: padding of the field on the sphere.
-        has_halo: True if the field already has the cells around it that the largest kernel reads; no zeros are
-            added then.
+        has_halo: True if the field already contains the cells around it that the largest kernel reads. Then no zeros
+            are added.
     """
 
     stride: int
@@ -42,7 +42,7 @@ class PatchGrid:
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """Number of rows and columns of patches on which an output of the convolution is centred."""
+        """Number of rows and columns of the convolution's output; each output is centred on one patch."""
         height, width = self.padding.padded_shape(self.field_shape)
         num_around = 0
         if self.has_halo:
@@ -51,23 +51,23 @@ class PatchGrid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and columns of all patches, those of zeros around the padded field included."""
+        """Number of rows and columns of all patches, including patches of zeros around the padded field."""
         num_around = self.largest_kernel // self.stride - 1
         height, width = self.output_shape
         return height + num_around, width + num_around
 
     def first_patch(self, kernel: int) -> int:
-        """Return the index of the first row (and column) of patches that a kernel with an edge of `kernel` cells reads.
+        """Return the first row (and column) of patches that a kernel of `kernel` x `kernel` cells reads.
 
-        Smaller kernels than the largest do not read all of the patches of zeros.
+        It is 0 for the largest kernel. Smaller kernels do not read the outermost patches.
         """
         return (self.largest_kernel - kernel) // 2 // self.stride
 
     def gather_index(self, device: torch.device) -> Tensor:
-        """Return the index of the cell of the field (row * W + column) that each cell of the patches is copied from.
+        """Return for each cell of each patch the field's cell (row * W + column) from which it is copied.
 
-        The result is int32, one-dimensional and in the order (row of patches, column of patches, row in the patch,
-        column in the patch). Cells outside of the padded field have the index 0, and `unfold` sets them to zero.
+        The result is one-dimensional, int32, and ordered (row of patches, column of patches, row in the patch, column
+        in the patch). Cells outside of the padded field have the index 0, and `unfold` sets them to zero.
         """
         H, W = self.field_shape
         cell_numbers = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
@@ -80,21 +80,27 @@ class PatchGrid:
         before = self._cells_before
         zeros_around = (before, columns - padded_width - before, before, rows - padded_height - before)
         numbers = F.pad(padding.pad(cell_numbers), zeros_around)
-        # (row of patches, row in the patch, column of patches, column in the patch), then the middle two are swapped.
+        # The view is (row of patches, row in the patch, column of patches, column in the patch).
         return numbers.view(rows // self.stride, self.stride, -1, self.stride).transpose(1, 2).flatten()
 
     def unfold(self, x_BHWC: Tensor, gather_index: Tensor) -> Tensor:
         """Return the patches (B, *shape, stride^2 * C) of a field.
 
         The channels of a patch are ordered (row in the patch, column in the patch, C).
+
+        Args:
+            x_BHWC: field without its padding.
+            gather_index: result of `gather_index`.
         """
         B, H, W, C = x_BHWC.shape
-        # Each cell is a row of a table with C columns, from which the index takes copies.
+        # `embedding` copies rows of a table; here a row of the table is a cell with its C channels.
         cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
         return self._zero_outside_and_flip_signs_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
-        """Apply the transpose of `unfold`: return (B, H, W, C), for each cell of the field the sum over its copies.
+        """Return for each cell of the field the sum over its copies in the patches, (B, H, W, C).
+
+        This is the transpose of `unfold`.
 
         Args:
             patches_BHWK: patches; they are overwritten.
@@ -103,7 +109,7 @@ class PatchGrid:
         """
         B = len(patches_BHWK)
         H, W = self.field_shape
-        # Zeros and signs are a diagonal matrix, which is its own transpose.
+        # Setting zeros and changing signs is a product with a diagonal matrix, which is its own transpose.
         cells = self._zero_outside_and_flip_signs_(patches_BHWK, channels).view(-1, channels)
         index = _index_of_samples(gather_index, B, H * W).flatten()
         # The gradient of an embedding with respect to its table is the sum over the copies. The last two arguments are
@@ -120,7 +126,11 @@ class PatchGrid:
     def _zero_outside_and_flip_signs_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
         """Set cells outside of the padded field to zero, and change the sign of vectors beyond a pole, in place.
 
-        The lookup by index can do neither, as it only copies values.
+        `unfold` needs this step because a lookup by index only copies values.
+
+        Args:
+            patches_BHWK: patches, which are changed and returned.
+            channels: number of channels C of the field.
         """
         stride = self.stride
         before = self._cells_before
@@ -133,7 +143,7 @@ class PatchGrid:
         # Zero the rows, then the columns, before and after the padded field.
         for dim, padded_size in enumerate(self.padding.padded_shape(self.field_shape), start=1):
             end = self.shape[dim - 1] * stride
-            # Cells of the padded field that the stride does not cover lie in no patch, so it may reach beyond the end.
+            # The padded field may be longer than the patches if the stride does not divide its size; hence the minimum.
             first_after = min(before + padded_size, end)
             for start, stop in ((0, before), (first_after, end)):
                 for patch_lines, line in self._locate_lines(start, stop):
@@ -143,7 +153,7 @@ class PatchGrid:
         return patches_BHWK
 
     def _locate_lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
-        """Yield (slice of patches, row in the patch) pairs that together cover the rows of cells `start` to `stop`.
+        """Yield (slice of patches, row in the patch) pairs that together cover the cell rows `start` to `stop` - 1.
 
         The same holds for columns.
         """
@@ -156,6 +166,12 @@ class PatchGrid:
 
 
 def _index_of_samples(gather_index: Tensor, num_samples: int, cells_per_sample: int) -> Tensor:
-    """Return the index (num_samples, cells of all patches) into the cells of all samples, one sample after another."""
+    """Return the gather index for a batch whose cells are concatenated, (num_samples, cells of all patches).
+
+    Args:
+        gather_index: index into the cells of one sample.
+        num_samples: number of samples.
+        cells_per_sample: number of cells H * W of a sample.
+    """
     samples = torch.arange(num_samples, dtype=gather_index.dtype, device=gather_index.device)
     return gather_index + cells_per_sample * samples[:, None]

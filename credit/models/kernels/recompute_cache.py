@@ -1,8 +1,8 @@
 """Cache of selected results across activation-checkpoint recomputation.
 
-Activation checkpointing computes a step of a rollout again in the backward pass, to save memory. If the result of a
-module takes much work but little memory, and the tensors that the module saves for its backward pass do not depend on
-the result, it is cheaper to keep the result of the first pass than to compute it again.
+Activation checkpointing saves memory: it computes a step of a rollout again in the backward pass. The result of a
+module is worth caching under two conditions: it is expensive to compute but small, and the module's backward pass does
+not need tensors that depend on it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _current_pass: ContextVar[_Pass | None] = ContextVar("current_pass", default=Non
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return one context for a first pass and one for its recomputations, as `torch.utils.checkpoint` wants them.
+    """Return one context for the first pass and one for its recomputations.
 
-    The function is passed as ``context_fn``.
+    Pass this function to `torch.utils.checkpoint.checkpoint` as ``context_fn``.
     """
     # The list belongs to one checkpointed call, so calls that overlap in time do not mix their results.
     cached_results: list[Results] = []
@@ -31,10 +31,10 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 
 
 def cache_across_recompute(compute: Callable[[], Results]) -> Results:
-    """Return the results of `compute`, or in a recomputation those of the first pass.
+    """Return the results of `compute`; in a recomputation, return the cached results of the first pass instead.
 
-    Call it in the forward of an autograd function. The order of the calls must be the same in both passes. While
-    torch.compile traces, and outside of the contexts of `recompute_contexts`, `compute` is always called.
+    Call this function in the forward method of an autograd function, in the same order in both passes. Nothing is
+    cached while torch.compile traces, or outside of the contexts of `recompute_contexts`.
     """
     current_pass = None if torch.compiler.is_compiling() else _current_pass.get()
     if current_pass is None:
@@ -60,8 +60,8 @@ class _Pass(AbstractContextManager):
 
     def __exit__(self, exception_type: type[BaseException] | None, *exception: object) -> None:
         _current_pass.reset(self._token)
-        # A recomputation that runs to its end must have made as many calls as the first pass.
-        # torch ends a recomputation by an exception as soon as it has all that it needs.
+        # A complete recomputation has as many calls as the first pass. torch may end a recomputation earlier by an
+        # exception, as soon as it has all tensors that it needs.
         if exception_type is None and self._is_recomputation:
             assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))
 
@@ -76,5 +76,8 @@ class _Pass(AbstractContextManager):
 
 
 def _detach(results: Results) -> Results:
-    """Return the results as new tensors, because autograd adds the tensors that a function returns to its graph."""
+    """Return the results as new tensors without a graph.
+
+    Autograd adds the tensors that an autograd function returns to its graph, so a cached tensor must not be returned.
+    """
     return tuple(result.detach() for result in results)

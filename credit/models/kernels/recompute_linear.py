@@ -1,7 +1,8 @@
-"""Linear layers whose caller chooses how the product is computed, and products that save less for the backward pass.
+"""Linear layers with an exchangeable product, and products that save less for the backward pass.
 
-A kernel that spans several layers needs their weights, but spectral norm, adapters, sharding and tensor parallelism all
-act on a layer when it is called. So the layer is called as usual, and the caller passes the product as an argument.
+A kernel that spans several layers needs their weights. But spectral norm, adapters, sharding and tensor parallelism
+prepare the weight of a layer only when the layer is called. So the layer is called as usual, and the caller passes the
+function that multiplies input and weight.
 
 Shape suffixes: N rows (all cells of the batch), C channels.
 """
@@ -20,14 +21,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from credit.models.kernels.autocast import backward_without_autocast
 from credit.models.kernels.dispatch import RECOMPUTED_NORM, uses
 
-# Input, weight and bias of a linear layer whose product is left to another one.
+# Input, weight and bias of a linear layer whose product a later layer computes.
 DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
 
 
 class RecomputeLinear(nn.Linear):
-    """Linear layer whose caller passes the function that multiplies input and weight."""
+    """Linear layer whose caller may pass the function that multiplies input and weight.
 
-    # Tensor parallelism may replace forward: it does nothing but the product that it is given.
+    So one kernel can compute this product together with other layers, see `credit.models.kernels.mlp`.
+    """
+
+    # Tensor parallelism may replace `forward`, because `forward` only calls `product`.
     _tp_takes_product = True
 
     def forward(self, x: Any, product: Callable[..., Any] = F.linear) -> Any:
@@ -41,16 +45,16 @@ class RecomputeLinear(nn.Linear):
 
 
 def defer(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
-    """Return the arguments unchanged.
+    """Return the arguments unchanged: the `product` of a `RecomputeLinear` that a later layer computes.
 
-    As the `product` of a `RecomputeLinear` it leaves the work to a later layer, see `credit.models.kernels.mlp`.
+    See `credit.models.kernels.mlp`.
     """
     return x, weight, bias
 
 
 @dataclass(frozen=True)
 class RecomputedNorm:
-    """Tensors, all detached, from which a backward pass computes the result of a layer norm again.
+    """Detached tensors from which a backward pass computes the result of a layer norm again.
 
     Attributes:
         x: (..., C) input of the norm.
@@ -66,10 +70,14 @@ class RecomputedNorm:
 
     @classmethod
     def if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
-        """Return the tensors that norm(x) is computed from, or None where it is better to save its result.
+        """Return the tensors from which norm(x) can be recomputed; None if it is better to save norm(x).
 
-        Recomputation is worthwhile in float32 on a CPU. In bfloat16 the same work is a larger part of a step, and
-        frees half as much memory (benchmarks/lab_notes.md). Without gradients nothing is saved anyway.
+        Recomputation is worthwhile in float32 on a CPU. In bfloat16 it takes a larger part of a step and frees half as
+        much memory (benchmarks/lab_notes.md). Without gradients, nothing is saved.
+
+        Args:
+            norm: the layer norm.
+            x: (..., C) input of the norm.
         """
         if not torch.is_grad_enabled() or not uses(RECOMPUTED_NORM, x):
             return None
@@ -79,16 +87,16 @@ class RecomputedNorm:
 def norm_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: RecomputedNorm, arrange: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return F.linear(x, weight, bias) without saving x, which the backward pass computes again.
+    """Return F.linear(x, weight, bias) without saving x; the backward pass computes x again.
 
     The plain formulation is `F.linear`.
 
     Args:
-        x: (..., C), equal to arrange(layer norm of ``norm.x``).
+        x: (..., C), equal to ``arrange(layer_norm(norm.x))``.
         weight: (out, C).
         bias: (out,); None for a layer without bias.
         norm: input, weight and bias of the layer norm.
-        arrange: function that moves the cells of the norm's result to other positions, for example into windows.
+        arrange: function that moves the cells of the norm's result to the positions of x, for example into windows.
 
     Returns:
         (..., out).
@@ -97,7 +105,10 @@ def norm_linear(
 
 
 class _NormLinear(torch.autograd.Function):
-    """Linear layer that saves the input of the layer norm before it, which the norm saves anyway, not its own input."""
+    """Linear layer that saves the input of the layer norm before it instead of its own input.
+
+    The layer norm saves this input anyway, so it costs no memory.
+    """
 
     @staticmethod
     def forward(

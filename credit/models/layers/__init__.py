@@ -1,6 +1,6 @@
 """Layers that networks share.
 
-Everything that a network needs from this package to run on the sphere can be imported from here:
+A network can import from here all that it needs to run on the sphere:
 
 - `SpherePadding` pads fields across the poles and around the globe, and crops the padding away again.
 - `SphereConv2d` is a convolution of (B, C, H, W) fields with this padding.
@@ -8,12 +8,12 @@ Everything that a network needs from this package to run on the sphere can be im
 - `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
 - `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
   fields.
-- `LayerNorm` and `GroupNorm` may depend on `Conditions`, vectors such as noise whose lengths `ConditionDims` gives.
+- `LayerNorm` and `GroupNorm` may depend on `Conditions`: vectors, such as noise, with the lengths in `ConditionDims`.
   `ConditionalScaleShift` computes this dependence.
 - `apply_spectral_norm` normalises the weights of a finished network. `advance_power_iterations` must then be called
   once per optimizer step, as the package's trainer does.
 
-Layers know nothing of ranks, configs or a particular network. Those that are worth sharding declare it in the class
+Layers do not depend on ranks, configs or a particular network. Layers that are worth sharding declare it in the class
 attributes `_fsdp2_shard` and `_tp_plan`.
 """
 

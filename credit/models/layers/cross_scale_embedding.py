@@ -19,7 +19,7 @@ from credit.models.layers.padding import NO_PADDING, SpherePadding
 
 
 class CrossScaleEmbedding(nn.Module):
-    """Reduce height and width by `stride`, and embed into `dim` channels.
+    """Embedding that reduces height and width by `stride` and returns tokens of `dim` channels.
 
     Args:
         in_channels: channels of the input.
@@ -30,8 +30,8 @@ class CrossScaleEmbedding(nn.Module):
         padding: padding of the input field on the sphere.
 
     Attributes:
-        takes_halo: True if the input has the cells around the field that the kernels read (`halo`), as a part of a
-            divided field has; it is not padded then.
+        takes_halo: True if the input already contains the cells around the field that the kernels read (`halo`), as a
+            rank's part of a divided field does. Then the layer does not pad its input.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CrossScaleEmbedding(nn.Module):
         self.padding = padding
         self.takes_halo = False
         widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
-        # The largest kernel, which costs most, gets what is left: about as many channels as the second largest.
+        # The largest kernel is the most expensive. It gets the remaining channels, about as many as the second largest.
         widths.append(dim - sum(widths))
         self.convs = nn.ModuleList(
             nn.Conv2d(in_channels, width, kernel, stride=stride)
@@ -56,20 +56,20 @@ class CrossScaleEmbedding(nn.Module):
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Numbers of cells that the largest kernel reads before and after the stride x stride cells of a token."""
+        """Number of cells (before, after) the stride x stride cells of a token that the largest kernel reads."""
         return split_halo(max(conv.kernel_size[0] for conv in self.convs), self.stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return tokens (B, H / stride, W / stride, dim), rounded down, where H and W are those of the padded field.
+        """Return tokens (B, H // stride, W // stride, dim), where H and W are the size of the padded field.
 
         Args:
-            x_BCHW: (B, C, H, W) field. With `takes_halo`, it is larger by the halo.
+            x_BCHW: field without padding; with `takes_halo`, the padded field and its halo.
         """
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         # Output (B, H / stride, W / stride, width) of each convolution.
         scales: dict[nn.Conv2d, Tensor] = {}
-        # Convolutions that suit the kernel, but for which the dispatch chooses the plain formulation.
+        # Convolutions that the kernel could compute, but for which the dispatch chooses the plain formulation.
         replaced_convs: list[nn.Conv2d] = []
         for convs in self._large_kernel_groups():
             if not uses(LARGE_KERNEL_CONV, x_BCHW):
@@ -85,7 +85,7 @@ class CrossScaleEmbedding(nn.Module):
             scales |= zip(convs, outputs, strict=True)
         plain_convs = [conv for conv in self.convs if conv not in scales]
         if plain_convs:
-            # The kernel pads by itself while it gathers patches; the plain formulation needs a padded field.
+            # The kernel pads while it gathers patches; the plain formulation needs a padded field.
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
                 # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).
@@ -97,11 +97,11 @@ class CrossScaleEmbedding(nn.Module):
                 else:
                     scale_BCHW = strided_conv(field_BCHW, conv.weight, conv.bias, self.stride)
                 scales[conv] = scale_BCHW.permute(0, 2, 3, 1)
-        # Concatenate in the order of the kernel sizes, whichever way each convolution was computed.
+        # Concatenate in the order of the kernel sizes, independent of the formulation of each convolution.
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 
     def _crop_halo(self, x_BCHW: Tensor, kernel: int) -> Tensor:
-        """Return the input without the part of its halo that a kernel of `kernel` x `kernel` cells does not read."""
+        """Crop the halo of the input to the cells that a kernel of `kernel` x `kernel` cells reads."""
         if not self.takes_halo:
             return x_BCHW
         before, after = self.halo
@@ -112,7 +112,7 @@ class CrossScaleEmbedding(nn.Module):
         return x_BCHW.narrow(2, skipped, height).narrow(3, skipped, width)
 
     def _large_kernel_groups(self) -> list[list[nn.Conv2d]]:
-        """Return the convolutions that `large_kernel_convs` is worthwhile for, in groups that can share their patches.
+        """Return the convolutions for which `large_kernel_convs` is worthwhile, in groups that can share patches.
 
         The convolutions of a group are sorted by kernel size.
         """
@@ -120,7 +120,7 @@ class CrossScaleEmbedding(nn.Module):
         for conv in self.convs:
             kernel = conv.kernel_size[0]
             consists_of_patches = kernel % self.stride == 0
-            # With an odd difference, `strided_conv` pads one cell more on one side than on the other.
+            # With an odd difference, `strided_conv` pads one more cell on one side than on the other.
             has_symmetric_pads = (kernel - self.stride) % 2 == 0
             if consists_of_patches and has_symmetric_pads:
                 # Kernels that differ by a multiple of twice the stride can read the same grid of patches.

@@ -1,6 +1,6 @@
-"""Rules by which the layers of this package compute their part of a field that is divided among ranks.
+"""Domain-parallel rules of the layers of this package: how a layer computes one rank's part of a divided field.
 
-See `credit.parallel.domain.rules`. Shape suffixes: B batch, C channels, H and W rows and columns.
+See `credit.parallel.domain.rules` for the protocol. Shape suffixes: B batch, C channels, H and W rows and columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, bui
 class ReadsPaddedField(ReadsNeighbours):
     """Base class of the rules of layers that pad their input across the poles and around the globe.
 
-    The rows and columns that the layer reads are those of the padded field.
+    Rows and columns that the layer reads are counted in the padded field.
 
     Attributes:
         padding: padding of the field; `NO_PADDING` for a layer that reads zeros beyond the edge of the field.
@@ -44,30 +44,39 @@ class ReadsPaddedField(ReadsNeighbours):
         return self.padding.padded_shape(self.source.shape)
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the field that a part of the padded field consists of."""
+        """Return the cells of the field from which a part of the padded field is assembled, in blocks of rows.
+
+        Args:
+            part: rows and columns of the padded field.
+        """
         blocks = self.padding.find_cells(part.rows, part.columns, self.source.shape)
         return [Cells(rows, columns) for rows, columns in blocks]
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
-        """Return the field in the dtype in which the layer computes, to send fewer bytes under autocast."""
+        """Cast the field to the dtype in which the layer computes, so that fewer bytes are sent under autocast."""
         return x_BCHW.to(autocast_dtype(x_BCHW) or x_BCHW.dtype)
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
-        """Change the sign of vectors beyond the poles."""
+        """Change the sign of vector channels beyond the poles in place, and return the field.
+
+        Args:
+            x_BHWC: collected part of the padded field.
+            rows: rows of the padded field in this part.
+        """
         for beyond_pole in self.padding.rows_across_pole(self.source.shape[0]):
             start = max(beyond_pole.start, rows.start)
             end = min(beyond_pole.stop, rows.stop)
             if start < end:
                 rows_beyond_pole = x_BHWC[:, start - rows.start : end - rows.start]
                 for channels in self.padding.vector_slices():
-                    # The cells were copied while they were collected, so the field itself stays as it is.
+                    # The collected cells are copies, so the field itself does not change.
                     rows_beyond_pole[..., channels].neg_()
         return x_BHWC
 
 
 @dataclass(frozen=True)
 class EmbedsAcrossScales(ReadsPaddedField):
-    """Rule of a cross-scale embedding, whose padding only a network's first embedding has.
+    """Rule of a `CrossScaleEmbedding`. Only the first embedding of a network has padding.
 
     Attributes:
         returns_tokens: as in `ReadsNeighbours`.
@@ -76,7 +85,7 @@ class EmbedsAcrossScales(ReadsPaddedField):
     returns_tokens: bool = True
 
     def remove_padding(self, layer: CrossScaleEmbedding) -> None:
-        """Let the embedding take the field with what it reads around it, so that it no longer pads."""
+        """Switch the layer's padding off: its input then contains the halo that it reads."""
         layer.padding = NO_PADDING
         layer.takes_halo = True
 
@@ -91,28 +100,28 @@ class ConvolvesOnSphere(ReadsPaddedField):
 
         Args:
             layer: the convolution.
-            source: division of its input.
-            target: division of its output.
+            source: division of the layer's input.
+            target: division of the layer's output.
         """
-        # The window of an output cell begins at the padded cell whose index is that of the output times the stride.
+        # Output cell i reads the padded cells from i * stride on.
         stride = layer.stride[0]
         reach = Reach(after=layer.kernel_size[0] - stride, stride=stride)
         return cls(source, target, reach, padding=layer.sphere_padding)
 
     def remove_padding(self, layer: SphereConv2d) -> None:
-        """Let the convolution take the field with the cells around it."""
+        """Switch the layer's padding off: its input then contains the cells that it reads around the field."""
         layer.sphere_padding = NO_PADDING
 
 
 @dataclass(frozen=True)
 class UpSamplesWithinMargins(DomainRule):
-    """Rule of the head of a decoder, which doubles the resolution and leaves out the cells of the padding.
+    """Rule of the head of a decoder, which doubles the resolution and crops the padding.
 
     Attributes:
         source: division of the head's input.
         target: division of the grid without padding.
         padding: padding of the grid.
-        halo: number of input cells around those under an output cell that the head reads.
+        halo: number of input cells that the head reads on each side of the cell under an output cell.
     """
 
     source: FieldDivision
@@ -121,7 +130,12 @@ class UpSamplesWithinMargins(DomainRule):
     halo: int = HALO
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Collect cells before the head, and give it the margins of this rank."""
+        """Exchange cells before the head, and pass the margins of this rank to it.
+
+        Args:
+            layer: the head; its forward takes the field and the margins.
+            group: the ranks that share the field.
+        """
         reach = Reach(self.halo, self.halo, factor=2)
         rank = dist.get_rank(group)
         outputs = [self._find_output(other) for other in range(self.target.num_ranks)]
@@ -138,13 +152,13 @@ class UpSamplesWithinMargins(DomainRule):
         layer.register_forward_pre_hook(collect, with_kwargs=True)
 
     def _clip(self, part: FieldPart) -> FieldPart:
-        """Return a part without what lies beyond the edge of the input, where the head pads with zeros itself."""
+        """Return the part clipped to the rows and columns of the input; the head pads with zeros beyond its edge."""
         height, width = self.source.shape
         rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
         return FieldPart(rows, range(max(part.columns.start, 0), min(part.columns.stop, width)))
 
     def _find_output(self, rank: int) -> FieldPart:
-        """Return a rank's part of the grid as rows and columns of the head's output with padding."""
+        """Return a rank's part of the grid, as rows and columns of the head's output including the padding."""
         part = self.target.held(rank)
         north, west = self.padding.lat[0], self.padding.lon[0]
         rows = range(part.rows.start + north, part.rows.stop + north)
@@ -152,15 +166,15 @@ class UpSamplesWithinMargins(DomainRule):
 
 
 def _find_margins(outputs: range, inputs: range) -> tuple[int, int]:
-    """Return the numbers of output cells before and after `outputs` that a head computes from the cells `inputs`."""
+    """Return the number of output cells (before, after) `outputs` that a head computes from the cells `inputs`."""
     return outputs.start - 2 * inputs.start, 2 * inputs.stop - outputs.stop
 
 
 @dataclass(frozen=True)
 class AttendsToDistantCells(DomainRule):
-    """Rule of attention inside windows of cells that lie H / window rows and W / window columns apart.
+    """Rule of long attention: windows of cells that lie H / window rows and W / window columns apart.
 
-    The ranks exchange the tokens, so that each has whole windows, and give the results back.
+    The ranks exchange tokens so that each has whole windows, and send the results back.
 
     Attributes:
         division: division of the tokens.
@@ -171,9 +185,14 @@ class AttendsToDistantCells(DomainRule):
     window: int
 
     def install(self, layer: WindowAttention, group: dist.ProcessGroup) -> None:
-        """Exchange tokens, and the conditions of each cell, before the layer, and tokens after it."""
+        """Exchange tokens and per-cell conditions before the layer, and tokens after it.
+
+        Args:
+            layer: the attention layer.
+            group: the ranks that share the field.
+        """
         if self.window == 1:
-            # Each window is one cell, which its rank has.
+            # Each window is a single cell, so its rank already has it.
             return
         row_windows = self._divide_windows(self.division.rows)
         column_windows = self._divide_windows(self.division.columns)
@@ -200,26 +219,29 @@ class AttendsToDistantCells(DomainRule):
         layer.register_forward_hook(give_back)
 
     def _divide_windows(self, axis: AxisDivision) -> AxisDivision:
-        """Return the division of the n windows along an axis; window k has the cells k, k + n, k + 2n, ..."""
+        """Return the division of the n windows along an axis; window k consists of the cells k, k + n, k + 2n, ..."""
         return divide_axis(axis.size // self.window, len(axis.owned))
 
     def _find_tokens(self, windows: FieldPart) -> Cells:
-        """Return the tokens of some windows, in the order in which the layer takes them."""
+        """Return the tokens of a rectangle of windows, in the order of the layer's input."""
         return Cells(
             self._spread(windows.rows, self.division.rows.size),
             self._spread(windows.columns, self.division.columns.size),
         )
 
     def _spread(self, windows: range, size: int) -> list[int]:
-        """Return the cells of some windows along an axis of `size` cells."""
+        """Return the cells of a range of windows along an axis of `size` cells."""
         num_windows = size // self.window
-        # The layer numbers its tokens (position in the window, window).
-        return [position * num_windows + window for position in range(self.window) for window in windows]
+        cells: list[int] = []
+        # The layer orders its tokens (position in the window, window).
+        for position in range(self.window):
+            cells += [position * num_windows + window for window in windows]
+        return cells
 
 
 @dataclass(frozen=True)
 class NormalisesWholeField(DomainRule):
-    """Rule of a group norm, whose mean and variance are those of the whole field.
+    """Rule of a group norm: mean and variance are computed over the whole field.
 
     Attributes:
         division: division of the field.
@@ -228,14 +250,19 @@ class NormalisesWholeField(DomainRule):
     division: FieldDivision
 
     def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
-        """Let the norm sum over the ranks."""
+        """Give the norm the group of ranks and their numbers of cells, so that it sums over the ranks.
+
+        Args:
+            layer: the group norm.
+            group: the ranks that share the field.
+        """
         counts = [math.prod(self.division.owned(rank).shape) for rank in range(self.division.num_ranks)]
         layer.cell_counts = CellCounts(group, tuple(counts), dist.get_rank(group))
 
 
 @dataclass(frozen=True)
 class NumbersCells(DomainRule):
-    """Rule of seeded dropout, whose masks depend on the number of a cell, or of a window, in the whole field.
+    """Rule of seeded dropout: masks depend on the number of a cell, or of a window, in the whole field.
 
     Attributes:
         division: division of the cells or windows.
@@ -244,7 +271,12 @@ class NumbersCells(DomainRule):
     division: FieldDivision
 
     def install(self, layer: SeededDropout, group: dist.ProcessGroup) -> None:
-        """Tell the layer which cells or windows of the whole field the ranks have."""
+        """Give the layer the cells or windows of the whole field that each rank has.
+
+        Args:
+            layer: the dropout layer.
+            group: the ranks that share the field.
+        """
         rank = dist.get_rank(group)
         parts = [self.division.held(other) for other in range(self.division.num_ranks)]
         layer.numberings = tuple(CellNumbering(part.rows, part.columns, self.division.shape[1]) for part in parts)
@@ -264,7 +296,12 @@ class InterpolatesField(DomainRule):
     target: FieldDivision
 
     def install(self, layer: BilinearResize, group: dist.ProcessGroup) -> None:
-        """Replace `forward` by an interpolation that computes this rank's part of the result."""
+        """Replace `forward` by an interpolation that computes this rank's part of the result.
+
+        Args:
+            layer: the interpolation.
+            group: the ranks that share the field.
+        """
         taps = [self._find_taps(rank) for rank in range(self.target.num_ranks)]
         exchange = build_exchange(
             group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps]
@@ -279,7 +316,7 @@ class InterpolatesField(DomainRule):
         layer.forward = interpolate
 
     def _find_taps(self, rank: int) -> tuple[Taps, Taps]:
-        """Return the cells between which a rank interpolates its rows and its columns."""
+        """Return the input rows and the input columns between which a rank interpolates."""
         part = self.target.held(rank)
         rows = find_taps(part.rows, self.source.shape[0], self.target.shape[0])
         return rows, find_taps(part.columns, self.source.shape[1], self.target.shape[1])

@@ -17,16 +17,15 @@ from credit.parallel.domain.group_norm import CellCounts, normalise_part
 
 
 class Conditions(NamedTuple):
-    """Conditions: what a block of a network depends on beside its input, such as noise.
+    """Additional inputs of a block of a network, such as noise; None for each input that the network does not have.
 
     The class is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
 
     Attributes:
-        vector_BK: (B, K) vector for each sample, such as global noise or lead time; None for none.
-        cells_BHWK: (B, H, W, K) vector for each cell at the block's resolution, such as noise that is drawn cell by
-            cell; None for none.
+        vector_BK: (B, K) vector for each sample, such as global noise or lead time.
+        cells_BHWK: (B, H, W, K) vector for each cell at the block's resolution, such as cell noise.
         dropout_seeds_BM: (B, M) int64 seeds of the dropout masks of each sample, one for each of the M values of
-            ``memory`` of the noise, see `credit.models.layers.seeded_dropout`; None for no such dropout.
+            ``memory`` of the noise, see `credit.models.layers.seeded_dropout`.
     """
 
     vector_BK: Tensor | None = None
@@ -35,7 +34,7 @@ class Conditions(NamedTuple):
 
     @property
     def changes_norms(self) -> bool:
-        """True if there is a vector that norms depend on; dropout seeds do not count."""
+        """True if there is a vector on which norms depend; dropout seeds do not count."""
         return self.vector_BK is not None or self.cells_BHWK is not None
 
 
@@ -44,7 +43,7 @@ NO_CONDITIONS = Conditions()
 
 @dataclass(frozen=True)
 class ConditionDims:
-    """Lengths of the vectors in `Conditions` that norms depend on; 0 for norms that do not depend on the vector.
+    """Lengths of the vectors in `Conditions` on which norms depend; 0 if they do not depend on a vector.
 
     Attributes:
         vector: length of the vector of each sample.
@@ -67,7 +66,7 @@ class ConditionalScaleShift(nn.Module):
     divide the zeros by their largest singular value.
 
     Args:
-        dim: number of channels that are scaled and shifted.
+        dim: number of channels to scale and shift.
         condition_dim: length of the condition vector.
         channel_dim: tensor dimension of the channels: -1 for tokens (B, ..., C), 1 for fields (B, C, H, W).
     """
@@ -84,7 +83,7 @@ class ConditionalScaleShift(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2 * dim, condition_dim))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """Return x * (1 + scale) + shift, in the shape of `x`; scale and shift are linear in the condition.
+        """Return x * (1 + scale) + shift, with the shape of `x`; scale and shift are linear in the condition.
 
         Args:
             x: normalised tokens or fields.
@@ -93,7 +92,7 @@ class ConditionalScaleShift(nn.Module):
         scale_shift = F.linear(condition.to(self.weight.dtype), self.weight)
         if condition.dim() == 2:
             # One scale and one shift for all cells of a sample.
-            shape = [len(x)] + [1] * (x.dim() - 1)
+            shape = [x.shape[0]] + [1] * (x.dim() - 1)
             shape[self.channel_dim] = 2 * self.dim
             scale_shift = scale_shift.view(shape)
         else:
@@ -113,7 +112,7 @@ def _build_scale_shift(dim: int, condition_dim: int, channel_dim: int) -> Condit
 
 
 def _apply_conditions(norm: LayerNorm | GroupNorm, normed: Tensor, conditions: Conditions) -> Tensor:
-    """Return `normed`, the result of `norm`, scaled and shifted by the conditions that the norm depends on."""
+    """Return `normed`, the result of `norm`, scaled and shifted by the conditions on which the norm depends."""
     if conditions.vector_BK is not None and norm.scale_shift is not None:
         normed = norm.scale_shift(normed, conditions.vector_BK)
     if conditions.cells_BHWK is not None and norm.cell_scale_shift is not None:
@@ -139,7 +138,7 @@ class LayerNorm(nn.LayerNorm):
 
         Args:
             x: (B, ..., C) tokens; they must be (B, H, W, C) if there is a condition vector for each cell.
-            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
+            conditions: vectors of each sample or cell, such as noise, on which the norm depends.
         """
         return _apply_conditions(self, super().forward(x), conditions)
 
@@ -156,7 +155,7 @@ class GroupNorm(nn.GroupNorm):
         condition_dims: lengths of the condition vectors.
 
     Attributes:
-        cell_counts: the ranks among which the field is divided; None if this rank holds the whole field.
+        cell_counts: the ranks that share the field and their numbers of cells; None if this rank has the whole field.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
@@ -170,7 +169,7 @@ class GroupNorm(nn.GroupNorm):
 
         Args:
             x_BCHW: field.
-            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
+            conditions: vectors of each sample or cell, such as noise, on which the norm depends.
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()

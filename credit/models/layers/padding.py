@@ -1,7 +1,7 @@
 """Padding of a global field across the poles and around the globe.
 
-Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run from
-south to north swaps the two pads of the rows.
+Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. If your rows run from south to
+north, swap the two pads of the rows.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -28,8 +28,9 @@ class SpherePadding:
             the first and last row, at the same longitude.
         lat: number of rows added in the north and in the south.
         lon: number of columns added in the west and in the east; they continue the field periodically.
-        skip: number of rows at each pole that `earth` does not repeat beyond the pole: 1 if the grid has a row on the
-            pole itself, else 0; a pair (north, south) if the poles differ. `mirror` never repeats the outermost row.
+        skip: number of rows at each pole that `earth` does not repeat beyond the pole: 1 if the grid has a row at the
+            pole itself, otherwise 0; a pair (north, south) if the poles differ. `mirror` never repeats the outermost
+            row.
         vector_channels: indices of the channels whose sign `earth` changes beyond a pole.
     """
 
@@ -41,13 +42,13 @@ class SpherePadding:
 
     @property
     def skips(self) -> tuple[int, int]:
-        """Numbers of rows at the north pole and at the south pole that `earth` does not repeat beyond the pole."""
+        """Number of rows at the (north, south) pole that `earth` does not repeat beyond the pole."""
         if isinstance(self.skip, int):
             return self.skip, self.skip
         return self.skip
 
     def padded_shape(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of rows and columns of a padded field, given those of the field."""
+        """Return the number of rows and columns of the padded field, given those of the field without padding."""
         height, width = grid
         return height + sum(self.lat), width + sum(self.lon)
 
@@ -61,15 +62,15 @@ class SpherePadding:
         return self._pad_lat_mirror(self._pad_lon(x))
 
     def crop(self, x: Tensor) -> Tensor:
-        """Undo `pad`: return the field without the padding, as a view."""
+        """Return the field without the padding, as a view; the inverse of `pad`."""
         north, south = self.lat
         west, east = self.lon
         return x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
 
     def rows_across_pole(self, height: int) -> tuple[range, ...]:
-        """Return the ranges of rows of a padded field that lie beyond a pole, where vectors change sign.
+        """Return the ranges of rows of the padded field that lie beyond a pole, where vectors change sign.
 
-        Without vector channels the result is empty.
+        The result is empty if there are no vector channels.
 
         Args:
             height: number of rows of the field before padding.
@@ -82,16 +83,16 @@ class SpherePadding:
     def find_cells(
         self, rows: range, columns: range, grid: tuple[int, int]
     ) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Return which cells of the field a rectangle of the padded field consists of.
+        """Return the cells of the field from which a rectangle of the padded field is copied.
 
         Args:
-            rows: rows of the padded field.
-            columns: columns of the padded field.
-            grid: number of rows and columns of the field.
+            rows: rows of the rectangle, counted in the padded field.
+            columns: columns of the rectangle, counted in the padded field.
+            grid: number of rows and columns of the field without padding.
 
         Returns:
-            Blocks of rows of the rectangle from north to south, each as the row indices and the column indices of its
-            cells in the field.
+            Up to three blocks of rows, from north to south: beyond the north pole, on the field, beyond the south pole.
+            Each is a pair of the row indices and the column indices of its cells in the field.
         """
         height, width = grid
         north, west = self.lat[0], self.lon[0]
@@ -112,7 +113,7 @@ class SpherePadding:
         return [block for block in blocks if block[0]]
 
     def vector_slices(self) -> list[slice]:
-        """Return `vector_channels` as slices; indexing with slices needs no index tensor on the device."""
+        """Return `vector_channels` as slices, which need no index tensor on the device."""
         slices: list[slice] = []
         for channel in sorted(set(self.vector_channels)):
             # Neighbouring channels share a slice.
@@ -139,16 +140,18 @@ class SpherePadding:
         return torch.cat((beyond_north, x, beyond_south), dim=-2)
 
     def _cross_pole(self, rows: Tensor) -> Tensor:
-        """Return the rows next to a pole as they lie beyond it, with the sign of vector channels changed."""
-        # Beyond the pole the rows come in reverse order, and the opposite meridian is half the columns away.
+        """Return the continuation of a field beyond a pole, from the rows next to the pole, both (B, C, ..., rows, W).
+
+        The rows come in reverse order and are shifted by half the columns. Vector channels change sign.
+        """
         beyond_pole = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
         for channels in self.vector_slices():
-            # `roll` has returned a new tensor, so the field itself stays as it is.
+            # `roll` returned a new tensor, so the field itself does not change.
             beyond_pole[:, channels].neg_()
         return beyond_pole
 
     def _pad_lat_mirror(self, x: Tensor) -> Tensor:
-        """Return the field with rows reflected at the first and the last row, which are not repeated."""
+        """Return the field with rows reflected at the first and last row; these two rows are not repeated."""
         height = x.shape[-2]
         north, south = self.lat
         beyond_north = x[..., 1 : 1 + north, :].flip(-2)
@@ -164,31 +167,31 @@ def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
 
     Args:
         padded: number of rows (or columns) of the padded field.
-        strides: stride of each stage's embedding. A convolution drops the cells that its stride does not cover.
+        strides: stride of each stage's embedding. Cells left over at the end are dropped, so sizes are rounded down.
     """
     return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
 
 
 def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-    """Return the least number of which the padded size must be a multiple so that every window of every stage fits.
+    """Return the smallest m such that windows of all stages fit if the padded size is a multiple of m.
 
     Args:
         strides: stride of each stage's embedding.
-        windows: for each stage the window edges, in cells of the stage, that must divide the size of the stage.
+        windows: edges of the windows of each stage, in cells of the stage; each must divide the size of the stage.
     """
     multiples = []
     for i, stage_windows in enumerate(windows):
-        # Rows of the padded field that one row of the stage stands for.
+        # Number of rows of the padded field per row of the stage.
         cells_per_token = math.prod(strides[: i + 1])
         multiples.append(cells_per_token * math.lcm(*stage_windows))
     return math.lcm(*multiples)
 
 
 def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the least pads that make the padded size a multiple of `multiple`, with a minimum on each side.
+    """Return the smallest pads (first side, second side) that make the padded size a multiple of `multiple`.
 
-    The minimum is half a cell of the coarsest stage. It keeps the edge of the padded field away from the field. The
-    rule gives the padding of the published 6 h model and of the 1 degree starter config.
+    Each side gets at least half a cell of the coarsest stage, which keeps the edge of the padded field away from the
+    field. The rule gives the padding of the published 6 h model and of the 1 degree starter config.
 
     Args:
         size: number of rows (or columns) of the field.
@@ -196,8 +199,8 @@ def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int,
         strides: stride of each stage's embedding.
 
     Returns:
-        Numbers of rows (or columns) to add on the first side (north or west) and on the second side (south or east),
-        which gets one more if their sum is odd.
+        Numbers of rows (or columns) to add on the first side (north or west) and on the second side (south or east).
+        If their sum is odd, the second side gets one more.
     """
     min_pad = math.prod(strides) // 2
     total = math.ceil((size + 2 * min_pad) / multiple) * multiple - size

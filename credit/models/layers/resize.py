@@ -19,7 +19,7 @@ class Taps:
     Attributes:
         first: indices of the first cell of each output cell.
         second: indices of the second cell.
-        weight: weight of the second cell; that of the first is 1 minus it.
+        weight: weight of the second cell; the first cell has the weight 1 - weight.
     """
 
     first: tuple[int, ...]
@@ -27,13 +27,18 @@ class Taps:
     weight: tuple[float, ...]
 
     def inputs(self) -> range:
-        """Return the range of input cells that are read."""
+        """Return the range from the first to the last input cell of the interpolation."""
         return range(min(self.first), max(self.second) + 1)
 
     def apply(self, x: Tensor, dim: int, first_input: int) -> Tensor:
-        """Return `x` interpolated along a dimension, which begins with the input cell `first_input`.
+        """Return `x` interpolated along one dimension, with the dtype of `x`.
 
-        The interpolation is computed in float32 at least, as torch does.
+        The interpolation is computed in at least float32, as torch does.
+
+        Args:
+            x: field of any shape.
+            dim: dimension of the input cells.
+            first_input: number, along the whole axis, of the first input cell in `x`.
         """
         first = torch.tensor(self.first, device=x.device) - first_input
         second = torch.tensor(self.second, device=x.device) - first_input
@@ -47,9 +52,9 @@ class Taps:
 
 
 def find_taps(outputs: range, input_size: int, output_size: int) -> Taps:
-    """Return the input cells of a range of output cells, as `torch.nn.functional.interpolate` places them.
+    """Return the input cells and weights with which `torch.nn.functional.interpolate` computes some output cells.
 
-    Cells cover the same interval before and after the interpolation (``align_corners=False``).
+    All cells together cover the same interval before and after the interpolation (``align_corners=False``).
 
     Args:
         outputs: range of output cells.
@@ -59,7 +64,7 @@ def find_taps(outputs: range, input_size: int, output_size: int) -> Taps:
     first = []
     weight = []
     for output in outputs:
-        # Position of the centre of the output cell, in input cells from the centre of the first one.
+        # Distance of the centre of the output cell from the centre of the first input cell, in input cells.
         position = max((output + 0.5) * input_size / output_size - 0.5, 0.0)
         cell = min(int(position), input_size - 1)
         first.append(cell)
@@ -80,7 +85,7 @@ class BilinearResize(nn.Module):
         self.shape = shape
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the field with the rows and columns of `shape`; a field of this shape is returned as it is."""
+        """Return the field interpolated to (B, C, *shape); a field that has this shape is returned unchanged."""
         if tuple(x_BCHW.shape[-2:]) == self.shape:
             return x_BCHW
         return F.interpolate(x_BCHW, size=self.shape, mode="bilinear", align_corners=False)

@@ -1,8 +1,7 @@
-"""Dropout whose masks are a function of a seed for each sample, so that a mask can be drawn again.
+"""Dropout whose masks are a function of the sample's seed, so that a mask can be drawn again.
 
-The bits of a mask are a hash of the sample's seed, of the layer and of the position in the layer. They do not depend on
-the batch, the device, or the part of a layer that a tensor-parallel rank holds, and nothing has to be saved for a
-recomputation.
+The bits of a mask are a hash of the sample's seed, the layer and the position in the layer. They do not depend on the
+batch, the device, or the tensor-parallel split, and no random state is saved for a recomputation.
 
 Shape suffixes: B batch, R rows (cells of the grid, or queries of attention), U units (hidden channels, or keys of
 attention), M values of ``memory`` of the noise (times for which a mask stays the same), each with a seed; N windows of
@@ -20,17 +19,17 @@ from torch import Tensor, nn
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
-# A hash has the random numbers of four units, of 16 bits each.
+# A 64-bit hash contains the 16-bit random numbers of four units.
 _UNITS_PER_HASH = 4
 _NUM_VALUES = 2**16
 
 
 def hash_(x: Tensor) -> Tensor:
-    """Replace each int64 of `x` in place by a hash of it, 64 pseudo-random bits, and return `x`.
+    """Replace each int64 of `x` in place by its hash, 64 pseudo-random bits, and return `x`.
 
-    These are the two multiplication rounds of SplitMix64, in which products wrap around. Its last shift is left out,
-    because only groups of 16 bits of the result are used. Right shifts copy the sign bit, not zeros as in SplitMix64:
-    this costs one bit of randomness in each round and saves an operation.
+    The hash consists of the two multiplication rounds of SplitMix64, in which products wrap around. The final shift of
+    SplitMix64 is omitted, because only groups of 16 bits are used. Right shifts copy the sign bit, whereas SplitMix64
+    shifts in zeros: this costs one bit of randomness per round and saves an operation.
     """
     for multiplier in (_MULTIPLIER_1, _MULTIPLIER_2):
         x.bitwise_xor_(x >> 32).mul_(multiplier)
@@ -39,11 +38,11 @@ def hash_(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CellNumbering:
-    """Numbers in the whole field of the cells, or windows, that a rank holds of a divided field.
+    """Numbering of the cells (or windows) of one rank's part by their position in the whole field.
 
     Attributes:
-        rows: rows that the rank holds.
-        columns: columns that it holds.
+        rows: rows of the part in the whole field.
+        columns: columns of the part in the whole field.
         width: number of columns of the whole field.
     """
 
@@ -52,26 +51,25 @@ class CellNumbering:
     width: int
 
     def numbers(self, device: torch.device) -> Tensor:
-        """Return the numbers (cells,) int64, row by row."""
+        """Return row * width + column of each cell of the part, row by row, int64 (number of cells,)."""
         rows = torch.arange(self.rows.start, self.rows.stop, device=device)
         columns = torch.arange(self.columns.start, self.columns.stop, device=device)
         return (rows[:, None] * self.width + columns).flatten()
 
 
 class SeededDropout(nn.Module):
-    """Dropout of one layer of a network, with masks that are a function of the seeds in its arguments.
+    """Dropout of one layer of a network, with masks computed from seeds that the caller passes.
 
     Args:
         rate: probability of dropping a unit; it is rounded to a multiple of 1 / 65536.
-        number: index of the layer, from 0, among the layers with such dropout.
+        number: index of the layer, from 0, among the layers with seeded dropout.
 
     Attributes:
-        first_unit: index of the first hidden channel or head that this rank holds: 0, unless tensor parallelism sets
-            it.
-        numberings: numbers of the cells (or windows) that each rank holds of a divided field; empty if this rank holds
-            the whole field.
-        field_ranks: the ranks whose cells the layer gets: this rank, or with sequence parallelism its tensor-parallel
-            peers as well.
+        first_unit: index of this rank's first hidden channel or head; 0 without tensor parallelism.
+        numberings: numbering of each rank's cells (or windows) of a divided field; empty if this rank has the whole
+            field.
+        field_ranks: the ranks whose cells the layer receives: this rank; with sequence parallelism also its
+            tensor-parallel peers.
     """
 
     def __init__(self, rate: float, number: int) -> None:
@@ -84,17 +82,17 @@ class SeededDropout(nn.Module):
         # The offsets of the layers are far apart, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
-        # A unit is kept if its random number, an int16, is at least the threshold. All are at least the lowest one.
+        # A unit is kept if its random number, an int16, is at least the threshold. The lowest int16 keeps all units.
         self._lowest = -_NUM_VALUES // 2
         self._threshold = self._lowest + num_dropped_values
         self._scale = _NUM_VALUES / (_NUM_VALUES - num_dropped_values)
 
     def drop_channels(self, x: Tensor, seeds_BM: Tensor) -> Tensor:
-        """Return hidden channels with dropout: some are set to zero, the rest is scaled to keep the mean.
+        """Return hidden channels with dropout: some are set to zero, the others are scaled to keep the mean.
 
         Args:
-            x: (B, ..., U) or (B cells, U) hidden channels of each cell; under tensor parallelism those that this rank
-                holds.
+            x: (B, ..., U) or (B * cells, U) hidden channels of each cell; under tensor parallelism, the channels of
+                this rank.
             seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
         """
         x_BRU = x.reshape(len(seeds_BM), -1, x.shape[-1])
@@ -104,7 +102,7 @@ class SeededDropout(nn.Module):
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
-        """Return attention weights with dropout: some are set to zero, the rest is scaled to keep the mean.
+        """Return attention weights with dropout: some are set to zero, the others are scaled to keep the mean.
 
         Args:
             weights_NhLL: (N, h, L, L) attention weights, for each window of the whole batch, each head of this rank,
@@ -117,7 +115,7 @@ class SeededDropout(nn.Module):
         windows_n = self._number_cells(num_windows, weights_NhLL.device)
         heads_h = self.first_unit + torch.arange(num_heads, device=weights_NhLL.device)
         queries_L = torch.arange(length, device=weights_NhLL.device)
-        # Rows are numbered with the heads of all ranks, so that a rank draws the masks of its heads in the whole layer.
+        # Rows are numbered over the heads of all ranks, so the masks do not depend on the number of ranks.
         window_heads_nh1 = windows_n[:, None, None] * heads + heads_h[:, None]
         rows_nhL = window_heads_nh1 * length + queries_L
         seed_B11 = self._select_seed(seeds_BM)
@@ -125,28 +123,28 @@ class SeededDropout(nn.Module):
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _number_cells(self, num_cells: int, device: torch.device) -> Tensor:
-        """Return the numbers (cells,) int64 in the whole field of the `num_cells` cells, or windows, of a sample."""
+        """Return the number in the whole field of each cell (or window) of a sample, int64 (num_cells,)."""
         if not self.numberings:
             return torch.arange(num_cells, device=device)
         return torch.cat([self.numberings[rank].numbers(device) for rank in self.field_ranks])
 
     def _select_seed(self, seeds_BM: Tensor) -> Tensor:
-        """Return the seed that this layer uses for each sample, (B, 1, 1): layer i uses seed i modulo M."""
+        """Return the seed of each sample for this layer, (B, 1, 1): layer i uses seed i modulo M."""
         return seeds_BM[:, self.number % seeds_BM.shape[1], None, None]
 
     def _draw_mask(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
-        """Return the bool mask (B, R, U): False for a unit that is dropped.
+        """Return the bool mask (B, R, U): True for units to keep, False for units to drop.
 
         Args:
-            seed_B11: (B, 1, 1) seed of each sample; 0 for a sample of which no unit is dropped.
+            seed_B11: (B, 1, 1) seed of each sample; 0 to keep all units of the sample.
             rows_R: (R,) int64 indices of the rows in the whole layer.
             num_units: number of units of a row, U.
-            first_unit: index in the whole layer of the first unit.
+            first_unit: index of the first unit in the whole layer.
         """
         # Hash the sample's seed with the layer, the result with the row, and that result with each group of four units.
         layer_seed_B11 = hash_(seed_B11 + self._layer_offset)
         row_seed_BR1 = hash_(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
-        # `-(-a // b)` is a / b, rounded up: the last group may be needed in part only.
+        # `-(-a // b)` is a / b rounded up, because only a part of the last group may be needed.
         first_hash = first_unit // _UNITS_PER_HASH
         end_hash = -(-(first_unit + num_units) // _UNITS_PER_HASH)
         hashes = torch.arange(first_hash, end_hash, device=rows_R.device)
@@ -157,7 +155,7 @@ class SeededDropout(nn.Module):
         return numbers_BRU[..., offset : offset + num_units] >= threshold_B11
 
     def _apply_mask(self, x_BRU: Tensor, is_kept_BRU: Tensor, seed_B11: Tensor) -> Tensor:
-        """Return `x_BRU` with zeros for the units that are dropped, and the others scaled to keep the mean."""
+        """Set dropped units of `x_BRU` to zero, scale the others to keep the mean, and return the result."""
         scale_B11 = torch.where(seed_B11 == 0, 1.0, self._scale).to(x_BRU.dtype)
         return x_BRU * scale_B11 * is_kept_BRU
 
@@ -167,11 +165,11 @@ class SeededDropout(nn.Module):
 
 
 def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rate: float) -> int:
-    """Replace torch's dropout in a network by seeded dropout, in place, and return the number of layers that have it.
+    """Replace torch's dropout in a network by seeded dropout, in place; return the number of layers with dropout.
 
     Args:
-        model: the network. Its layers with an attribute ``seeded_dropout`` are changed: window attention and
-            feed-forward layers.
+        model: the network. Layers with an attribute ``seeded_dropout`` are changed: window attention and feed-forward
+            layers.
         attention_rate: dropout rate of attention weights; 0 for no dropout.
         feed_forward_rate: dropout rate of the hidden channels of feed-forward layers; 0 for no dropout.
     """
@@ -179,7 +177,7 @@ def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rat
     for module in list(model.modules()):
         if not hasattr(module, "seeded_dropout"):
             continue
-        # Switch torch's dropout off. Attention keeps its rate in a number, a feed-forward layer in a module.
+        # Switch torch's dropout off. It is a number in attention layers and a module in feed-forward layers.
         if isinstance(module.dropout, nn.Dropout):
             module.dropout.p = 0.0
             rate = feed_forward_rate

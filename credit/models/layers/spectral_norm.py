@@ -1,19 +1,19 @@
 """Spectral normalisation of weights as a parametrization (Miyato et al. 2018, arXiv 1802.05957).
 
-The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
+A layer computes with W / sigma, where sigma = u^T W v. The float32 buffers u and v approximate the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; only `advance_power_iterations` updates them.
 
 Call this function once per optimizer step, before the step's first forward, as the package's trainer does (see
 docs/add_a_model.md for other training loops). All micro-steps, rollout steps and recomputations of an optimizer step
-then compute with the same u and v. An iteration between a forward and its recomputation would give wrong gradients
-without any error.
+then compute with the same u and v. An iteration between a forward and its recomputation would silently give wrong
+gradients.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,34 +27,34 @@ from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, unit_vectors
+from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, normalize_matrix, unit_vectors
 from credit.parallel.blocks.marks import is_marked
-from credit.parallel.dtensor import local_slices, num_shards, to_local
+from credit.parallel.dtensor import embed, embed_local, local_slices, num_shards, to_local
 from credit.parallel.reduce import sum_over_shards
 
-# Leaves sigma of a random matrix a few per cent low.
+# Number of power iterations for initial weights. The estimate of sigma is then a few per cent too low.
 INITIAL_ITERATIONS = 15
 
 
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
 
-    The weight may be the part of a matrix that tensor parallelism gives to a rank, see `share`; sigma is always the
-    singular value of the whole matrix.
+    With tensor parallelism, the weight is one rank's part of a matrix, see `share`; sigma is still the singular value
+    of the whole matrix.
 
     Args:
-        weight: the weight to be normalised; only its shape and device are read.
+        weight: the weight to normalise; only its shape and device are read.
         out_dim: dimension of the weight that counts outputs (1 for transposed convolutions, else 0).
     """
 
     def __init__(self, weight: Tensor, out_dim: int) -> None:
         super().__init__()
         self.out_dim = out_dim
-        # Adds up a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight.
+        # Sums a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight.
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         rows = weight.shape[out_dim]
         columns = weight.numel() // rows
-        # Any unit vectors will do here: `initialise` or a state dict sets the real ones.
+        # Placeholder unit vectors; `initialise` or a state dict sets the real ones.
         self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
         self.register_buffer("v", torch.full((columns,), columns**-0.5, device=weight.device))
 
@@ -64,18 +64,25 @@ class SpectralNorm(nn.Module):
             weight = weight.transpose(0, self.out_dim)
         return weight.flatten(1).float()
 
+    def _as_weight(self, matrix: Tensor, weight: Tensor) -> Tensor:
+        """Return a matrix, from `matrix`, in the shape and the dtype of `weight`."""
+        if not self.out_dim:
+            return matrix.view(weight.shape).to(weight.dtype)
+        transposed_shape = weight.transpose(0, self.out_dim).shape
+        return matrix.view(transposed_shape).transpose(0, self.out_dim).to(weight.dtype)
+
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Prepare for a weight that is one rank's part of a matrix, as tensor parallelism splits it.
+        """Prepare for a weight that tensor parallelism has split, so that it is one rank's part of a matrix.
 
         Args:
             split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
             total: function that sums a tensor over the ranks, and its gradient as well.
-            common: function that returns its tensor unchanged and sums the gradient over the ranks; not needed here.
+            common: function that returns its tensor unchanged and sums the gradient over the ranks; unused here.
 
         Returns:
-            For each of the buffers ``u`` and ``v`` the dimension along which it is split; None if it stays whole.
+            Name of the buffer, ``u`` or ``v`` -> dimension along which it is split; None if every rank has all of it.
         """
         self.sum_over_parts = total
         return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
@@ -86,7 +93,7 @@ class SpectralNorm(nn.Module):
         normalize_together(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return u and v for a whole initial `weight`, iterated from a random u that is drawn from `generator`."""
+        """Return u and v of a whole initial `weight`, from power iterations that start at a random u."""
         matrix = self.matrix(weight)
         (u,) = unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
@@ -96,8 +103,9 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return `weight` / sigma in the dtype of `weight`; sigma is computed in float32."""
-        # A compiled graph normalises each of its weights itself; the compiler fuses that.
-        if not torch.compiler.is_compiling():
+        # A compiled graph normalises each weight separately, and the compiler fuses the operations.
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling:
             normalized_weight = _normalized_together.get().get(self)
             if normalized_weight is not None:
                 return normalized_weight
@@ -105,39 +113,42 @@ class SpectralNorm(nn.Module):
         if self.sum_over_parts is not None:
             weight, u, v = to_local(weight), to_local(u), to_local(v)
         with without_autocast(weight):
+            if not is_compiling and self.sum_over_parts is None:
+                matrix = normalize_matrix(self.matrix(weight), u, v)
+                return self._as_weight(matrix, weight)
             sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
             if self.sum_over_parts is not None:
                 sigma = self.sum_over_parts(sigma)
-            # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
+            # Multiply by 1 / sigma, because the backward of a division takes several more passes over the weight.
             return (weight.float() * sigma.reciprocal()).to(weight.dtype)
 
 
-# A normalised weight's parametrizations, of which spectral norm is the last.
+# All parametrizations of a normalised weight; spectral norm is the last.
 Chain = parametrize.ParametrizationList
-# The weights that the forward under way has normalised together.
+# Weights that the current forward pass has normalised in advance, see `normalize_together`.
 _normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar("normalized", default=MappingProxyType({}))
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
     """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model.
 
-    Call `advance_power_iterations` once per optimizer step. Layers with ``is_normalized = False`` are left out.
+    Call `advance_power_iterations` once per optimizer step. Layers with ``is_normalized = False`` are skipped.
     """
     classes: dict[type, type] = {}
     for module in list(model.modules()):
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)) and getattr(module, "is_normalized", True):
             plain_class = type(module)
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
-            # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.
+            # `unsafe` skips a test of shape and dtype, which spectral norm never changes.
             parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, out_dim), unsafe=True)
-            # torch makes a class for each module, so blocks that are equal otherwise would be compiled one by one.
+            # torch creates a class for each module. A common class lets the compiler compile equal blocks only once.
             module.__class__ = classes.setdefault(plain_class, type(module))
     return model
 
 
 def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Return a dict from the spectral norm of each normalised weight in `module` to the weight's parametrizations."""
-    # `named_modules` would take longer than everything else that a training step does with the result.
+    """Find all normalised weights in `module`: spectral norm of a weight -> all parametrizations of the weight."""
+    # `named_modules` would take longer than all other work of a training step with the result.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
     while stack:
@@ -153,7 +164,7 @@ def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
 
 
 def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the u and v buffers of `model`, not copied, by their names in a state dict."""
+    """Return the u and v buffers of `model` by their names in its state dict, without a copy."""
     vectors = {}
     for name, module in model.named_modules():
         if isinstance(module, SpectralNorm):
@@ -162,7 +173,7 @@ def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_trainable(chain: Chain) -> bool:
-    """Return True if the weight can change. The u and v of a frozen weight are not updated, so its layer is fixed."""
+    """Return True if the weight or one of its adapters is trained; otherwise u and v are not updated."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
@@ -170,9 +181,9 @@ def is_trainable(chain: Chain) -> bool:
 def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
     """Collective: update u and v of every trainable weight by power iterations, v first, in place.
 
-    Call it once per optimizer step, before its first forward, and with more iterations after weights have been
-    replaced. Weights that are sharded or split over ranks are not gathered: each iteration needs two all-reduces for
-    each device mesh instead.
+    Call this function once per optimizer step, before the step's first forward. After weights have been replaced, call
+    it with more iterations. Sharded weights are not gathered; instead, each iteration needs two all-reduces for each
+    device mesh.
 
     Args:
         model: the model; all ranks of its device meshes must make this call.
@@ -192,7 +203,7 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
 
 
 def _power_iterate_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Update u and v of weights whose whole matrix is on this rank."""
+    """Update u and v, in place, of weights whose whole matrix is on this rank."""
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
@@ -205,7 +216,7 @@ def _power_iterate_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: i
 
 @dataclass
 class _MatrixShard:
-    """The rows and columns of a weight's matrix that this rank stores."""
+    """Rows and columns of a weight's matrix that this rank stores."""
 
     norm: SpectralNorm
     chain: Chain
@@ -216,13 +227,13 @@ class _MatrixShard:
     def of(cls, norm: SpectralNorm, chain: Chain) -> _MatrixShard:
         bounds = local_slices(chain.original)
         rows = bounds.pop(norm.out_dim)
-        # Of the dimensions that make up the columns only the first is ever cut.
+        # Only the first of the dimensions that make up the columns can be sharded.
         inner_size = chain.original.shape[2:].numel()
         columns = slice(bounds[0].start * inner_size, bounds[0].stop * inner_size)
         return cls(norm, chain, rows, columns)
 
     def adapter_tensors(self) -> list[Tensor]:
-        """Return the tensors that must be gathered to multiply what the adapters add to the weight by a vector."""
+        """Return the sharded tensors that must be gathered to compute the adapters' part of a matrix-vector product."""
         tensors: list[Tensor] = []
         for adapter in _adapters(self.chain):
             tensors += adapter.parameters()
@@ -234,9 +245,9 @@ class _MatrixShard:
     def add_adapters(
         self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
     ) -> Tensor:
-        """Return `product`, that of the matrix without the adapters (or of its transpose) and `vector`, with adapters.
+        """Return `product`, of the matrix without adapters (or its transpose) and `vector`, plus the adapters' part.
 
-        `gathered` has for each sharded tensor of `adapter_tensors` the full, gathered tensor.
+        `gathered` maps each tensor of `adapter_tensors` to the full, gathered tensor.
         """
         adapters = _adapters(self.chain)
         if not adapters:
@@ -252,17 +263,17 @@ class _MatrixShard:
 
 
 def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: update u and v of weights of whose matrix this rank stores a part.
+    """Collective: update u and v, in place, of weights whose matrices are sharded over the ranks.
 
-    Every rank multiplies its parts of the matrices, and the sums of the products over the ranks are the full u and v.
-    In the end each rank stores its part of them. The first all-reduce also gathers the adapters, which are small.
+    Every rank multiplies its parts of the matrices. The sums of the products over the ranks are the full u and v, of
+    which each rank stores its part. The first all-reduce also gathers the adapters, which are small.
     """
     shards = [_MatrixShard.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
     to_gather: list[Tensor] = []
     for shard in shards:
         to_gather += shard.adapter_tensors()
-    us = [_embed_local(norm.u) for norm in chains]
+    us = [embed_local(norm.u) for norm in chains]
     gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
         stored = [norm.matrix(to_local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
@@ -272,9 +283,9 @@ def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int
             row_vectors = [u[shard.rows] for shard, u in zip(shards, us, strict=True)]
             summands = []
             for shard, product in zip(shards, matrices.products(row_vectors, transposed=True), strict=True):
-                summands.append(_embed(product, [shard.columns], shard.norm.v.shape))
+                summands.append(embed(product, [shard.columns], shard.norm.v.shape))
             if iteration == 0 and to_gather:
-                embedded = [_embed_local(tensor).to(us[0].device) for tensor in to_gather]
+                embedded = [embed_local(tensor).to(us[0].device) for tensor in to_gather]
                 sums = sum_over_shards(summands + embedded, originals + to_gather)
                 gathered = dict(zip(to_gather, sums[len(shards) :], strict=True))
                 us = [gathered.get(shard.norm.u, u) for shard, u in zip(shards, us, strict=True)]
@@ -287,7 +298,7 @@ def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int
             column_vectors = [v[shard.columns] for shard, v in zip(shards, vs, strict=True)]
             summands = []
             for shard, product in zip(shards, matrices.products(column_vectors, transposed=False), strict=True):
-                summands.append(_embed(product, [shard.rows], shard.norm.u.shape))
+                summands.append(embed(product, [shard.rows], shard.norm.u.shape))
             us = []
             for shard, product, v in zip(shards, sum_over_shards(summands, originals), vs, strict=True):
                 us.append(shard.add_adapters(product, v, gathered, transposed=False))
@@ -297,28 +308,14 @@ def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int
         to_local(norm.v).copy_(v[local_slices(norm.v)[0]])
 
 
-def _embed(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
-    """Return a tensor of `shape` with `values` at `bounds` and zeros elsewhere."""
-    if values.shape == shape:
-        return values
-    embedded = values.new_zeros(shape)
-    embedded[tuple(bounds)] = values
-    return embedded
-
-
-def _embed_local(tensor: Tensor) -> Tensor:
-    """Return a plain tensor of the full shape of `tensor`, with this rank's part in its place and zeros elsewhere."""
-    return _embed(to_local(tensor), local_slices(tensor), tensor.shape)
-
-
 def _adapters(chain: Chain) -> list[nn.Module]:
-    """Return the adapters of a weight: the parametrizations before spectral norm, which add something to the weight."""
+    """Return the adapters of a weight: all parametrizations before spectral norm."""
     return list(chain)[:-1]
 
 
 def _before_norm(chain: Chain) -> Tensor:
-    """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
-    # `to_local` and `_adapters` would be two more calls for each weight in every step.
+    """Return the input of spectral norm: the weight with its adapters, or this rank's part of it."""
+    # `to_local` and `_adapters` are inlined, to avoid two function calls for each weight in every step.
     weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
     for adapter in list(chain)[:-1]:
         weight = adapter(weight)
@@ -326,21 +323,21 @@ def _before_norm(chain: Chain) -> Tensor:
 
 
 def normalize_together(module: nn.Module, by_unit: bool) -> None:
-    """Change the forward of `module` in place, so that it first normalises the weights inside it, many at a time.
+    """Change the forward of `module` in place: it first normalises all weights inside it in a few operations.
 
-    On a GPU, weights of the same shape share their kernels. Split weights share one sum of their sigmas over the ranks,
-    and one of its gradient. All other weights are still normalised when they are read.
+    On a GPU, weights of the same shape are normalised by the same kernels. Tensor-parallel weights share one all-reduce
+    of their sigmas, and one of its gradient. All other weights are still normalised when they are read.
 
     Args:
-        module: module that is not compiled, because a compiled graph normalises each of its weights itself.
-        by_unit: True to let the forward of each sharding unit inside normalise the weights of that unit. It is needed
-            if sharded weights are gathered, or checkpointed blocks are recomputed, unit by unit.
+        module: a module that is not compiled; a compiled graph normalises each weight separately.
+        by_unit: True to normalise the weights of each sharding unit in the unit's own forward. This is needed if
+            weights are gathered, or activations are recomputed, unit by unit.
     """
     units = [module]
     if by_unit:
         units += [unit for unit in module.modules() if is_marked(unit) and unit is not module]
     for unit in units:
-        # A unit leaves the weights of the units inside it to these units.
+        # Weights of units inside this unit are normalised by the inner units.
         chains = normalized_weights(unit)
         for inner in units:
             if inner is not unit and inner in set(unit.modules()):
@@ -353,7 +350,7 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
 def _forward_together(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
-    """Normalise the weights of `chains`, then call `forward`, in which `SpectralNorm.forward` returns the results."""
+    """Normalise the weights of `chains`, then call `forward`; `SpectralNorm.forward` returns the results in it."""
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     ready = _normalized_together.get()
@@ -366,7 +363,7 @@ def _forward_together(
 
 
 def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Return the normalised weights (or this rank's parts) of the weights that can share work; leave out the others."""
+    """Return the normalised weights (or this rank's parts) for weights that can share kernels or all-reduces."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
     for norm, weight in weights.items():
@@ -387,7 +384,7 @@ def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNo
 
 
 def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Collective: return this rank's parts of split weights, normalised with one all-reduce for all weights."""
+    """Collective: return this rank's parts of tensor-parallel weights, normalised with a single all-reduce."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
         products = []

@@ -1,7 +1,7 @@
-"""Products of spectral norm for many weights, by as few kernels as their device needs.
+"""Spectral norm of many weights with few kernel launches.
 
-On a GPU, the work on most weights takes less time than launching the kernels for each weight, so weights of one shape
-share them. Shape suffixes: N weights of one shape; R rows (outputs) and C columns of each; X stands for R or C.
+On a GPU, launching kernels for each weight takes longer than the computation. So weights of one shape are stacked and
+computed together. Shape suffixes: N weights of one shape; R rows (outputs) and C columns of each; X stands for R or C.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.dispatch import use_cpu_kernels
 
-# Least length by which a vector is divided, so that vectors of zeros stay zeros.
+# Lower limit for the length by which a vector is divided, so that zero vectors stay zero.
 EPS = 1e-12
 
 
 class PlainMatrices:
-    """Matrices that are multiplied one after another: on a CPU nothing is gained by copying them into one tensor."""
+    """Float32 matrices that are multiplied one after another, for CPUs, where stacking them saves no time."""
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self._matrices = matrices
@@ -34,15 +34,15 @@ class PlainMatrices:
 
 
 class StackedMatrices:
-    """Float32 matrices, each to be multiplied with one vector; those of one shape are stacked in one tensor (N, R, C).
+    """Float32 matrices that are multiplied together: matrices of one shape are stacked in one tensor (N, R, C).
 
     Stacked matrices are multiplied elementwise and summed, because torch's batched matrix product may round its
-    arguments to TF32. A matrix that has no other of its shape is not stacked.
+    arguments to TF32. A matrix with a unique shape is not stacked.
     """
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self._matrices = matrices
-        # Indices of the matrices of each shape, and their stack; None for a shape of which there is one matrix.
+        # Indices of the matrices of each shape, and their stack; None for a shape with a single matrix.
         self._groups = group_by_shape(matrices)
         self._stacks_NRC: list[Tensor | None] = []
         for group in self._groups:
@@ -72,12 +72,12 @@ class StackedMatrices:
 
 
 def hold_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
-    """Return an object that multiplies float32 matrices with vectors in the way that is fastest on their device."""
+    """Return an object that multiplies each float32 matrix by a vector, in the fastest way for their device."""
     return PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
 
 
 def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each vector divided by its 2-norm; vectors of zeros stay zeros."""
+    """Return each vector divided by its 2-norm; zero vectors stay zero."""
     if use_cpu_kernels(vectors[0]):
         lengths = torch._foreach_norm(vectors)
         torch._foreach_clamp_min_(lengths, EPS)
@@ -98,13 +98,49 @@ def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
-def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return W / (u^T W v) for each of several weights W of one shape and dtype, in that dtype.
-
-    Hardly anything but W itself is saved for the backward pass.
+def normalize_matrix(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Return W / (u^T W v) for a float32 matrix W (R, C); its backward makes few passes over the memory of W.
 
     Args:
-        weights: (R, ...) weights, whose first dimension counts outputs.
+        matrix: the weight as a matrix.
+        u: (R,) left singular vector.
+        v: (C,) right singular vector.
+    """
+    return _NormalizeMatrix.apply(matrix, u, v)
+
+
+class _NormalizeMatrix(torch.autograd.Function):
+    """Normalised (R, C) matrix; u and v have no gradients.
+
+    Autograd of the same formula writes two more matrices in the backward pass, the product with the gradient and the
+    outer product of u and v, and reads each once.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, matrix_RC: Tensor, u_R: Tensor, v_C: Tensor) -> Tensor:
+        reciprocal = torch.dot(u_R, torch.mv(matrix_RC, v_C)).reciprocal()
+        ctx.save_for_backward(matrix_RC, u_R, v_C, reciprocal)
+        # A product with 1 / sigma is faster than a division by sigma.
+        return matrix_RC * reciprocal
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_y_RC: Tensor) -> tuple[Tensor, None, None]:
+        # See `_NormalizeBatched` for the formula.
+        matrix_RC, u_R, v_C, reciprocal = ctx.saved_tensors
+        product = torch.dot(grad_y_RC.flatten(), matrix_RC.flatten())
+        grad_matrix_RC = grad_y_RC * reciprocal
+        grad_matrix_RC.addr_(u_R * (-product * reciprocal.square()), v_C)
+        return grad_matrix_RC, None, None
+
+
+def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return W / (u^T W v) for each of several weights W of one shape and dtype, in this dtype.
+
+    Besides W, only u, v and the reciprocals are saved for the backward pass.
+
+    Args:
+        weights: (R, ...) weights; the first dimension counts outputs.
         us: float32 (R,) left singular vector of each weight.
         vs: float32 (C,) right singular vector of each weight; C is the product of the weight's other dimensions.
     """
@@ -127,7 +163,8 @@ class _NormalizeBatched(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_y_NRC: Tensor) -> tuple[Tensor | None, ...]:
-        # Let G be the gradient of W / sigma. As d sigma / dW = u v^T, that of W is (G - <G, W> u v^T / sigma) / sigma.
+        # Let G be the gradient of W / sigma. As d sigma / dW = u v^T, the gradient of W is
+        # (G - <G, W> u v^T / sigma) / sigma.
         reciprocal_N11, u_NR, v_NC, *weights = ctx.saved_tensors
         factor_N11 = (grad_y_NRC * _stack_matrices(weights)).sum((1, 2), keepdim=True) * reciprocal_N11.square()
         rows_NR1 = factor_N11 * u_NR[:, :, None]
@@ -139,5 +176,5 @@ class _NormalizeBatched(torch.autograd.Function):
 
 
 def _stack_matrices(weights: Sequence[Tensor]) -> Tensor:
-    """Return (R, ...) weights as one float32 tensor (N, R, C) with memory of its own, which may be overwritten."""
+    """Copy (R, ...) weights into a new float32 tensor (N, R, C), which the caller may overwrite."""
     return torch.stack(list(weights)).flatten(2).float()

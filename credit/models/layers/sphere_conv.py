@@ -23,11 +23,10 @@ class SphereConv2d(nn.Conv2d):
         out_channels: channels of the output.
         kernel: edge of the kernel in cells, odd.
         stride: 1 or 2.
-        skip: numbers of rows at the north pole and at the south pole that are not repeated beyond the pole, see
-            `SpherePadding`.
+        skip: number of rows at the (north, south) pole that are not repeated beyond the pole, see `SpherePadding`.
         vector_channels: indices of the input channels whose sign changes beyond a pole.
-        initial_scale: factor on the initial values of weight and bias. A small factor in the last layer of a network
-            lets training begin near an output of zero.
+        initial_scale: factor on the initial values of weight and bias. With a small factor in the last layer, the
+            output of a network is close to zero at the start of training.
 
     Attributes:
         sphere_padding: padding of the input.
@@ -51,8 +50,8 @@ class SphereConv2d(nn.Conv2d):
         self.initial_scale = initial_scale
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, H / stride, W / stride), rounded up."""
-        # Padding copies the field, so under autocast it is cast before, not after.
+        """Return the convolved field (B, out_channels, H / stride, W / stride); these sizes are rounded up."""
+        # Padding copies the field, so under autocast the field is cast before it is padded.
         x_BCHW = x_BCHW.to(autocast_dtype(x_BCHW) or x_BCHW.dtype)
         return super().forward(self.sphere_padding.pad(x_BCHW))
 
@@ -61,7 +60,7 @@ class SphereConv2d(nn.Conv2d):
 
         Args:
             key: ``"weight"`` or ``"bias"``.
-            shape: shape of the value.
+            shape: shape of the whole (unsharded) tensor.
             generator: random generator on the CPU.
         """
         inputs_per_output = self.in_channels * self.kernel_size[0] * self.kernel_size[1]

@@ -1,4 +1,4 @@
-"""The transformer layer of CrossFormer (arXiv 2108.00154), on tokens (B, H, W, C).
+"""Transformer layer of CrossFormer (Wang et al. 2021, arXiv 2108.00154) on tokens (B, H, W, C).
 
 Shape suffixes: B batch, H and W rows and columns of the grid, N cells of all samples, C channels, K hidden channels.
 """
@@ -25,10 +25,10 @@ class FeedForward(nn.Module):
         dropout: probability of dropping a hidden channel in training.
         condition_dims: lengths of the conditions that the norm depends on.
         hidden_dim: hidden channels; None for 4 * `dim`.
-        has_norm: False to leave the norm out.
+        has_norm: True to normalise the input.
     """
 
-    # As in `WindowAttention`.
+    # True to recompute the norm in the backward pass if that is worthwhile, see `WindowAttention`.
     saves_memory = True
 
     def __init__(
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
         self.expand = RecomputeLinear(dim, hidden_dim)
         self.contract = RecomputeLinear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
-        # Dropout as noise, which `use_seeded_dropout` puts here.
+        # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
@@ -53,12 +53,12 @@ class FeedForward(nn.Module):
 
         Args:
             x_BHWC: tokens.
-            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
+            conditions: vectors of each sample or cell, such as noise, on which the norms and dropout depend.
         """
-        # From here on, cells are independent of each other.
+        # The MLP treats each cell separately, so all cells become rows of one matrix.
         normed_BHWC = x_BHWC if self.norm is None else self.norm(x_BHWC, conditions)
         normed_NC = normed_BHWC.flatten(0, 2)
-        # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed one by one.
+        # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed separately.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             hidden_NK = F.gelu(self.expand(normed_NC))
             y_NC = self.contract(self.seeded_dropout.drop_channels(hidden_NK, conditions.dropout_seeds_BM))
@@ -66,17 +66,17 @@ class FeedForward(nn.Module):
             y_NC = self.contract(self.dropout(F.gelu(self.expand(normed_NC))))
         else:
             norm = None
-            # The kernel can compute only such norms again that do not depend on a condition.
+            # The kernel can recompute only norms that do not depend on a condition.
             if self.norm is not None and self.saves_memory and not conditions.changes_norms:
                 norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
-            # The first layer defers its product to the second one, where one kernel computes both.
+            # The first layer defers its product to the second layer, where one kernel computes both.
             deferred = self.expand(normed_NC, defer)
             y_NC = self.contract(deferred, partial(mlp, norm=norm))
         return y_NC.view(x_BHWC.shape)
 
 
 class TransformerLayer(nn.Module):
-    """Sequence of short attention, feed-forward, long attention and feed-forward, each added to its input.
+    """Short attention, feed-forward, long attention and feed-forward in sequence, each added to its input.
 
     A transformer layer is one unit of sharding and checkpointing. `_tp_plan` declares how its linear layers may be
     split over tensor-parallel ranks.
@@ -84,8 +84,8 @@ class TransformerLayer(nn.Module):
     Args:
         dim: channels of the tokens.
         dim_head: channels per attention head; divides `dim`.
-        local_window: window edge, in cells, of the short attention, whose windows consist of neighbouring cells.
-        global_window: window edge, in cells, of the long attention, whose windows consist of cells that are spread over
+        local_window: window edge of the short attention, in cells. Its windows consist of neighbouring cells.
+        global_window: window edge of the long attention, in cells. Its windows consist of cells that are spread over
             the whole grid.
         attn_dropout: probability of dropping an attention weight in training.
         ff_dropout: probability of dropping a hidden channel of the feed-forward layers in training.
@@ -142,11 +142,11 @@ class TransformerLayer(nn.Module):
         self.long_feed_forward = FeedForward(dim, ff_dropout, condition_dims)
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return tokens of the same shape (B, H, W, C); both windows must divide H and W.
+        """Return the tokens (B, H, W, C) after both attentions; `local_window` and `global_window` must divide H and W.
 
         Args:
             x_BHWC: tokens.
-            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
+            conditions: vectors of each sample or cell, such as noise, on which the norms and dropout depend.
         """
         x_BHWC = x_BHWC + self.short_attention(x_BHWC, conditions)
         x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC, conditions)

@@ -24,10 +24,10 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
-    """Return (B, C/4, 2H, 2W) as `torch.nn.PixelShuffle(2)` does, but keep channels-last memory on every device."""
+    """Return the result of `torch.nn.PixelShuffle(2)`, (B, C/4, 2H, 2W), but keep channels-last memory."""
     B, C, H, W = x_BCHW.shape
-    # The channels are ordered (C / 4, row phase, column phase). The phases, 0 or 1, are row and column of a new cell
-    # among the 2 x 2 that replace an old one.
+    # The channels are ordered (C / 4, row phase, column phase). Each old cell becomes 2 x 2 new cells; the phases, 0 or
+    # 1, are the row and column of a new cell among them.
     x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
     # (B, H, row phase, W, column phase, C / 4)
     x_BH2W2C = x_BHWC22.permute(0, 1, 4, 2, 5, 3)
@@ -35,7 +35,12 @@ def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
 
 
 class SubpixelConv(nn.Conv2d):
-    """3x3 convolution to 4 * `out_channels` channels, then a pixel shuffle (Shi et al. 2016, arXiv 1609.05158)."""
+    """3x3 convolution to 4 * `out_channels` channels, then a pixel shuffle (Shi et al. 2016, arXiv 1609.05158).
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, 4 * out_channels, 3, padding=1)
@@ -52,7 +57,7 @@ class SubpixelConv(nn.Conv2d):
 
         Args:
             name: ``"weight"`` or ``"bias"``.
-            shape: shape of the value.
+            shape: shape of the whole (unsharded) tensor.
             generator: random generator on the CPU.
         """
         if name == "bias":
@@ -64,7 +69,7 @@ class SubpixelConv(nn.Conv2d):
 
 
 class Refinement(nn.Sequential):
-    """3x3 convolution, group norm and SiLU, all three twice in a row. The caller adds the result to the input.
+    """Two sequences of 3x3 convolution, group norm and SiLU. The caller adds the result to the input.
 
     Args:
         channels: input and output channels.
@@ -80,7 +85,12 @@ class Refinement(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the field (B, C, H, W), given the conditions at the same resolution."""
+        """Return the update of the field (B, C, H, W).
+
+        Args:
+            x_BCHW: field.
+            conditions: vectors of each sample or cell, at the resolution of the field, on which the norms depend.
+        """
         for layer in self:
             # Only the norms take conditions.
             if isinstance(layer, GroupNorm):
@@ -111,7 +121,12 @@ class UpBlockPS(nn.Module):
         self.refine = Refinement(out_channels, groups, condition_dims)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the up-sampled field (B, out_channels, 2H, 2W); the conditions have its resolution, 2H x 2W."""
+        """Return the up-sampled field (B, out_channels, 2H, 2W).
+
+        Args:
+            x_BCHW: (B, in_channels, H, W) field.
+            conditions: vectors of each sample or cell, at the resolution 2H x 2W, on which the norms depend.
+        """
         x_BCHW = self.up(x_BCHW)
         x_BCHW = x_BCHW + self.sharp(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
@@ -137,13 +152,18 @@ class UpBlock(nn.Module):
         self.refine = Refinement(out_channels, groups, condition_dims)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the up-sampled field (B, out_channels, 2H, 2W); the conditions have its resolution, 2H x 2W."""
+        """Return the up-sampled field (B, out_channels, 2H, 2W).
+
+        Args:
+            x_BCHW: (B, in_channels, H, W) field.
+            conditions: vectors of each sample or cell, at the resolution 2H x 2W, on which the norms depend.
+        """
         x_BCHW = self.up(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
 
 
 class TransposedHead(nn.ConvTranspose2d):
-    """Last block of a decoder: a transposed convolution that leaves out the margins, such as the cells of the padding.
+    """Last block of a decoder: a transposed convolution whose output is cropped by margins, such as the padding.
 
     Args:
         in_channels: input channels.
@@ -166,17 +186,17 @@ class TransposedHead(nn.ConvTranspose2d):
 
         Args:
             x_BCHW: (B, in_channels, H, W) input.
-            margins: numbers of output rows at (north, south) and columns at (west, east) that are left out.
+            margins: numbers of output rows at (north, south) and columns at (west, east) to crop.
         """
         x_BCHW, rows, columns = crop_input(x_BCHW, margins)
         return super().forward(x_BCHW)[..., rows, columns]
 
 
 class SubpixelHead(nn.Sequential):
-    """Last block of a decoder: a subpixel convolution and a 3x3 convolution, which leave the margins out.
+    """Last block of a decoder: a subpixel convolution and a 3x3 convolution whose output is cropped by margins.
 
-    Nothing nonlinear lies between the two convolutions, so together they are one linear map. The map is computed as one
-    convolution where that takes fewer operations, see `credit.models.kernels.merged_head`.
+    There is no activation between the two convolutions, so together they are one linear map. It is computed as one
+    convolution if this takes fewer operations, see `credit.models.kernels.merged_head`.
 
     Args:
         in_channels: input channels.
@@ -185,7 +205,7 @@ class SubpixelHead(nn.Sequential):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(SubpixelConv(in_channels, out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1))
-        # Merged kernels, which `precompute` keeps for weights that do not change any more.
+        # Merged kernels for inference, set by `precompute`.
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
 
@@ -204,7 +224,7 @@ class SubpixelHead(nn.Sequential):
 
         Args:
             x_BCHW: (B, in_channels, H, W) input.
-            margins: numbers of output rows at (north, south) and columns at (west, east) that are left out.
+            margins: numbers of output rows at (north, south) and columns at (west, east) to crop.
         """
         if is_merging_worthwhile(x_BCHW, margins, self[1].out_channels):
             weight, bias = self.merged_weight, self.merged_bias
@@ -217,10 +237,10 @@ class SubpixelHead(nn.Sequential):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and keep the merged kernels, for weights that do not change any more."""
+        """Compute and cache the merged kernels, for inference: the weights must not change afterwards."""
         self.merged_weight, self.merged_bias = self._merge_kernels()
 
     def _merge_kernels(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the one convolution that replaces the two."""
+        """Return weight and bias of the merged convolution, see `merge_kernels`."""
         subpixel_conv, conv = self
         return merge_kernels(subpixel_conv.weight, subpixel_conv.bias, conv.weight, conv.bias)

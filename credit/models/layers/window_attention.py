@@ -32,7 +32,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
             H / window rows and W / window columns apart (long attention).
 
     Returns:
-        Windows (N, L, C). N is their number in the whole batch, each with L = window^2 positions in row-major order.
+        The N windows of the whole batch with L = window^2 positions each, (N, L, C), in row-major order.
 
     Raises:
         ValueError: if the window does not divide the grid.
@@ -40,8 +40,8 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
     B, H, W, C = x_BHWC.shape
     if H % window or W % window:
         raise ValueError(f"a window of {window} x {window} cells does not divide a grid of {H} x {W} cells")
-    # Split the row index into two, and the column index likewise: (position in the window, window) if the windows are
-    # strided, else (window, position in the window). Then move the windows before the positions.
+    # Split the row index and the column index into two indices each: (position in the window, window) if the windows
+    # are strided, otherwise (window, position in the window). Then move the windows before the positions.
     if strided:
         cells = x_BHWC.view(B, window, H // window, window, W // window, C).permute(0, 2, 4, 1, 3, 5)
     else:
@@ -50,12 +50,12 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
 
 
 def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
-    """Undo `to_windows`: return the tokens (B, H, W, C) of a grid of (H, W) cells.
+    """Rearrange windows into the tokens of a grid (B, H, W, C): the inverse of `to_windows`.
 
     Args:
         x_NLC: tokens of the windows.
         window: edge of a window in cells.
-        grid: (H, W).
+        grid: numbers of rows and columns (H, W) of the grid.
         strided: as in `to_windows`.
     """
     H, W = grid
@@ -69,16 +69,17 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
 
 
 class DynamicPositionBias(nn.Module):
-    """MLP from the row and column offset of two positions to an additive attention bias, which all heads share.
+    """Additive attention bias that an MLP computes from the row and column offset of two positions.
 
-    Under autocast the MLP keeps its precision: it is so small that casting its weights takes longer than its products.
+    All heads share the bias. Under autocast the MLP keeps its precision, because it is so small that casting its
+    weights takes longer than its products.
 
     Args:
         dim: width of the hidden layers.
         window: edge of a window in cells.
-        index: rule by which the bias of query and key is looked up in the table of the MLP's values. `exact` takes the
-            value at the offset of query and key. `published` assumes a wrong row length of the table, as the code did
-            with which the published WXFormer weights were trained.
+        index: rule for the lookup of the bias in the table of the MLP's values. `exact` takes the value at the offset
+            of query and key. `published` assumes a wrong row length of the table, like the code that trained the
+            published WXFormer weights.
     """
 
     def __init__(self, dim: int, window: int, index: BiasIndex = "exact") -> None:
@@ -98,25 +99,25 @@ class DynamicPositionBias(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and keep the bias, for weights that do not change any more."""
+        """Compute and cache the bias, for inference: the weights must not change afterwards."""
         self.cached_bias = self._compute_bias()
 
     def _compute_bias(self) -> Tensor:
         """Return the bias (L, L) from the MLP's values at all offsets."""
         w = self.window
-        # The offsets have device and dtype of the weights. The largest offset in a window is w - 1; those of +-w are
-        # part of the table because they were when the published weights were trained.
+        # Offsets inside a window reach from -(w - 1) to w - 1. The table also has -w and w, as it had when the
+        # published weights were trained.
         reference = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=reference.device, dtype=reference.dtype)
         with without_autocast(reference):
             values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
         if self.index == "published":
-            # A row of the grid has 2w + 1 values, but the lookup that the weights were trained with assumes 2w - 1.
+            # A row of the table has 2w + 1 values, but the lookup of the published training code assumes 2w - 1.
             table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
         else:
             table = values.view(2 * w + 1, 2 * w + 1)[1:-1, 1:-1]
-        # table[a, b] belongs to the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Unfolding gives
-        # a = row of i + k, where k runs against the row of j, hence the flip.
+        # table[a, b] is the bias for the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Along rows,
+        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), hence the flip; likewise along columns.
         return table.unfold(0, w, 1).unfold(1, w, 1).flip(2, 3).reshape(w * w, w * w)
 
 
@@ -136,8 +137,8 @@ class WindowAttention(nn.Module):
         condition_dims: lengths of the conditions that the norm depends on.
     """
 
-    # True while the backward pass computes the norm's result again where that is worthwhile. Activation checkpointing
-    # of a block sets it to False, because it frees the block's activations anyway.
+    # True to recompute the result of the norm in the backward pass if that is worthwhile. Activation checkpointing of a
+    # block sets it to False, because it frees the block's activations anyway.
     saves_memory = True
 
     def __init__(
@@ -157,7 +158,7 @@ class WindowAttention(nn.Module):
         self.window = window
         self.strided = strided
         self.dropout = dropout
-        # Dropout as noise, which `use_seeded_dropout` puts here.
+        # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
         self.norm = LayerNorm(dim, condition_dims)
         self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
@@ -169,14 +170,14 @@ class WindowAttention(nn.Module):
 
         Args:
             x_BHWC: tokens.
-            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
+            conditions: vectors of each sample or cell, such as noise, on which the norm and dropout depend.
 
         Raises:
             ValueError: if the window does not divide height and width.
         """
         arrange = partial(to_windows, window=self.window, strided=self.strided)
         product = F.linear
-        # The kernel can compute only such norms again that do not depend on a condition.
+        # The kernel can recompute only norms that do not depend on a condition.
         if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
             if norm is not None:
@@ -185,14 +186,15 @@ class WindowAttention(nn.Module):
         # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)
-        # Three kinds of attention: with dropout as noise, of single cells, and any other, with torch's dropout.
+        # Three cases: dropout as noise, windows of one cell, and all others (with torch's dropout).
         bias_LL = self.position_bias()
         dropout = self.dropout if self.training else 0.0
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
             y_NhLd = attention_with_changed_weights(qkv_3NhLd, bias_LL, drop)
         elif self.window == 1 and dropout == 0.0:
-            # A cell that sees itself alone gets its own value. The bias takes part so that it has a gradient, of zeros.
+            # A cell that attends only to itself gets its own value. The bias is added with factor 0, so that its MLP
+            # has a gradient, of zeros.
             y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
         else:
             y_NhLd = attention(qkv_3NhLd, bias_LL, dropout)

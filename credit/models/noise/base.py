@@ -1,8 +1,8 @@
-"""Base classes of the kinds of noise, and the sequences of draws that forecasts are made with.
+"""Base classes of the kinds of noise, and the sequence of draws for the steps of a forecast.
 
-A draw depends on the seed of the run, the sample, the member, the step of the forecast and the kind of noise, and in
-training on the optimizer step. It does not depend on the batch that contains the sample, or on the rank that computes
-it. So an ensemble is the same on any number of ranks, and can be computed again without saving a random state.
+A draw depends on the seed of the run, the sample, the member, the step of the forecast and the kind of noise; in
+training also on the optimizer step. It does not depend on the batch or on the rank. So an ensemble is the same on any
+number of ranks, and can be recomputed without a saved random state.
 
 Shape suffixes: B batch, K channels of the noise.
 """
@@ -47,11 +47,11 @@ class Noise(ABC):
     """Base class of the kinds of noise.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: entry of ``model.noise`` in the config that describes this noise.
 
     Attributes:
-        can_be_scaled: True if forecasts may multiply the noise by a number, also by a negative one.
+        can_be_scaled: True if forecasts may multiply the noise by a positive or negative number.
     """
 
     can_be_scaled = False
@@ -66,15 +66,15 @@ class Noise(ABC):
         """Yield the noise of successive forecast steps; the sequence never ends.
 
         Args:
-            keys: the members to draw for.
+            keys: the members for which noise is drawn.
             device: device of the noise.
 
         Yields:
-            (B, ...) noise, with one row for each of the B keys. Rows may be replaced by zeros, which mean no noise.
+            (B, ...) noise, with one row for each of the B keys. Callers may replace rows by zeros, which mean no noise.
         """
 
     def seed_at(self, key: MemberKey, step: int) -> int:
-        """Return the seed of the random numbers that a member draws at a step of its forecast (from 0)."""
+        """Return the seed of a member's random numbers at a step of its forecast, counted from 0."""
         return derive_seed(key.seed, key.optimizer_step, key.initial_minutes, key.member, step, self.kind)
 
 
@@ -82,7 +82,7 @@ class GaussianNoise(Noise):
     """Base class of noise that consists of channels of Gaussian numbers.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: entry of ``model.noise`` in the config that describes this noise.
     """
 
@@ -98,7 +98,7 @@ class GaussianNoise(Noise):
         """Return noise of one member with mean 0 and variance 1, of `shape`, float32 on the CPU."""
 
     def draw_at(self, key: MemberKey, step: int) -> Tensor:
-        """Return the draw of a member at a step of its forecast (from 0), before memory mixes it with earlier draws."""
+        """Return a member's new draw at a step of its forecast (from 0), before it is mixed with earlier draws."""
         return self.draw(torch.Generator().manual_seed(self.seed_at(key, step)))
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
@@ -120,7 +120,7 @@ class GaussianNoise(Noise):
             noise = correlation * noise + innovation_weight * innovation
 
     def _correlation_K(self) -> Tensor:
-        """Return the correlation phi of each channel with itself one step later, float32 (K,)."""
+        """Return the correlation phi of each channel between two successive steps, float32 (K,)."""
         correlations = []
         for memory in split_evenly(self.memory_minutes, self.shape[0]):
             if memory:
@@ -131,7 +131,7 @@ class GaussianNoise(Noise):
 
 
 def split_evenly(values: Sequence[float], count: int) -> list[float]:
-    """Return `count` items that take the values in order, each value for an equal number of items as far as possible.
+    """Repeat each value so that there are `count` items, in order and as evenly as possible.
 
     For example, ``split_evenly([a, b], 4)`` is ``[a, a, b, b]``.
     """
@@ -144,7 +144,7 @@ NoiseClass = TypeVar("NoiseClass", bound=type[Noise])
 def register_noise(name: str, section: type[ModelNoiseSection]) -> Callable[[NoiseClass], NoiseClass]:
     """Class decorator that makes a kind of noise available in ``model.noise``.
 
-    A model that takes the noise declares `name` in its attribute `conditions`. Its forward gets the noise under this
+    A model that supports the noise lists `name` in its attribute `conditions`. Its forward gets the noise under this
     name in the argument `condition`.
 
     Args:
@@ -159,10 +159,10 @@ def register_noise(name: str, section: type[ModelNoiseSection]) -> Callable[[Noi
 
 
 class NoiseGenerator:
-    """Generator of all kinds of noise that a model takes.
+    """Generator of all kinds of noise in a model's config section.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: the model's section of the config, which lists the kinds in ``noise``.
     """
 
@@ -175,7 +175,7 @@ class NoiseGenerator:
         """Yield the noise of successive forecast steps; the sequence never ends.
 
         Args:
-            keys: the members to draw for.
+            keys: the members for which noise is drawn.
             device: device of the noise.
 
         Yields:
@@ -183,7 +183,7 @@ class NoiseGenerator:
             one row for each of the B keys; None for a model without noise.
         """
         if not self.kinds:
-            # This never ends, as a forecast may have any number of steps.
+            # This never returns, because a forecast may have any number of steps.
             yield from itertools.repeat(None)
         sequences = {kind: noise.sequence(keys, device) for kind, noise in self.kinds.items()}
         # The sequences of all kinds advance together, by one step of the forecast at a time.

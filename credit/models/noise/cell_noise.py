@@ -17,10 +17,10 @@ from credit.models.noise.section import CellNoiseSection
 class CellNoise(GaussianNoise):
     """Gaussian numbers that are independent from cell to cell.
 
-    The field of the whole globe is always drawn, even by a rank that needs only a part of it.
+    The whole global field is always drawn, even by a rank that needs only a part of it.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: entry of ``model.noise`` in the config that describes this noise.
     """
 

@@ -26,10 +26,15 @@ class DropoutNoise(Noise):
     """
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the int64 seeds (B keys, M values of ``memory``) of successive forecast steps; it never ends."""
+        """Yield the int64 seeds (B keys, M values of ``memory``) of successive steps; the sequence never ends.
+
+        Args:
+            keys: the members for which seeds are drawn.
+            device: device of the seeds.
+        """
         for step in itertools.count():
-            # The number of a mask takes the place of the step in its seed, so the seed stays the same for as long as
-            # the mask does.
+            # The seed is derived from the number of the mask instead of the step, so it stays the same as long as the
+            # mask does.
             mask_numbers_M = [self._mask_number(step, memory) for memory in self.memory_minutes]
             seeds_BM = []
             for key in keys:
@@ -37,7 +42,7 @@ class DropoutNoise(Noise):
             yield to_device(torch.tensor(seeds_BM, dtype=torch.int64), device)
 
     def _mask_number(self, step: int, memory_minutes: float) -> int:
-        """Return the index, from 0, of the mask that is in use at a step (from 0), for one value of ``memory``."""
+        """Return the index of the mask at a step, both counted from 0, for one value of ``memory`` in minutes."""
         if memory_minutes == 0:
             return step
         if math.isinf(memory_minutes):

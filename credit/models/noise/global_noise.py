@@ -18,7 +18,7 @@ class GlobalNoise(GaussianNoise):
     """Vector of independent Gaussian numbers.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: entry of ``model.noise`` in the config that describes this noise.
     """
 

@@ -1,4 +1,4 @@
-"""Layers through which fields of noise enter a network. If the noise is 0, the network computes as if without them.
+"""Layers that embed fields of noise in a network. Noise of 0 has no effect on the network.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, K channels of the noise.
 """
@@ -14,12 +14,12 @@ HIDDEN_CHANNELS = 32
 
 
 class NoiseLinear(nn.Linear):
-    """Linear layer for noise. It has no bias, so that zeros, which stand for no noise, give zeros."""
+    """Linear layer without bias for noise: an input of zeros, which means no noise, gives zeros."""
 
     # A checkpoint may lack the weight; see `ConditionalScaleShift`.
     may_be_added = True
     has_weight_decay = False
-    # `apply_spectral_norm` leaves the layer out.
+    # `apply_spectral_norm` skips the layer.
     is_normalized = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -29,8 +29,8 @@ class NoiseLinear(nn.Linear):
 class CellNoiseEmbedding(nn.Module):
     """Two-layer MLP and norm over the noise channels of each cell (AIFS-CRPS, Lang et al. 2024, arXiv 2412.15832).
 
-    There are no biases, so that zeros, which stand for no noise, stay zeros. The norm scales the embedded noise of each
-    cell to variance 1, whatever the weights are.
+    There are no biases, so that zeros, which mean no noise, stay zeros. The norm scales the embedded noise of each cell
+    to variance 1, independent of the weights.
 
     Args:
         channels: channels of the noise.
@@ -42,7 +42,7 @@ class CellNoiseEmbedding(nn.Module):
         self.contract = NoiseLinear(HIDDEN_CHANNELS, channels)
 
     def forward(self, noise_BHWK: Tensor) -> Tensor:
-        """Return the embedded noise, in the shape of `noise_BHWK`."""
+        """Return the embedded noise, with the shape of `noise_BHWK`."""
         y_BHWK = self.contract(F.gelu(self.expand(noise_BHWK)))
         return F.layer_norm(y_BHWK, y_BHWK.shape[-1:])
 
@@ -51,7 +51,7 @@ class NoiseFieldEmbedding(nn.Conv2d):
     """Patch embedding of fields of noise, to be added to an embedding of the input with the same stride.
 
     The weight starts as zeros, so adding the layer to a trained network leaves its output unchanged. There is no bias,
-    so that a field of zeros, which stands for no noise, adds nothing.
+    so that a field of zeros, which means no noise, adds nothing.
 
     Args:
         channels: number of fields of noise.
@@ -73,16 +73,16 @@ class NoiseFieldEmbedding(nn.Conv2d):
 
 
 def average_noise(noise_BKHW: Tensor, stride: int) -> Tensor:
-    """Return noise that is independent from cell to cell at a coarser resolution, with the same variance.
+    """Average cell noise to a coarser resolution and rescale it to the same variance.
 
-    Each coarse cell is the mean of its stride^2 fine cells, multiplied by `stride`, which restores the variance. Cells
-    that the stride does not cover are left out.
+    Each coarse cell is the mean of its stride^2 fine cells, multiplied by `stride`, which restores the variance. Fine
+    cells left over at the end of a row or column are dropped.
 
     Args:
         noise_BKHW: fields of noise.
         stride: edge of a coarse cell in fine cells.
 
     Returns:
-        (B, K, H / stride, W / stride), rounded down.
+        (B, K, H // stride, W // stride).
     """
     return F.avg_pool2d(noise_BKHW, stride) * stride

@@ -24,20 +24,25 @@ from credit.models.noise.noise_embedding import CellNoiseEmbedding, average_nois
 from credit.parallel.domain.division import FieldDivision, FieldPart
 from credit.parallel.domain.rules import DomainRule
 
-# Kinds of noise that a network takes which uses all functions of this module.
+# Kinds of noise that a network supports if it uses all functions of this module.
 NOISE_KINDS = ("dropout", "global", "cell", "spherical")
 # Rate of the feed-forward layers in a model without dropout (U-Cast, arXiv 2604.09041).
 DEFAULT_DROPOUT_RATE = 0.1
 
 
 def count_noise_channels(section: ModelSection, kind: str) -> int:
-    """Return the number of channels of a kind of noise, 0 for a network without it."""
+    """Return the number of channels of a kind of noise; 0 if the network does not have this kind.
+
+    Args:
+        section: the model's section of the config.
+        kind: kind of noise, such as ``cell``.
+    """
     entry = section.find_noise(kind)
     return 0 if entry is None else entry.channels
 
 
 def build_condition_dims(section: ModelSection) -> ConditionDims:
-    """Return the lengths of the noise vectors that the norms of a network depend on."""
+    """Return the lengths of the noise vectors on which the norms of a network depend."""
     return ConditionDims(
         vector=count_noise_channels(section, "global"),
         cells=count_noise_channels(section, "cell"),
@@ -52,8 +57,8 @@ def add_dropout_noise(
     Args:
         model: the network.
         section: the model's section of the config.
-        attention_rate: rate of torch's dropout in attention layers, which seeded dropout keeps.
-        feed_forward_rate: rate of torch's dropout in feed-forward layers, which the noise's own ``rate`` overrides.
+        attention_rate: dropout rate of attention layers.
+        feed_forward_rate: dropout rate of feed-forward layers; the key ``rate`` of the noise overrides it.
 
     Raises:
         ConfigError: if ``memory`` has more values than the network has layers with dropout.
@@ -62,7 +67,7 @@ def add_dropout_noise(
     if entry is None:
         return
     feed_forward_rate = entry.rate or feed_forward_rate
-    # A network with dropout of attention alone gets no dropout of feed-forward layers in addition.
+    # The default applies only to a network without any dropout.
     if not feed_forward_rate and not attention_rate:
         feed_forward_rate = DEFAULT_DROPOUT_RATE
     num_layers = use_seeded_dropout(model, attention_rate, feed_forward_rate)
@@ -75,12 +80,12 @@ def add_dropout_noise(
 
 
 class NoiseInput(nn.Module):
-    """Conversion of noise on the grid to the conditions and padded fields that the stages of the network take.
+    """Conversion of noise on the grid to the inputs of the stages of a network: conditions and padded fields.
 
     Args:
         section: the model's section of the config.
-        padding: padding of the network's input, which noise gets as well.
-        strides: for each stage the factor by which it lowers the resolution of the stage before; 1 for the same one.
+        padding: padding of the network's input; noise is padded in the same way.
+        strides: factor by which each stage reduces the resolution of the stage before; 1 to keep the resolution.
     """
 
     def __init__(self, section: ModelSection, padding: SpherePadding, strides: Sequence[int]) -> None:
@@ -90,13 +95,13 @@ class NoiseInput(nn.Module):
         self._padding = replace(padding, vector_channels=())
         cell_channels = count_noise_channels(section, "cell")
         self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
-        # Cells of each stage that the layers take, such as those that this rank holds of a divided field; None for all.
+        # Cells of each stage that this rank has of a divided field; None if it has the whole field.
         self.stage_parts: list[FieldPart] | None = None
 
     def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:
-        """Return for each stage the conditions that its layers depend on.
+        """Return the conditions of each stage, on which its layers depend.
 
-        Noise of kind `cell` is averaged to the resolution of each stage, scaled to variance 1 and then embedded.
+        Cell noise is averaged to the resolution of each stage, scaled to variance 1 and then embedded.
 
         Args:
             condition: dict from each kind of noise to its tensor (B, ...); None for a forecast without noise.
@@ -120,18 +125,18 @@ class NoiseInput(nn.Module):
         return stage_conditions
 
     def pad_fields(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the padded fields (B, K, H, W) of spherical noise, None without such noise.
+        """Return the padded fields (B, K, H, W) of spherical noise, or this rank's part; None without such noise.
 
         Args:
-            condition: as in `forward`.
-            dtype: as in `forward`.
+            condition: kind of noise -> its tensor; None for a forecast without noise.
+            dtype: dtype in which the network computes without autocast.
         """
         if not condition or "spherical" not in condition:
             return None
         noise_BKHW = self._padding.pad(condition["spherical"].to(dtype))
         if self.stage_parts is None:
             return noise_BKHW
-        # The patches of the tokens that this rank holds.
+        # This rank gets the cells under its tokens of the first stage.
         rows, columns = self.stage_parts[0].slices
         stride = self._strides[0]
         rows = slice(rows.start * stride, rows.stop * stride)
@@ -140,7 +145,7 @@ class NoiseInput(nn.Module):
 
 @dataclass(frozen=True)
 class DividesNoise(DomainRule):
-    """Rule of the noise input, which gets noise of the whole grid and keeps the cells of this rank.
+    """Rule of `NoiseInput`: every rank draws noise for the whole grid and keeps the cells of its part.
 
     Attributes:
         stages: division of each encoder stage.
@@ -149,6 +154,11 @@ class DividesNoise(DomainRule):
     stages: tuple[FieldDivision, ...]
 
     def install(self, layer: NoiseInput, group: dist.ProcessGroup) -> None:
-        """Tell the layer which cells of each stage this rank holds."""
+        """Set the cells of each stage that this rank has.
+
+        Args:
+            layer: the noise input.
+            group: the ranks that share the field.
+        """
         rank = dist.get_rank(group)
         layer.stage_parts = [division.held(rank) for division in self.stages]

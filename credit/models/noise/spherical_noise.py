@@ -20,14 +20,14 @@ class SphericalNoise(GaussianNoise):
     """Gaussian random fields with several correlation lengths, see `SphericalNoiseSection`.
 
     Args:
-        spec: grid, time step and channels that the model is built for.
+        spec: grid, time step and channels of the data.
         section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     def __init__(self, spec: ModelSpec, section: SphericalNoiseSection) -> None:
         super().__init__(spec, section)
         self._shape = (section.channels, *spec.grid.shape)
-        # A source of fields of one length, and the number of fields that it draws.
+        # One generator for each correlation length, and the number of fields that it draws.
         self._sources: list[tuple[CorrelatedNoise, int]] = []
         length_of_channel = split_evenly(section.lengths, section.channels)
         for length in section.lengths:

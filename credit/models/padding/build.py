@@ -1,4 +1,4 @@
-"""Padding of a network's grid from the config section ``model.padding``, and checks that the grid fits it."""
+"""Construction of the padding from the config section ``model.padding``, with checks that it fits the grid."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def build_padding(
     vector_channels: Sequence[int],
     pole_points: bool,
 ) -> SpherePadding:
-    """Check the `padding` section of a model and return the padding that it describes.
+    """Check the section ``model.padding`` and build the padding that it describes.
 
     Args:
-        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no
-            padding. `pole: published` is what published weights were trained with: it repeats a row at the pole and
-            keeps the sign of vector components; `exact` does neither. A change of sign is right only if 0 means no
+        padding: keys `mode`, `lat`, `lon` and `pole` with the defaults earth, auto, auto, published; None for no
+            padding. `pole: published` repeats a row at the pole and keeps the sign of vector components, as in the
+            training of the published weights; `exact` does neither. Changing the sign is correct only if 0 means no
             wind, so `exact` needs vector channels that are normalised by a scale without an offset.
         grid: number of rows and columns.
-        strides: stride of each stage, which `auto` takes into account.
-        multiple: number of cells of which `auto` makes the padded size a multiple, so that every window fits.
+        strides: stride of each stage, for `auto`.
+        multiple: `auto` makes the padded size a multiple of this number of cells, so that every window fits.
         vector_channels: indices of the input channels that hold vector components; used by `pole: exact`.
         pole_points: True if the grid has rows at the poles; used by `pole: exact`.
 
@@ -61,20 +61,26 @@ def build_padding(
             f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
             "the opposite meridian is half the columns away; choose mode: mirror"
         )
-    # Number of rows at the pole that are not repeated beyond it: the row of the mirror, or the row on the pole.
+    # One row at the pole is not repeated beyond it: the row at which `mirror` reflects, or the row on the pole.
     skips_row_on_pole = is_exact and pole_points
     skip = 1 if mode == "mirror" or skips_row_on_pole else 0
     for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
         if max(pads) > limit:
             raise ConfigError(
-                f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
+                f"model.padding.{axis}: {list(pads)} exceeds the {limit} cells that the grid can provide on each side; "
+                "choose smaller pads"
             )
     sign_channels = tuple(vector_channels) if is_exact else ()
     return SpherePadding(mode, lat, lon, skip, sign_channels)
 
 
 def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
-    """Return `value`, the value of a key of the section, if it is one of the choices.
+    """Return the value of a key of ``model.padding`` if it is a valid choice.
+
+    Args:
+        key: name of the key, for the message.
+        value: value of the key.
+        choices: valid values.
 
     Raises:
         ConfigError: if the value is not one of the choices; the message suggests the most similar choice.
@@ -91,16 +97,16 @@ def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence
         key: `lat` or `lon`.
         value: value of the key.
         size: number of rows or columns of the grid.
-        multiple: number of cells of which `auto` makes the padded size a multiple.
-        strides: stride of each stage; for `auto`.
+        multiple: `auto` makes the padded size a multiple of this number of cells.
+        strides: stride of each stage, for `auto`.
 
     Raises:
-        ConfigError: if the value is neither `auto` nor two whole numbers from 0 on.
+        ConfigError: if the value is neither `auto` nor two whole numbers of at least 0.
     """
     if value == "auto":
         return auto_padding(size, multiple, strides)
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
+        raise ConfigError(f"model.padding.{key}: {value!r} must be `auto` or two numbers of cells")
     for pad in value:
         # `bool` is a subclass of `int`, but true and false are not numbers of cells.
         if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:

@@ -1,8 +1,8 @@
 """Spherical Fourier neural operator (SFNO) on a global latitude-longitude grid.
 
-Source: Bonev et al. 2023, arXiv 2306.03838, whose blocks FourCastNet 3 (Bonev et al. 2025, arXiv 2507.12144) combines
-with local filters. The blocks here are pre-norm, as the transformer layers of this package. docs/model_sfno.md lists
-the differences from the source.
+Source: Bonev et al. 2023, arXiv 2306.03838. FourCastNet 3 (Bonev et al. 2025, arXiv 2507.12144) combines its blocks
+with local filters, which are not implemented here. The blocks are pre-norm, like the transformer layers of this
+package. docs/model_sfno.md lists the differences from the source.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, K channels of noise.
 """
@@ -37,13 +37,13 @@ from credit.models.sfno.token_transform import TokenTransform
 from credit.physics.legendre_tables import max_resolved_degree
 from credit.physics.spherical_harmonics import build_gaussian_grid, max_wavenumber
 
-# Smallest inner grid, on which the 2/3 rule leaves waves of degree 2.
+# Size of the smallest inner grid. On this grid, the 2/3 rule still allows waves of degree 2.
 _MIN_ROWS = 4
 _MIN_COLUMNS = 8
 
 
 class PointwiseMLP(nn.Module):
-    """Two linear layers with GELU between them, over the channels of each cell: the encoder and the decoder.
+    """MLP over the channels of each cell (linear, GELU, linear): the encoder and the decoder.
 
     Args:
         in_dim: channels of the input.
@@ -57,21 +57,21 @@ class PointwiseMLP(nn.Module):
         self.contract = nn.Linear(hidden_dim, out_dim)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return (B, H, W, out_dim)."""
+        """Return the outputs of each cell (B, H, W, out_dim) from its inputs (B, H, W, in_dim)."""
         return self.contract(F.gelu(self.expand(x_BHWC)))
 
 
 class RowEmbedding(nn.Module):
-    """Learned vector of each row of the grid, which is added to its tokens; it starts as zeros.
+    """Learned vector for each row of the grid, added to the tokens of the row; it starts as zeros.
 
     Args:
         num_rows: rows of the grid.
         dim: channels of the tokens.
     """
 
-    # A vector is an offset like a bias, and is not pulled towards zero.
+    # The vectors are offsets like a bias, so weight decay does not apply.
     has_weight_decay = False
-    # Dimension that counts the rows of the grid, for runs that begin with weights of another grid.
+    # Dimension that counts the rows of the grid, for runs that start from weights of another grid.
     row_dims = {"vectors": 0}
 
     def __init__(self, num_rows: int, dim: int) -> None:
@@ -83,12 +83,12 @@ class RowEmbedding(nn.Module):
         return torch.zeros(shape, device="cpu")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return the sum of tokens and vectors, (B, H, W, C) in the dtype of the tokens."""
+        """Return the tokens plus the vector of their row, (B, H, W, C), in the dtype of the tokens."""
         return x_BHWC + self.vectors[:, None].to(x_BHWC.dtype)
 
 
 class SFNOBlock(nn.Module):
-    """Spherical filter and MLP of each cell, each after a norm and added to its input.
+    """Spherical filter, then an MLP of each cell. Each follows a norm and is added to its input.
 
     A block is one unit of sharding and checkpointing. Only its MLP can be split over tensor-parallel ranks.
 
@@ -125,8 +125,8 @@ class SFNOBlock(nn.Module):
 
         Args:
             x_BHWC: tokens on the grid of the input.
-            conditions: vectors of each sample or cell of the input, such as noise, that the first norm depends on.
-            output_conditions: the same on the grid of the output, for the second norm and for dropout.
+            conditions: vectors of each sample or cell on the grid of the input, such as noise, for the first norm.
+            output_conditions: vectors on the grid of the output, for the second norm and for dropout.
         """
         x_BHWC = self.filter(x_BHWC, self.norm(x_BHWC, conditions))
         return x_BHWC + self.feed_forward(x_BHWC, output_conditions)
@@ -134,18 +134,18 @@ class SFNOBlock(nn.Module):
 
 @register_model("sfno", SFNOSection)
 class SFNO(ForecastModel):
-    """Spherical Fourier neural operator: filters of spherical-harmonic coefficients and MLPs of each cell, in turn.
+    """Spherical Fourier neural operator: alternating filters of spherical-harmonic coefficients and MLPs of each cell.
 
-    An encoder turns the channels of each cell into a token. Blocks filter the tokens on the sphere. A decoder turns
-    each token, together with the input of its cell, into the output. Components of vectors are treated as scalars.
+    An encoder maps the channels of each cell to a token. Blocks filter the tokens on the sphere. A decoder maps each
+    token and the input of its cell to the output. Components of vectors are treated as scalars.
 
     Args:
         spec: channels, grid and frames of the data.
         section: sizes and options, described in `SFNOSection`.
 
     Attributes:
-        transforms: transforms on the grid of the data and on the inner grid; one object twice if the grids are the
-            same.
+        transforms: transforms on the grid of the data and on the inner grid; the same object twice if the grids are
+            equal.
         blocks: the blocks. The first changes from the grid of the data to the inner grid, the last changes back.
 
     Raises:
@@ -182,7 +182,7 @@ class SFNO(ForecastModel):
             analysis = outer if number == 0 else inner
             synthesis = outer if number == section.depth - 1 else inner
             self.blocks.append(SFNOBlock(section, analysis, synthesis, condition_dims))
-        # The skip connection from the input has the waves that the inner grid lacks.
+        # The skip connection from the input provides the short waves that the inner grid does not resolve.
         self.decoder = PointwiseMLP(dim + in_dim, section.hidden_dim, spec.out_channels * spec.output_frames)
         mark_input_layer(self.decoder.expand, spec.input_frames, start=dim)
         mark_output_layer(self.decoder.contract, spec.output_frames)
@@ -192,11 +192,11 @@ class SFNO(ForecastModel):
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
         x_BCHW = self.flatten_frames(x_BCTHW)
-        # The blocks may be compiled, so the tables are built or looked up before.
+        # The tables are loaded here, because the blocks may be compiled.
         for transform in self.transforms:
             transform.load_tables(x_BCHW)
         grid_conditions = self.noise(condition, x_BCHW.dtype)
-        # There is one entry if the inner grid is that of the data.
+        # The list has a single entry if the inner grid is the grid of the data.
         outer_conditions, inner_conditions = grid_conditions[0], grid_conditions[-1]
 
         x_BHWC = x_BCHW.permute(0, 2, 3, 1).contiguous()
@@ -217,7 +217,7 @@ class SFNO(ForecastModel):
 
 
 def _build_transforms(grid: LatLonGrid, section: SFNOSection) -> tuple[TokenTransform, TokenTransform]:
-    """Return the transforms on the grid of the data and on the inner grid; one object twice if the grids are the same.
+    """Return the transforms on the grid of the data and on the inner grid; the same object twice if they are equal.
 
     Args:
         grid: grid of the data.

@@ -23,7 +23,7 @@ class SphericalFilter(nn.Module):
 
     Orders are not mixed, so a rotation of the input in longitude rotates the output. The matrix is the same for all
     orders of a degree, as in the convolution theorem (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008). Its
-    imaginary part shifts waves in longitude, so other rotations are no symmetries.
+    imaginary part shifts waves in longitude, so the layer is not equivariant under other rotations.
 
     If the two grids differ, the layer also transfers the tokens of the residual connection to the second grid.
 
@@ -31,7 +31,7 @@ class SphericalFilter(nn.Module):
         dim: channels of the tokens.
         analysis: transform on the grid of the input.
         synthesis: transform on the grid of the output, with the same largest degree.
-        gain: variance of the output for tokens of variance 1 without waves beyond the largest degree, at the start.
+        gain: initial variance of the output, for tokens of variance 1 without waves beyond the largest degree.
     """
 
     def __init__(self, dim: int, analysis: TokenTransform, synthesis: TokenTransform, gain: float = 1.0) -> None:
@@ -43,16 +43,22 @@ class SphericalFilter(nn.Module):
         self.weight = nn.Parameter(torch.empty(analysis.max_degree + 1, dim, dim, 2))
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return normal numbers of `shape`, on the CPU, by which the output has the variance `gain`."""
-        # The squares of both parts, summed over the input channels, have the mean `gain`.
+        """Return the initial weight on the CPU: normal numbers, scaled so that the output has the variance `gain`.
+
+        Args:
+            key: ``weight``.
+            shape: (degrees, input channels, output channels, 2).
+            generator: random generator on the CPU.
+        """
+        # The expected sum of the squares of both parts over the input channels is `gain`.
         return torch.randn(shape, generator=generator, device="cpu") * math.sqrt(self.gain / (2 * shape[1]))
 
     def forward(self, x_BHWC: Tensor, normed_BHWC: Tensor) -> Tensor:
-        """Return the input plus the filtered tokens (B, H, W, C), on the grid of the output, in the dtype of the input.
+        """Return the sum of the residual connection and the filtered tokens (B, H, W, C), on the grid of the output.
 
         Args:
-            x_BHWC: tokens of the residual connection.
-            normed_BHWC: tokens to be filtered, of any dtype.
+            x_BHWC: tokens of the residual connection; the result has their dtype.
+            normed_BHWC: tokens to filter, of any dtype.
         """
         changes_grid = self.analysis is not self.synthesis
         with without_autocast(x_BHWC):
@@ -65,7 +71,10 @@ class SphericalFilter(nn.Module):
         return y_BHWC if changes_grid else x_BHWC + y_BHWC
 
     def _build_matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return the real matrix (l, D, D) of each degree that multiplies rows of real and imaginary parts."""
+        """Return the complex matrix of each degree as a real matrix (l, D, D).
+
+        A row of real parts, followed by imaginary parts, is multiplied by it from the left.
+        """
         real_lCC, imaginary_lCC = self.weight.to(dtype).unbind(-1)
         from_real = torch.cat((real_lCC, imaginary_lCC), dim=2)
         from_imaginary = torch.cat((-imaginary_lCC, real_lCC), dim=2)

@@ -1,8 +1,8 @@
 """Spherical-harmonic transform of the tokens of a network.
 
-Shape suffixes: B batch, H and W rows and columns, C channels, 2 real and imaginary part, m orders, l degrees, R rows
-of the filter's product (order and sample), D real and imaginary parts of all channels (2 C), K columns of the Legendre
-transform's product (sample, part and channel).
+Shape suffixes: B batch, H and W rows and columns, C channels, 2 real and imaginary part, m orders, l degrees; R (order,
+sample) pairs, the rows of the filter's matrix product; D real and imaginary parts of all channels (2 C); K (sample,
+part, channel) triples, the columns of the Legendre transform's matrix product.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from credit.physics.legendre_tables import LegendreTables, find_tables
 class TokenTransform:
     """Transform between tokens on a grid and their spherical-harmonic coefficients.
 
-    The object is no module, and its tables are no buffers: they are constants that all blocks and all networks of a
-    process share. The network calls `load_tables` before its blocks. A copy shares the tables.
+    The object is not a module and its tables are not buffers: they are constants, shared by all blocks and networks of
+    a process. The network calls `load_tables` before its blocks. A copy shares the tables.
 
     Args:
         grid: grid of the tokens.
@@ -36,20 +36,20 @@ class TokenTransform:
         self._tables: LegendreTables | None = None
 
     def load_tables(self, x: Tensor) -> None:
-        """Use from now on the tables on the device of `x`, in float64 if `x` is float64, otherwise in float32."""
+        """Load the tables to the device of `x`, in float64 if `x` is float64, otherwise in float32."""
         self._tables = find_tables(self.grid, self.max_degree, x)
 
     def analyse(self, x_BHWC: Tensor) -> Tensor:
-        """Return the coefficients (l, R, D) of tokens; those of degrees below the order are 0.
+        """Return the coefficients (l, R, D) of tokens; coefficients with a degree below the order are 0.
 
-        The rows R are sorted by order, then by sample. The first half of D are the real parts of all channels, the
+        The rows R are sorted by order, then by sample. The first half of D contains the real parts of all channels, the
         second half the imaginary parts.
 
         Args:
             x_BHWC: tokens, of the dtype of the tables.
         """
-        num_samples = len(x_BHWC)
-        # Orders above `max_degree` are left out.
+        num_samples = x_BHWC.shape[0]
+        # Orders above `max_degree` are dropped.
         waves_mHB2C = _AnalyseRows.apply(x_BHWC, self.max_degree + 1).permute(2, 1, 0, 4, 3)
         # One product for each order, whose columns are all samples, parts and channels.
         coefficient_mlK = self._tables.analysis_mlH @ waves_mHB2C.flatten(2)
@@ -57,7 +57,7 @@ class TokenTransform:
         return coefficient_mlBD.transpose(0, 1).flatten(1, 2)
 
     def synthesise(self, coefficient_lRD: Tensor) -> Tensor:
-        """Return the tokens (B, H, W, C) of coefficients, the inverse of `analyse`.
+        """Return the tokens (B, H, W, C) with given coefficients: the inverse of `analyse`.
 
         Args:
             coefficient_lRD: coefficients, in the order in which `analyse` returns them.
@@ -69,25 +69,25 @@ class TokenTransform:
         return _SynthesiseRows.apply(waves_mHB2C.permute(2, 1, 0, 4, 3), self._num_columns)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenTransform:
-        """Return a copy with the same tables, which would be gigabytes on a fine grid."""
+        """Return a copy that shares the tables, because they may have gigabytes on a fine grid."""
         return copy.copy(self)
 
 
 def _sum_waves(waves_BHmC2: Tensor, num_columns: int) -> Tensor:
-    """Return the real fields (B, H, W, C) that are the sum of a_0 and 2 Re a_m exp(i m lon) over the orders m > 0.
+    """Return the real fields (B, H, W, C): a_0 plus the sum of 2 Re(a_m exp(i m lon)) over the orders m > 0.
 
     Args:
         waves_BHmC2: amplitude a_m of each wave. The imaginary part of order 0 has no effect.
         num_columns: number of columns W, more than twice the largest order.
     """
     waves_BHmC2 = waves_BHmC2.contiguous()
-    # Some libraries would use the imaginary part of the mean, others ignore it.
+    # Set the imaginary part of order 0 to zero, because some FFT libraries ignore it and others do not.
     waves_BHmC2[:, :, 0, :, 1] = 0
     return torch.fft.irfft(torch.view_as_complex(waves_BHmC2), n=num_columns, dim=2, norm="forward")
 
 
 class _AnalyseRows(torch.autograd.Function):
-    """Amplitudes (B, H, m, C, 2) of the waves that make up each row of real fields (B, H, W, C).
+    """Autograd function from real fields (B, H, W, C) to the amplitudes of the waves in each row (B, H, m, C, 2).
 
     torch's own backward pass of this transform is complex, and takes twice the memory and time of a real one.
     """
@@ -109,7 +109,7 @@ class _AnalyseRows(torch.autograd.Function):
 
 
 class _SynthesiseRows(torch.autograd.Function):
-    """Real fields (B, H, W, C) that are the sums of waves with the amplitudes (B, H, m, C, 2), see `_sum_waves`."""
+    """Autograd function from the amplitudes of waves (B, H, m, C, 2) to real fields (B, H, W, C), see `_sum_waves`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, waves_BHmC2: Tensor, num_columns: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Swin-V2 transformer in the form of FuXi (arXiv 2306.12873).
+"""Swin-V2 transformer with the architecture of FuXi (Chen et al. 2023, arXiv 2306.12873).
 
 `Swin` is imported when it is first used, so that a config can look up the model's section without importing torch.
 """

@@ -24,15 +24,16 @@ BIAS_HIDDEN_CHANNELS = 512
 LARGEST_BIAS = 16.0
 # The offsets are scaled to -8 ... 8 before the logarithm.
 OFFSET_SCALE = 8.0
-# Initial and largest factor of the cosine; the paper's smallest temperature is 0.01.
+# Initial and largest factor of the cosine: 1 / 0.1 and 1 / 0.01, where 0.01 is the smallest temperature in the paper.
 INITIAL_LOGIT_SCALE = 10.0
 LARGEST_LOGIT_SCALE = 100.0
 
 
 class ContinuousPositionBias(nn.Module):
-    """MLP from the log-spaced offset of two positions to an additive attention bias for each head.
+    """Additive attention bias for each head that an MLP computes from the log-spaced offset of two positions.
 
-    Under autocast the MLP keeps its precision: it is so small that casting its weights takes longer than its products.
+    Under autocast the MLP keeps its precision, because it is so small that casting its weights takes longer than its
+    products.
 
     Args:
         heads: number of heads.
@@ -44,7 +45,7 @@ class ContinuousPositionBias(nn.Module):
         self.window = window
         self.expand = nn.Linear(2, BIAS_HIDDEN_CHANNELS)
         self.contract = nn.Linear(BIAS_HIDDEN_CHANNELS, heads, bias=False)
-        # Bias that `precompute` keeps; None while the weights may still change.
+        # Cached bias for inference, set by `precompute`; None while the weights may still change.
         self.register_buffer("cached_bias", None, persistent=False)
 
     def forward(self) -> Tensor:
@@ -53,14 +54,14 @@ class ContinuousPositionBias(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and keep the bias, for weights that do not change any more."""
+        """Compute and cache the bias, for inference: the weights must not change afterwards."""
         self.cached_bias = self._compute_bias()
 
     def _compute_bias(self) -> Tensor:
         """Return the bias (h, L, L) from the MLP's values at all offsets."""
         w = self.window
         reference = self.expand.bias
-        # A window of one token has the offset 0 alone.
+        # A window of one token has only the offset 0, hence the maximum.
         offsets = torch.arange(1 - w, w, device=reference.device, dtype=reference.dtype)
         offsets = offsets * (OFFSET_SCALE / max(w - 1, 1))
         log_offsets = offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(OFFSET_SCALE)
@@ -68,8 +69,8 @@ class ContinuousPositionBias(nn.Module):
         with without_autocast(reference):
             hidden = F.relu(self.expand(torch.cartesian_prod(log_offsets, log_offsets)))
             values = LARGEST_BIAS * torch.sigmoid(self.contract(hidden))
-        # table[head, a, b] belongs to the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Unfolding gives
-        # a = row of i + k, where k runs against the row of j, hence the flip.
+        # table[head, a, b] is the bias for the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Along rows,
+        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), hence the flip; likewise along columns.
         table = values.view(2 * w - 1, 2 * w - 1, -1).permute(2, 0, 1)
         return table.unfold(1, w, 1).unfold(2, w, 1).flip(3, 4).reshape(-1, w * w, w * w)
 
@@ -100,9 +101,9 @@ class LogitScale(nn.Module):
 class ShiftedWindowAttention(nn.Module):
     """Multi-head cosine attention inside square windows, without norm and residual connection.
 
-    The grid of tokens is rolled by the shift before it is divided into windows, so that a window at the end of an axis
-    also has tokens from its beginning. Where the two ends of the axis are not neighbours on the globe, the
-    pairs of tokens from the two ends are masked.
+    The grid of tokens is rolled by the shift before it is divided into windows, so a window at the end of an axis also
+    contains tokens from the beginning of the axis. If the two ends are not neighbours on the globe, pairs of tokens
+    from different ends are masked.
 
     The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
     rank whole heads by splitting them into consecutive parts.
@@ -119,11 +120,11 @@ class ShiftedWindowAttention(nn.Module):
 
     Attributes:
         shift: number of rows and columns by which the windows are shifted.
-        rolls: True if the layer rolls its input; False if it gets the rolled tokens, as a part of a divided grid.
-        parts: part of the rolled grid that each rank computes; without division the whole grid.
-        field_ranks: the ranks whose tokens the layer gets between its projections: this rank, or with sequence
-            parallelism its tensor-parallel peers as well.
-        first_unit: index of the first head that this rank holds: 0, unless tensor parallelism sets it.
+        rolls: True if the layer rolls its input; False if it receives rolled tokens, as on a divided grid.
+        parts: part of the rolled grid that each rank computes; the whole grid if it is not divided.
+        field_ranks: the ranks whose tokens the layer receives between its projections: this rank; with sequence
+            parallelism also its tensor-parallel peers.
+        first_unit: index of this rank's first head; 0 without tensor parallelism.
     """
 
     def __init__(
@@ -146,10 +147,14 @@ class ShiftedWindowAttention(nn.Module):
         self.wraps_columns = wraps_columns
         self.dropout = dropout
         self.mask_value = mask_value
-        # Dropout as noise, which `use_seeded_dropout` puts here.
+        # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
-        # An axis with a single window is not shifted: each of its tokens sees all others already.
-        row_shift, column_shift = (window // 2 if is_shifted and size > window else 0 for size in grid)
+        # An axis with a single window is not shifted, because each of its tokens already attends to all others.
+        shifts = [0, 0]
+        for axis, size in enumerate(grid):
+            if is_shifted and size > window:
+                shifts[axis] = window // 2
+        row_shift, column_shift = shifts
         self.shift = (row_shift, column_shift)
         self.rolls = row_shift > 0 or column_shift > 0
         self.parts: tuple[FieldPart, ...] = (FieldPart(range(grid[0]), range(grid[1])),)
@@ -167,7 +172,7 @@ class ShiftedWindowAttention(nn.Module):
 
         Args:
             x_BHWC: tokens.
-            conditions: vectors of each sample, of which dropout uses the seeds.
+            conditions: conditions of each sample; only the dropout seeds are used.
         """
         rows, columns = self.shift
         # After the roll, shifted windows begin at multiples of the window.
@@ -178,7 +183,7 @@ class ShiftedWindowAttention(nn.Module):
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
         num_heads = q_NhLd.shape[1]
-        # Scales and bias are those of all heads, of which this rank takes its own.
+        # Scales and biases of all heads are computed on every rank; select the heads of this rank.
         scale_h = self.logit_scale()[self.first_unit : self.first_unit + num_heads]
         # With unit vectors the product of query and key is their cosine.
         q_NhLd = F.normalize(q_NhLd, dim=-1) * scale_h[:, None, None].to(q_NhLd.dtype)
@@ -201,19 +206,19 @@ class ShiftedWindowAttention(nn.Module):
             k_NhLd: unit vectors.
             v_NhLd: values.
             bias_hLL: position bias.
-            conditions: vectors of each sample, of which dropout uses the seeds.
+            conditions: conditions of each sample; only the dropout seeds are used.
         """
         shape = v_NhLd.shape
         bias = bias_hLL.to(q_NhLd.dtype)
         is_masked_nLL = self._build_attention_mask(q_NhLd.device)
         if is_masked_nLL is not None:
-            # Each window of a sample has a bias of its own, which fused attention takes if windows count as heads.
+            # Each window of a sample has a different bias. Fused attention supports this if windows count as heads.
             bias = torch.where(is_masked_nLL[:, None], bias + self.mask_value, bias).flatten(0, 1)
             merged_shape = (-1, len(bias), shape[2], self.dim_head)
             q_NhLd = q_NhLd.reshape(merged_shape)
             k_NhLd = k_NhLd.reshape(merged_shape)
             v_NhLd = v_NhLd.reshape(merged_shape)
-        # Dropout as noise changes the weights, which fused attention never returns.
+        # Dropout as noise changes the attention weights, which fused attention does not return.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             weights_NhLL = torch.softmax(q_NhLd @ k_NhLd.mT + bias, dim=-1).to(v_NhLd.dtype)
             drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
@@ -224,9 +229,9 @@ class ShiftedWindowAttention(nn.Module):
         return y_NhLd.reshape(shape)
 
     def _build_attention_mask(self, device: torch.device) -> Tensor | None:
-        """Return (n, L, L) bool: True for a query and a key from the two ends of an axis that is not periodic.
+        """Return the mask (n, L, L) bool, or None if no pair is masked.
 
-        None stands for a layer whose windows have no such pairs.
+        The mask is True for a query and a key from different ends of an axis that is not periodic.
         """
         row_shift = self.shift[0]
         column_shift = 0 if self.wraps_columns else self.shift[1]
@@ -240,7 +245,7 @@ class ShiftedWindowAttention(nn.Module):
             # The last rows and columns of the rolled grid come from the beginning of the axis.
             is_rolled_row = (rows >= self.grid[0] - row_shift).long()
             is_rolled_column = (columns >= self.grid[1] - column_shift).long()
-            # Four numbers for the four combinations; tokens of a window with the same number see each other.
+            # The four combinations are numbered; tokens of a window with the same number attend to each other.
             region_HW = 2 * is_rolled_row[:, None] + is_rolled_column
             regions_nL.append(to_windows(region_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
         region_nL = torch.cat(regions_nL)

@@ -15,8 +15,8 @@ from credit.models.layers.transformer_layer import FeedForward
 from credit.models.layers.up_sampling import Refinement
 from credit.models.swin.attention import ShiftedWindowAttention
 
-# Initial weights of the head are smaller than those of other layers by this factor, so that the changes which a new
-# network predicts are small against the changes of the atmosphere, and its first loss is near that of persistence.
+# Factor on the initial weights of the head. The changes that a new network predicts are then small, and its first loss
+# is close to that of persistence.
 HEAD_SCALE = 0.1
 
 
@@ -42,11 +42,15 @@ class CubeEmbedding(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the tokens (B, H / P, W / P, dim), rounded down, where H and W are those of the padded field."""
+        """Return the tokens (B, H // P, W // P, dim), where H and W are the size of the padded field.
+
+        Args:
+            x_BCHW: field without padding.
+        """
         x_BCHW = self.padding.pad(x_BCHW)
         P = self.patch_size
         rows, columns = x_BCHW.shape[2] // P, x_BCHW.shape[3] // P
-        # Cells that do not fill a patch are left out. The inputs of a token are ordered (channel, row, column).
+        # Cells that do not fill a patch are dropped. The inputs of a token are ordered (channel, row, column).
         cells_BCHPWP = x_BCHW[..., : rows * P, : columns * P].unflatten(3, (columns, P)).unflatten(2, (rows, P))
         patches_BHWC = cells_BCHPWP.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return self.norm(self.project(patches_BHWC))
@@ -86,7 +90,12 @@ class SwinBlock(nn.Module):
         self.feed_forward_norm = LayerNorm(dim, condition_dims)
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the tokens (B, H, W, C), given the conditions at the same resolution."""
+        """Return the tokens (B, H, W, C) after attention and the feed-forward layers.
+
+        Args:
+            x_BHWC: tokens.
+            conditions: vectors of each sample or token, such as noise, on which the norms and dropout depend.
+        """
         # The norm after a branch bounds what the branch adds, which keeps deep networks stable (arXiv 2111.09883).
         x_BHWC = x_BHWC + self.attention_norm(self.attention(x_BHWC, conditions), conditions)
         return x_BHWC + self.feed_forward_norm(self.feed_forward(x_BHWC, conditions), conditions)
@@ -102,21 +111,21 @@ class EdgeConv(nn.Conv2d):
         wraps_columns: True if the columns are periodic.
 
     Attributes:
-        wrap: columns that the layer adds on each side.
+        wrap: padding by periodic columns on each side.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1, *, wraps_columns: bool = True) -> None:
-        # Periodic columns are added by `wrap` before the convolution, all other edges are zeros of the convolution.
+        # `wrap` adds periodic columns before the convolution; the convolution pads all other edges with zeros.
         super().__init__(in_channels, out_channels, 3, stride=stride, padding=(1, 0 if wraps_columns else 1))
         self.wrap = SpherePadding("mirror", lon=(1, 1)) if wraps_columns else NO_PADDING
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the field (B, out_channels, H / stride, W / stride), rounded up."""
+        """Return the convolved field (B, out_channels, H / stride, W / stride); these sizes are rounded up."""
         return super().forward(self.wrap.pad(x_BCHW))
 
 
 class EdgeRefinement(Refinement):
-    """`Refinement` whose convolutions treat the edges as `EdgeConv` does.
+    """`Refinement` with `EdgeConv` as its convolutions.
 
     Args:
         channels: input and output channels.
@@ -151,7 +160,12 @@ class DownBlock(nn.Module):
         self.refine = EdgeRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the field (B, C, H / 2, W / 2), rounded up; the conditions have its resolution."""
+        """Return the down-sampled field (B, C, H / 2, W / 2); odd sizes are rounded up.
+
+        Args:
+            x_BCHW: field.
+            conditions: vectors of each sample or cell, at the resolution of the result, on which the norms depend.
+        """
         x_BCHW = self.conv(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
 
@@ -160,7 +174,7 @@ class SwinUpBlock(nn.Module):
     """Up-sampling by a transposed convolution, followed by an `EdgeRefinement` as a residual branch.
 
     Args:
-        dim: output channels, half as many as the input has.
+        dim: output channels; the input has 2 * dim channels.
         groups: groups of the norms; divides `dim`.
         condition_dims: lengths of the conditions that the norms depend on.
         wraps_columns: True if the columns are periodic.
@@ -174,7 +188,12 @@ class SwinUpBlock(nn.Module):
         self.refine = EdgeRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the field (B, dim, 2H, 2W); the conditions have its resolution."""
+        """Return the up-sampled field (B, dim, 2H, 2W).
+
+        Args:
+            x_BCHW: (B, 2 * dim, H, W) field.
+            conditions: vectors of each sample or cell, at the resolution of the result, on which the norms depend.
+        """
         x_BCHW = self.conv(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
 
@@ -195,19 +214,19 @@ class PatchHead(nn.Linear):
         self.patch_size = patch_size
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return the field (B, out_channels, H P, W P)."""
+        """Return the field (B, out_channels, H * P, W * P) from the tokens (B, H, W, C)."""
         P = self.patch_size
         # The outputs of a token are ordered (row, column, channel).
         y_BHWPPC = super().forward(x_BHWC).unflatten(-1, (P, P, -1))
-        # (B, channel, H, row of the patch, W, column of the patch), then the rows and the columns become one dimension.
+        # Permute to (B, channel, H, row of the patch, W, column of the patch), then merge rows and merge columns.
         return y_BHWPPC.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the initial value of the weight, uniform in +-HEAD_SCALE / sqrt(dim), or the bias, zeros; on the CPU.
+        """Return an initial value on the CPU: a weight uniform in +-HEAD_SCALE / sqrt(dim), a bias of zeros.
 
         Args:
             key: ``"weight"`` or ``"bias"``.
-            shape: shape of the value.
+            shape: shape of the whole (unsharded) tensor.
             generator: random generator on the CPU.
         """
         value = torch.zeros(shape, device="cpu")

@@ -16,7 +16,7 @@ from credit.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# The following dicts go from a name in the reference implementation to the name in this package that replaces it.
+# The following dicts map a name in the reference implementation to the name in this package.
 # Layers outside the transformer blocks; N stands for a number.
 _LAYERS = {
     "cube_embedding.proj": "embedding.project",
@@ -52,16 +52,19 @@ _CONSTANTS = ("attn_mask", "k_bias", "relative_coords_table", "relative_position
 def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a published state dict with the names and layouts of this package.
 
-    The reference orders the rows of a projection to queries, keys and values as (q, k, v; head; channel); here they are
-    ordered (head; q, k, v; channel). It has no bias of the keys, which becomes zeros here. Its cube convolution is a
-    linear layer over the cells of a patch here.
+    Rows of a projection to queries, keys and values are reordered from (q, k, v; head; channel) to (head; q, k, v;
+    channel). The reference has no bias of the keys; it becomes zeros. The convolution of the cube embedding becomes a
+    linear layer over the cells of a patch.
 
-    With spectral norm, the reference normalises every linear layer and two-dimensional convolution, but it uses the
-    projection to queries, keys and values without the normalisation. So only the weight itself is converted.
+    With spectral norm, the reference normalises every linear layer and two-dimensional convolution, except the
+    projection to queries, keys and values. So only the original weight of this projection is converted.
 
     Args:
-        state: state dict of the reference, or a checkpoint that holds it under `model_state_dict`; with or without
-            spectral norm, with or without `module.` prefixes.
+        state: state dict of the reference, or a checkpoint with this state dict under `model_state_dict`; with or
+            without spectral norm, with or without `module.` prefixes.
+
+    Returns:
+        State dict for `Swin.load_state_dict`.
 
     Raises:
         CheckpointError: if the state dict has keys that the reference does not have, or a block lacks a tensor of its
@@ -100,21 +103,21 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _convert_attention_tensor(
     state: Mapping[str, Tensor], name: str, module: str, converted: dict[str, Tensor], unknown_names: list[str]
 ) -> None:
-    """Convert a tensor that the attention of a block holds itself, not in one of its layers.
+    """Convert a direct tensor of a block's attention (logit scale, query bias or value bias), in place.
 
     Args:
         state: published state dict.
-        name: name of the tensor in it.
+        name: name of the tensor in `state`.
         module: this package's path of the attention.
-        converted: result, to which the tensor is added.
-        unknown_names: names that the reference does not have, to which the name may be added.
+        converted: result; the tensor is added to it.
+        unknown_names: list of unknown names; an unknown name is added to it.
     """
     path, _, tensor_name = name.rpartition(".")
     if tensor_name == "logit_scale":
         converted[f"{module}.logit_scale.logarithm"] = state[name].flatten()
     elif tensor_name == "q_bias":
         q_bias = state[name]
-        # The bias of the values is converted here as well, so its own name is skipped below.
+        # The bias of the values is converted here as well, so its own name is ignored below.
         v_bias = _find_tensor(state, f"{path}.v_bias")
         heads = _find_tensor(state, f"{path}.logit_scale").numel()
         bias = torch.cat((q_bias, torch.zeros_like(q_bias), v_bias))
@@ -140,10 +143,10 @@ def _find_tensor(state: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a tensor of the published state dict.
 
     Raises:
-        CheckpointError: if it is not there.
+        CheckpointError: if the tensor is missing.
     """
     if name not in state:
-        raise CheckpointError(f"not a complete published FuXi state: it has no {name}")
+        raise CheckpointError(f"not a complete published FuXi state: {name} is missing")
     return state[name]
 
 

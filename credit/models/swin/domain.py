@@ -1,7 +1,7 @@
 """Division of a Swin transformer among the ranks of a domain group.
 
-The tokens have a division whose bounds are multiples of the window, so that no window of an unshifted block is cut. A
-shifted block exchanges tokens, so that each rank has whole shifted windows, and gives the results back.
+The tokens are divided at multiples of the window, so no window of an unshifted block is cut. The ranks exchange tokens
+before a shifted block, so that each has whole shifted windows, and send the results back afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class AttendsInShiftedWindows(DomainRule):
     """Rule of attention in shifted windows: the ranks exchange tokens so that each has whole windows.
 
-    A rank computes those windows of the rolled grid whose rows and columns are its rows and columns of the division.
+    A rank computes the windows in its rows and columns of the rolled grid.
 
     Attributes:
         division: division of the tokens, whose bounds are multiples of the window.
@@ -46,10 +46,15 @@ class AttendsInShiftedWindows(DomainRule):
     shift: tuple[int, int]
 
     def install(self, layer: ShiftedWindowAttention, group: dist.ProcessGroup) -> None:
-        """Exchange tokens before the layer and after it, in place of the roll, and tell it which windows it gets."""
+        """Replace the roll by an exchange of tokens before and after the layer, and set the windows of each rank.
+
+        Args:
+            layer: the attention layer.
+            group: the ranks that share the grid.
+        """
         rank = dist.get_rank(group)
         ranks = range(self.division.num_ranks)
-        # A rank that owns no tokens computes a copy of its neighbour's windows, of which it gives nothing back.
+        # A rank that owns no tokens computes a copy of its neighbour's windows, and sends nothing back.
         computed = [self._roll(self.division.held(other)) for other in ranks]
         owned = [self._roll(self.division.owned(other)) for other in ranks]
         to_windows = build_exchange(group, self.division, [[cells] for cells in computed])
@@ -70,7 +75,7 @@ class AttendsInShiftedWindows(DomainRule):
         layer.register_forward_hook(give_back)
 
     def _roll(self, part: FieldPart) -> Cells:
-        """Return the tokens that lie in a part of the rolled grid, by their positions in the grid itself."""
+        """Return the tokens in a part of the rolled grid, as rows and columns of the unrolled grid."""
         height, width = self.division.shape
         rows = [(row + self.shift[0]) % height for row in part.rows]
         columns = [(column + self.shift[1]) % width for column in part.columns]
@@ -82,14 +87,18 @@ class ReadsNeighboursAroundGlobe(ReadsNeighbours):
     """Rule of a convolution whose columns are periodic, and that reads zeros beyond the first and last row."""
 
     def remove_padding(self, layer: EdgeConv) -> None:
-        """Let the convolution take the field with the cells that it reads around it."""
+        """Switch the layer's padding off: its input then contains the cells that it reads around the field."""
         super().remove_padding(layer)
         layer.wrap = NO_PADDING
 
     def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
-        """Return the cells that a part of the layer's input consists of, with zeros beyond the rows of the field."""
+        """Return the cells of a part of the layer's input, with `ZERO` for rows beyond the first and last row.
+
+        Args:
+            part: rows and columns of the input; they may lie outside of the field.
+        """
         height, width = self.input_shape()
-        # The first and the last row of the padded field are near the poles, where no row lies beyond.
+        # The first and last rows of the padded field are near the poles, so there are no rows beyond them.
         rows = [row if 0 <= row < height else ZERO for row in part.rows]
         return [Cells(rows, [column % width for column in part.columns])]
 
@@ -101,7 +110,7 @@ class CutsField(DomainRule):
     Attributes:
         source: division of the field.
         target: division of the result.
-        offset: row and column of the field at which the result begins; negative for zeros that are added.
+        offset: row and column of the field at which the result begins; negative to add zeros.
         takes_tokens: True if the layer takes (B, H, W, C), False for (B, C, H, W).
     """
 
@@ -111,7 +120,12 @@ class CutsField(DomainRule):
     takes_tokens: bool = False
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Replace `forward` by an exchange that gives this rank its part of the result."""
+        """Replace `forward` by an exchange that returns this rank's part of the result.
+
+        Args:
+            layer: the layer.
+            group: the ranks that share the field.
+        """
         needed = []
         for rank in range(self.target.num_ranks):
             part = self.target.held(rank)
@@ -123,7 +137,7 @@ class CutsField(DomainRule):
 
 
 def _offset_cells(cells: range, offset: int, size: int) -> list[int]:
-    """Return `cells` plus an offset, with `ZERO` for those outside of an axis of `size` cells."""
+    """Return `cells` plus an offset, with `ZERO` for results outside of an axis of `size` cells."""
     moved_cells = [cell + offset for cell in cells]
     return [cell if 0 <= cell < size else ZERO for cell in moved_cells]
 
@@ -136,10 +150,10 @@ class Divisions:
         grid: division of the input and output.
         patches: division of the patches after the embedding.
         down: division of the tokens after the down-sampling.
-        tokens: division of the tokens in the transformer, with the zeros that are added for the windows.
+        tokens: division of the tokens in the transformer, including zeros that are added to complete windows.
         up: division of the patches after the up-sampling.
         cells: division of the cells of the patches after the head.
-        output: division of the output without the padding, before the interpolation.
+        output: division of the output without the padding, before it is interpolated to the grid.
     """
 
     grid: FieldDivision
@@ -157,12 +171,12 @@ class Divisions:
         window = model.blocks[0].attention.window
         patch_size = model.embedding.patch_size
         tokens = divide_field(layout.padded_tokens, num_parts, window)
-        # Zeros belong to the windows, so the tokens with and without them have different divisions.
+        # Tokens with and without the zeros that complete windows have different divisions.
         down = tokens
         if layout.tokens != layout.padded_tokens:
             down = divide_field(layout.tokens, num_parts)
-        # The up-sampling gives each token 2 x 2 patches. Where that is what the embedding gives, the bounds are twice
-        # those of the tokens, so that ranks exchange only the cells at the edges of their parts.
+        # The up-sampling turns each token into 2 x 2 patches. If no zeros were added, the bounds are twice the bounds
+        # of the tokens, so that ranks exchange only cells at the edges of their parts.
         up_shape = (DOWN_SAMPLING * layout.tokens[0], DOWN_SAMPLING * layout.tokens[1])
         multiple = 1 if down is not tokens else window
         up = divide_field(up_shape, num_parts, DOWN_SAMPLING * multiple)
@@ -183,7 +197,7 @@ class Divisions:
 
 
 def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
-    """Return the divisions and rules with which a Swin transformer is split into M x N parts.
+    """Plan the split of a Swin transformer into M x N parts: divisions of the fields and rules of the layers.
 
     Args:
         model: the network.
@@ -201,8 +215,8 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
     # Layers outside the transformer.
     rules: dict[str, DomainRule] = {
         "noise": DividesNoise((divisions.patches, divisions.tokens)),
-        # Patches do not overlap, so the embedding reads no cells around them. It pads the field as a cross-scale
-        # embedding does, and returns tokens.
+        # Patches do not overlap, so the embedding reads no cells around them. Like a cross-scale embedding, it pads the
+        # field and returns tokens.
         "embedding": EmbedsAcrossScales(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
         # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
         "down.conv": _build_conv_rule(
@@ -231,11 +245,11 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
 
 
 def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
-    """Yield path and rule of the layers of a transformer block that need one.
+    """Yield (path, rule) for each layer of a transformer block that needs a rule.
 
     Args:
         block: the block.
-        tokens: division of its tokens.
+        tokens: division of the tokens.
     """
     attention = block.attention
     window = attention.window
@@ -244,7 +258,7 @@ def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[
     # Unshifted windows are never cut, so their attention needs no rule.
     if any(attention.shift):
         yield "attention", AttendsInShiftedWindows(tokens, attention.shift)
-    # The attention layer moves its tokens into windows, whose numbers differ from rank to rank as those of tokens do.
+    # Attention arranges its tokens in windows, so their number is counted in windows. It may differ between ranks.
     for path in ("attention.to_qkv", "attention.to_out"):
         yield path, CountsTokens(windows, window**2)
     for path in ("feed_forward.expand", "feed_forward.contract"):
@@ -267,13 +281,13 @@ def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
     costs = []
     for division, module in modules_by_division:
         num_weights = sum(parameter.numel() for parameter in module.parameters())
-        # Nearly all operations are products of a token with a weight.
+        # Nearly all operations multiply a token by a weight.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance([division for division, _ in modules_by_division], costs)
 
 
 def _build_conv_rule(layer: EdgeConv, source: FieldDivision, target: FieldDivision, reach: Reach) -> ReadsNeighbours:
-    """Return the rule of a convolution, whose columns may be periodic."""
+    """Return the rule of a convolution, for periodic columns or zeros beyond the edge, depending on the layer."""
     if layer.wrap == NO_PADDING:
         return ReadsNeighbours(source, target, reach)
     return ReadsNeighboursAroundGlobe(source, target, reach)

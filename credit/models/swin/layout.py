@@ -1,6 +1,7 @@
-"""Sizes of the fields and tokens of a Swin transformer, derived from the grid and checked.
+"""Computation and checks of the sizes of the fields and tokens of a Swin transformer.
 
-The padded grid of H x W cells has H / p x W / p patches. The transformer sees half as many tokens along each axis.
+The padded grid of H x W cells has H / p x W / p patches of p x p cells. The transformer has half as many tokens along
+each axis.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class TokenLayout:
         padding: cells that are added around the grid before the embedding.
         patches: number of rows and columns of patches of the padded grid.
         tokens: number of rows and columns of tokens after the down-sampling.
-        token_pads: rows (north, south) and columns (west, east) of zeros that are added to the tokens so that the
-            windows fit; all 0 unless ``model.edges`` is ``published``.
+        token_pads: rows (north, south) and columns (west, east) of zeros that are added to the tokens to complete
+            windows; all 0 unless ``model.edges`` is ``published``.
         output: number of rows and columns of the output without the padding, before the interpolation to the grid.
     """
 
@@ -38,20 +39,20 @@ class TokenLayout:
 
     @property
     def padded_tokens(self) -> tuple[int, int]:
-        """Number of rows and columns of tokens that the transformer gets."""
+        """Number of rows and columns of tokens in the transformer, including added zeros."""
         return self.tokens[0] + sum(self.token_pads[0]), self.tokens[1] + sum(self.token_pads[1])
 
 
 def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
-    """Return the sizes that follow from grid, patches, windows and padding.
+    """Compute all sizes from grid, patches, windows and padding, and check that they fit together.
 
     Args:
         spec: channels, grid and frames of the data.
         section: the model's section of the config.
 
     Raises:
-        ConfigError: if the padded grid is not a whole number of windows where it must be, or is smaller than a patch,
-            or the output does not have the size of the grid and may not be interpolated.
+        ConfigError: if windows do not divide the padded grid (``model.edges: sphere``), the padded grid is smaller than
+            a patch, or the output differs from the grid and may not be interpolated.
     """
     check_section(section)
     grid = spec.grid.shape
@@ -65,7 +66,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
     output: list[int] = []
     for axis, size, pads in zip(("lat", "lon"), grid, (padding.lat, padding.lon), strict=True):
         padded_size = size + sum(pads)
-        # The embedding leaves out cells that do not fill a patch. The down-sampling rounds up.
+        # The embedding drops cells that do not fill a patch. The down-sampling rounds up.
         num_patches = padded_size // section.patch_size
         num_tokens = -(-num_patches // DOWN_SAMPLING)
         if num_tokens == 0:
@@ -75,7 +76,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             )
         if section.edges == "sphere":
             _require_whole_windows(axis, size, pads, section, window)
-        # Number of tokens that are missing to a multiple of the window: 0 if the windows fit.
+        # Number of tokens to add up to a multiple of the window; 0 if the windows fit.
         remainder = -num_tokens % window
         patches.append(num_patches)
         tokens.append(num_tokens)
@@ -87,7 +88,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             f"{grid[0]} x {grid[1]}; set it to true, or choose padded sizes that are multiples of "
             f"{DOWN_SAMPLING * section.patch_size}"
         )
-    # Both axes are known now; the lists become pairs.
+    # The lists have one entry for each axis; they become pairs.
     return TokenLayout(window, padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
 
 
@@ -95,19 +96,18 @@ def check_section(section: SwinSection) -> None:
     """Refuse numbers of heads or groups that do not divide the number of channels.
 
     Raises:
-        ConfigError: naming the key and the nearest number that divides.
+        ConfigError: if a number is not a divisor; the message names the key and the nearest divisor.
     """
     for key, number in (("heads", section.heads), ("num_groups", section.num_groups)):
         if section.dim % number:
             nearest = find_nearest_divisor(section.dim, number)
             raise ConfigError(
-                f"model.{key}: {number} does not divide model.dim: {section.dim}; the nearest number that does is "
-                f"{nearest}"
+                f"model.{key}: {number} does not divide model.dim: {section.dim}; the nearest divisor is {nearest}"
             )
 
 
 def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> SpherePadding:
-    """Return the padding that ``model.padding`` asks for.
+    """Build the padding from ``model.padding``.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -133,7 +133,7 @@ def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> Sphe
 
 
 def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection, window: int) -> None:
-    """Refuse pads with which windows do not divide the padded grid, or with which it does not wrap around.
+    """Refuse pads of ``model.edges: sphere`` if windows do not divide the padded grid, or if columns are padded.
 
     Args:
         axis: `lat` or `lon`.
@@ -143,7 +143,7 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         window: edge of a window in tokens.
 
     Raises:
-        ConfigError: naming a value that fits.
+        ConfigError: if the pads do not fit; the message names a value that works.
     """
     cells_per_token = DOWN_SAMPLING * section.patch_size
     multiple = cells_per_token * window
@@ -165,26 +165,27 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         raise ConfigError(f"{message}; model.padding.lat: [{before}, {after}] fits")
     if size % cells_per_token:
         raise ConfigError(
-            f"{message}; choose a model.patch_size of which twice is a divisor of {size}, or set model.edges: published"
+            f"{message}; choose a model.patch_size such that {DOWN_SAMPLING} * patch_size divides {size}, or set "
+            "model.edges: published"
         )
     nearest = find_nearest_divisor(size // cells_per_token, window)
-    raise ConfigError(f"{message}; the nearest window that does is {nearest}; or set model.edges: published")
+    raise ConfigError(f"{message}; the nearest window that fits is {nearest}; or set model.edges: published")
 
 
 def check_noise(layout: TokenLayout, section: SwinSection) -> None:
-    """Refuse noise of each cell if the patches cannot be averaged to tokens.
+    """Refuse cell noise if the patches cannot be averaged to tokens.
 
     Args:
         layout: sizes of the fields and tokens.
         section: the model's section of the config.
 
     Raises:
-        ConfigError: if the section has such noise and the sizes do not fit.
+        ConfigError: if the section has cell noise and there are not exactly twice as many patches as tokens.
     """
     fits = layout.patches == tuple(DOWN_SAMPLING * size for size in layout.padded_tokens)
     if section.find_noise("cell") is not None and not fits:
         raise ConfigError(
             f"model.noise: cell: {layout.patches[0]} x {layout.patches[1]} patches are not twice the "
             f"{layout.padded_tokens[0]} x {layout.padded_tokens[1]} tokens of the transformer, so noise cannot be "
-            "averaged to them; choose another kind, or pads with which all windows fit, such as auto"
+            "averaged to tokens; choose another kind of noise, or pads for which all windows fit, such as auto"
         )

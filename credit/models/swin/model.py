@@ -1,4 +1,4 @@
-"""Swin-V2 transformer in the form of FuXi on a global latitude-longitude grid.
+"""Swin-V2 transformer with the architecture of FuXi, on a global latitude-longitude grid.
 
 FuXi: Chen et al. 2023, arXiv 2306.12873. Swin V2: Liu et al. 2022, arXiv 2111.09883.
 
@@ -36,7 +36,7 @@ from credit.models.swin.section import SwinSection
 from credit.models.swin.token_padding import Crop, TokenPadding
 from credit.parallel.domain.split import DomainPlan
 
-# The published code adds this number to the scores of masked pairs, so its mask is not strict.
+# The published code adds this finite number to the scores of masked pairs, so masked pairs keep a tiny weight.
 PUBLISHED_MASK_VALUE = -100.0
 
 
@@ -52,8 +52,8 @@ class Swin(ForecastModel):
         layout: sizes of the fields and tokens.
         embedding: embedding of the patches of the padded grid.
         down: block that halves the resolution.
-        blocks: transformer blocks, of which every second one shifts its windows.
-        up: block that doubles the resolution of its input, the outputs of `down` and of the last transformer block.
+        blocks: transformer blocks; every second block shifts its windows.
+        up: block that doubles the resolution of the concatenated outputs of `down` and of the last transformer block.
         head: linear layer from each token to the cells of its patch.
 
     Raises:
@@ -117,7 +117,7 @@ class Swin(ForecastModel):
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> Swin:
-        """Return a model for use without a config.
+        """Build a model from keyword arguments, for use without a config.
 
         Args:
             **kwargs: the arguments of `ModelSpec.from_sizes` (`image_height`, `image_width`, `in_channels`,
@@ -148,7 +148,7 @@ class Swin(ForecastModel):
         return y_BCHW.unflatten(1, self.spec.out_shape[:2]).contiguous()
 
     def plan_domain(self, num_parts: tuple[int, int]) -> DomainPlan:
-        """Return the rules by which the network computes on fields in M x N parts (domain parallelism).
+        """Return the divisions and rules for domain parallelism with M x N parts of the grid.
 
         Args:
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
@@ -166,7 +166,7 @@ class Swin(ForecastModel):
 
         Args:
             state: published state dict, see `credit.models.swin.convert_published.convert_published_state`.
-            section: the model's section of the config, which is not used.
+            section: the model's section of the config; not used.
 
         Raises:
             CheckpointError: if the state dict has keys that the published implementation does not have; the message

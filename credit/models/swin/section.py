@@ -12,8 +12,8 @@ from credit.models.padding.section import PaddingConfig
 
 # The transformer works at half the resolution of the patches.
 DOWN_SAMPLING = 2
-# Window of `auto` where it divides the tokens, and the windows among which `auto` chooses otherwise. Attention in
-# smaller windows sees few neighbours; the cost of larger ones grows with their area.
+# `auto` chooses the preferred window if it divides the tokens, and otherwise one of the other windows. Smaller windows
+# have few neighbours; the cost of larger windows grows with their area.
 PREFERRED_WINDOW = 4
 AUTO_WINDOWS = range(3, 9)
 
@@ -78,12 +78,12 @@ class SwinSection(ModelSection):
     )
 
     def resolve(self, grid_shape: tuple[int, int]) -> SwinSection:
-        """Return the section with a number for `window_size`; see the base class."""
+        """Return a copy of the section in which `window_size` is a number, for a grid of (rows, columns)."""
         return self.model_copy(update={"window_size": choose_window(self, grid_shape[1])})
 
 
 def choose_window(section: SwinSection, num_columns: int) -> int:
-    """Return the edge of an attention window in tokens, which ``model.window_size`` gives or leaves to the grid.
+    """Return the edge of an attention window in tokens: ``model.window_size``, or the best fit to the grid if `auto`.
 
     Args:
         section: the model's section of the config.
@@ -95,7 +95,7 @@ def choose_window(section: SwinSection, num_columns: int) -> int:
     if section.window_size != "auto":
         return section.window_size
     if section.edges == "published":
-        # Tokens are padded until the windows fit, so any window does.
+        # Tokens are padded until the windows fit, so any window is valid.
         return PREFERRED_WINDOW
     num_tokens, remaining_cells = divmod(num_columns, DOWN_SAMPLING * section.patch_size)
     fitting = [window for window in AUTO_WINDOWS if num_tokens % window == 0]
@@ -105,5 +105,5 @@ def choose_window(section: SwinSection, num_columns: int) -> int:
             f"{DOWN_SAMPLING * section.patch_size} cells that divides the {num_columns} columns of the grid; choose "
             "another model.patch_size, or set model.edges: published"
         )
-    # Of two windows that are equally near, the larger one.
+    # If two windows are equally near, choose the larger one.
     return min(fitting, key=lambda window: (abs(window - PREFERRED_WINDOW), -window))

@@ -1,4 +1,4 @@
-"""Layers that add zeros around a grid of tokens and that cut a grid to a smaller one.
+"""Layers that add zeros around a grid of tokens, and that crop a field.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -13,7 +13,7 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class TokenPadding(nn.Module):
-    """Zeros around the tokens, so that windows fit.
+    """Layer that adds zeros around the tokens, to complete windows.
 
     Args:
         pads: numbers of rows and columns to add.
@@ -31,7 +31,7 @@ class TokenPadding(nn.Module):
 
 
 class Crop(nn.Module):
-    """Removal of rows and columns at the edges of a field.
+    """Layer that removes rows and columns at the edges of a field.
 
     Args:
         pads: numbers of rows and columns to remove.
@@ -42,6 +42,6 @@ class Crop(nn.Module):
         self.pads = pads
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the field without the rows and columns, as a view."""
+        """Return the cropped field (B, C, H - rows, W - columns), as a view."""
         (north, south), (west, east) = self.pads
         return x_BCHW[..., north : x_BCHW.shape[-2] - south, west : x_BCHW.shape[-1] - east]

@@ -1,4 +1,4 @@
-"""Attention of each cell to all cells of a level, and its rule on divided fields.
+"""Attention of each cell to all cells of a level, and its rule for domain parallelism.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, N cells that this rank has, M cells of the whole level,
 h heads, d channels per head.
@@ -39,7 +39,7 @@ class GlobalAttention(nn.Module):
         self.dim_head = dim_head
         self.norm = GroupNorm(groups, dim, condition_dims)
         self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
-        # Returns the keys and values of all cells. On one process they are already there.
+        # Collects the keys and values of all cells. Without domain parallelism there is nothing to do.
         self.collect_cells = nn.Identity()
         self.to_out = nn.Linear(dim, dim)
 
@@ -48,7 +48,7 @@ class GlobalAttention(nn.Module):
 
         Args:
             x_BCHW: field.
-            conditions: noise that the norm depends on.
+            conditions: noise on which the norm depends.
         """
         H, W = x_BCHW.shape[2:]
         tokens_BHWC = self.norm(x_BCHW, conditions).permute(0, 2, 3, 1)
@@ -64,9 +64,9 @@ class GlobalAttention(nn.Module):
 
 @dataclass(frozen=True)
 class CollectsWholeField(DomainRule):
-    """Rule of `GlobalAttention.collect_cells`: each rank gets the keys and values of all cells.
+    """Rule of `GlobalAttention.collect_cells`: each rank receives the keys and values of all cells.
 
-    Each rank projects its own cells only, and computes the results of its own queries.
+    Each rank projects only its own cells, and computes the results of its own queries.
 
     Attributes:
         division: division of the level.
@@ -75,7 +75,12 @@ class CollectsWholeField(DomainRule):
     division: FieldDivision
 
     def install(self, layer: nn.Identity, group: dist.ProcessGroup) -> None:
-        """Exchange keys and values before the layer."""
+        """Exchange keys and values before the layer.
+
+        Args:
+            layer: the layer `collect_cells`.
+            group: the ranks that share the field.
+        """
         height, width = self.division.shape
         all_cells = [Cells(range(height), range(width))]
         exchange = build_exchange(group, self.division, [all_cells] * self.division.num_ranks)

@@ -23,7 +23,7 @@ MIN_CHANNELS_PER_GROUP = 4
 
 
 def count_groups(channels: int) -> int:
-    """Return the number of groups of a group norm: the largest one that divides the channels within both limits."""
+    """Return the number of groups of a group norm: the largest divisor of the channels within both limits above."""
     largest = max(1, min(MAX_GROUPS, channels // MIN_CHANNELS_PER_GROUP))
     return max(groups for groups in range(1, largest + 1) if channels % groups == 0)
 
@@ -49,7 +49,7 @@ class ResidualBlock(nn.Module):
     """Group norm, SiLU and 3x3 convolution, all twice, added to the input; then attention, if the level has it.
 
     Args:
-        in_channels: channels of the input, those of a skip connection included.
+        in_channels: channels of the input, including those of a skip connection.
         out_channels: channels of the output.
         options: properties of the level.
     """
@@ -65,7 +65,7 @@ class ResidualBlock(nn.Module):
         self.conv1 = SphereConv2d(in_channels, out_channels, skip=pole_skip)
         self.norm2 = GroupNorm(groups, out_channels, condition_dims)
         self.dropout = nn.Dropout(options.dropout)
-        # Dropout as noise, which `use_seeded_dropout` puts here.
+        # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
         self.conv2 = SphereConv2d(out_channels, out_channels, skip=pole_skip)
         self.shortcut: nn.Module = nn.Identity()
@@ -78,19 +78,19 @@ class ResidualBlock(nn.Module):
     def forward(
         self, x_BCHW: Tensor, skip_BCHW: Tensor | None = None, conditions: Conditions = NO_CONDITIONS
     ) -> Tensor:
-        """Return the field (B, out_channels, H, W).
+        """Return the block's field (B, out_channels, H, W): the residual branch added to the input.
 
         Args:
             x_BCHW: output of the block before.
-            skip_BCHW: skip connection, whose channels follow those of `x_BCHW`; None for none.
-            conditions: noise that norms and dropout depend on, at the resolution of the level.
+            skip_BCHW: skip connection, concatenated after the channels of `x_BCHW`; None for a block without one.
+            conditions: noise on which norms and dropout depend, at the resolution of the level.
         """
         if skip_BCHW is not None:
             x_BCHW = torch.cat((x_BCHW, skip_BCHW), dim=1)
         hidden_BCHW = self.conv1(F.silu(self.norm1(x_BCHW, conditions)))
         hidden_BCHW = F.silu(self.norm2(hidden_BCHW, conditions))
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
-            # Masks are numbered by cell, so the channels come last.
+            # Dropout masks are computed by cell, so the channels come last.
             hidden_BHWC = self.seeded_dropout.drop_channels(
                 hidden_BCHW.permute(0, 2, 3, 1), conditions.dropout_seeds_BM
             )
@@ -109,7 +109,7 @@ class DownSampling(nn.Module):
     Args:
         in_channels: channels of the finer level.
         out_channels: channels of the coarser level.
-        fine: the finer level, whose rows the convolution reads.
+        fine: the finer level, from which the convolution reads.
     """
 
     _fsdp2_shard = True
@@ -119,7 +119,7 @@ class DownSampling(nn.Module):
         self.conv = SphereConv2d(in_channels, out_channels, stride=2, skip=fine.pole_skip)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, H / 2, W / 2), rounded up."""
+        """Return the down-sampled field (B, out_channels, H / 2, W / 2); odd sizes are rounded up."""
         return self.conv(x_BCHW)
 
 
@@ -127,7 +127,7 @@ class RepeatCells(nn.Module):
     """Up-sampling that replaces each cell by 2 x 2 cells with the same values."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, C, 2H, 2W)."""
+        """Return the field with repeated cells, (B, C, 2H, 2W)."""
         return F.interpolate(x_BCHW, scale_factor=2, mode="nearest")
 
 
@@ -137,7 +137,7 @@ class UpSampling(nn.Module):
     Args:
         in_channels: channels of the coarser level.
         out_channels: channels of the finer level.
-        fine: the finer level, whose rows the convolution reads.
+        fine: the finer level, on which the convolution computes.
     """
 
     _fsdp2_shard = True
@@ -148,12 +148,12 @@ class UpSampling(nn.Module):
         self.conv = SphereConv2d(in_channels, out_channels, skip=fine.pole_skip)
 
     def forward(self, x_BCHW: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Return (B, out_channels, *shape).
+        """Return the up-sampled field (B, out_channels, *shape).
 
         Args:
             x_BCHW: field of the coarser level.
-            shape: number of rows and columns of the finer level, at most twice those of the coarser one.
+            shape: number of rows and columns of the finer level, at most twice those of the coarser level.
         """
-        # If the finer level has an odd number of rows, the last repeated row is left out.
+        # If the finer level has an odd number of rows, the last repeated row is dropped.
         repeated_BCHW = self.repeat(x_BCHW)[..., : shape[0], : shape[1]]
         return self.conv(repeated_BCHW)

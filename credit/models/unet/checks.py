@@ -16,7 +16,7 @@ def check_section(section: UNetSection) -> None:
         section: the model's section of the config.
 
     Raises:
-        ConfigError: naming the key, its value and a value that fits.
+        ConfigError: if sizes do not fit together; the message names the key, its value and a value that works.
     """
     num_levels = len(section.dim)
     if len(section.depth) != num_levels:
@@ -43,14 +43,14 @@ def check_section(section: UNetSection) -> None:
 
 
 def check_grid(grid: tuple[int, int], num_levels: int) -> None:
-    """Refuse a grid that cannot be halved once for each level but the first.
+    """Refuse a grid that cannot be halved once for each level after the first.
 
     Args:
         grid: number of rows and columns.
         num_levels: number of levels of the network.
 
     Raises:
-        ConfigError: naming the numbers of levels that work.
+        ConfigError: if the grid does not fit; the message names the largest number of levels that works.
     """
     height, width = grid
     largest = 1
@@ -68,5 +68,5 @@ def check_grid(grid: tuple[int, int], num_levels: int) -> None:
 
 
 def _count_rows(height: int, num_levels: int) -> int:
-    """Return the number of rows of the coarsest level."""
+    """Return the number of rows of the coarsest level of a grid with `height` rows."""
     return -(-height // 2 ** (num_levels - 1))

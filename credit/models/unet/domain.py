@@ -1,7 +1,7 @@
 """Division of the U-Net among the ranks of a domain group.
 
-Each level has a division of its own. The exchange of cells before a down-sampling or an up-sampling leads from one
-division to the next.
+Each level has its own division. The exchange of cells before a down-sampling or up-sampling changes from one division
+to the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectsRows(DomainRule):
-    """Rule of the projection of latitude, of which each rank computes its own rows.
+    """Rule of the latitude projection: each rank computes only its own rows.
 
     Attributes:
         division: division of the grid.
@@ -41,12 +41,17 @@ class SelectsRows(DomainRule):
     division: FieldDivision
 
     def install(self, layer: LatitudeProjection, group: dist.ProcessGroup) -> None:
-        """Tell the layer which rows this rank has."""
+        """Set the rows of this rank.
+
+        Args:
+            layer: the latitude projection.
+            group: the ranks that share the field.
+        """
         layer.rows = self.division.held(dist.get_rank(group)).rows
 
 
 def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
-    """Return the divisions and rules with which a U-Net is split into M x N parts.
+    """Plan the split of a U-Net into M x N parts: divisions of the levels and rules of the layers.
 
     Args:
         model: the network.
@@ -73,14 +78,14 @@ def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
         module = model.get_submodule(part)
         for path, rule in list_rules(module, levels, number):
             rules[f"{part}.{path}"] = rule
-        # Nearly all operations are products of a cell with a weight.
+        # Nearly all operations multiply a cell by a weight.
         num_weights = sum(parameter.numel() for parameter in module.parameters())
         costs[number] += num_weights * math.prod(levels[number].shape)
     return DomainPlan(grid, rules, imbalance(levels, costs))
 
 
 def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> Iterator[tuple[str, DomainRule]]:
-    """Yield path and rule of each layer that needs one in a part of the network.
+    """Yield (path, rule) for each layer in a part of the network that needs a rule.
 
     Args:
         module: a level of the encoder or decoder, or another part that computes at one level.
@@ -90,7 +95,7 @@ def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> I
     level = levels[number]
     for path, layer in module.named_modules():
         if isinstance(layer, SphereConv2d):
-            # The only convolution with a stride reads the level before.
+            # Only a down-sampling convolution has a stride; it reads the next finer level.
             source = level if layer.stride == (1, 1) else levels[number - 1]
             yield path, ConvolvesOnSphere.build(layer, source, level)
         elif isinstance(layer, RepeatCells):

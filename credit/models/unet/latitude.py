@@ -1,4 +1,4 @@
-"""Projection of latitude to channels, without which a convolution on the sphere would not know where it is.
+"""Projection of latitude to channels. Convolutions are the same in all rows, so latitude must be an input.
 
 Shape suffixes: H rows, C channels, F features.
 """
@@ -15,10 +15,10 @@ NUM_FEATURES = 4
 
 
 class LatitudeProjection(nn.Linear):
-    """Learned function of latitude, one value for each channel and row, to be added to a field.
+    """Learned function of latitude with one value for each channel and row, to be added to a field.
 
-    It is linear in sin(lat), cos(lat), sin(2 lat) and cos(2 lat): the Coriolis parameter is proportional to the first,
-    the width of a cell to the second.
+    The function is linear in sin(lat), cos(lat), sin(2 lat) and cos(2 lat). The Coriolis parameter is proportional to
+    sin(lat), the width of a cell to cos(lat).
 
     Args:
         lat: (H,) latitude of the rows in degrees north.
@@ -32,7 +32,7 @@ class LatitudeProjection(nn.Linear):
         super().__init__(NUM_FEATURES, channels, bias=False)
         self.rows = range(len(lat))
         angle_H = np.deg2rad(lat)
-        # An array, because building the network on the meta device would take the values of a tensor.
+        # The features are an array, because a tensor would lose its values if the network is built on the meta device.
         self._features_HF = np.stack(
             [np.sin(angle_H), np.cos(angle_H), np.sin(2 * angle_H), np.cos(2 * angle_H)], axis=1
         )

@@ -1,4 +1,4 @@
-"""Levels of the U-Net: the rows and columns of each resolution, and how its outermost rows lie to the poles."""
+"""Levels of the U-Net: rows and columns of each resolution, and the rows that padding repeats beyond the poles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Level:
 
     Attributes:
         shape: number of rows and columns.
-        pole_skip: numbers of rows at the north pole and at the south pole that padding does not repeat beyond the pole.
+        pole_skip: number of rows at the (north, south) pole that padding does not repeat beyond the pole.
     """
 
     shape: tuple[int, int]
@@ -26,16 +26,16 @@ class Level:
 def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
     """Return the levels of a grid, the finest level first.
 
-    A level consists of the rows and columns 0, 2, 4, ... of the level before. So its first row keeps its latitude. Its
-    last row does so if the number of rows before was odd; otherwise the last row is left out.
+    A level consists of the rows and columns 0, 2, 4, ... of the next finer level. So the first row keeps its latitude.
+    The last row is kept if the finer level has an odd number of rows; otherwise it is dropped.
 
     Args:
         grid: the grid of the finest level.
         num_levels: number of levels.
     """
     height, width = grid.shape
-    # Distances of the outermost rows from the poles, in distances between rows: 0 for a row on the pole, 1/2 for the
-    # rows of a grid without rows on the poles.
+    # Distances of the outermost rows from the poles, in row spacings: 0 if the row is on the pole, 1/2 for the usual
+    # grid without rows on the poles.
     north = (90.0 - grid.lat[0]) / (grid.lat[0] - grid.lat[1])
     south = (90.0 + grid.lat[-1]) / (grid.lat[-2] - grid.lat[-1])
     levels = []
@@ -51,14 +51,14 @@ def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
 
 
 def _find_skip(distance: float) -> int:
-    """Return the number of rows that padding must not repeat beyond a pole.
+    """Return the number of rows, 0 or 1, that padding must not repeat beyond a pole.
 
-    The first row beyond the pole is a copy of the row at the opposite longitude whose latitude is nearest. With a
-    distance d of the outermost row, the first row beyond the pole has the distance 1 - d on the other side. The rows of
-    the grid have the distances d, 1 + d and so on. The copy is exact for d = 0 (skip 1) and d = 1/2 (skip 0); in
-    between the nearest row is taken, and the outermost row if two are equally near.
+    Padding copies rows at the opposite longitude. The rows of the grid have the distances d, 1 + d, ... from the pole.
+    The first row beyond the pole has the distance 1 - d on the other side. So its copy is exact for d = 0 (skip 1, copy
+    of row 1 + d) and for d = 1/2 (skip 0, copy of row d). For other d, the nearest row is copied; the outermost row if
+    two rows are equally near.
 
     Args:
-        distance: distance of the outermost row from the pole, in distances between rows.
+        distance: distance d of the outermost row from the pole, in row spacings.
     """
     return int(distance < 0.25 - _TOLERANCE)

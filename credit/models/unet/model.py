@@ -1,7 +1,8 @@
 """U-Net on a global latitude-longitude grid: a convolutional encoder and decoder with skip connections.
 
-The form is that of U-Cast (Rühling Cachay et al. 2026, arXiv 2604.09041), which uses the ADM network of Dhariwal and
-Nichol 2021 (arXiv 2105.05233). Here convolutions continue across the poles, and latitude is an input.
+The architecture is that of U-Cast (Rühling Cachay et al. 2026, arXiv 2604.09041), which uses the ADM network of
+Dhariwal and Nichol 2021 (arXiv 2105.05233). In addition, convolutions continue across the poles, and latitude is an
+input.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """
@@ -35,8 +36,8 @@ from credit.models.unet.section import UNetSection
 from credit.parallel.domain.division import FieldPart
 from credit.parallel.domain.split import DomainPlan
 
-# Factor on the initial values of the last convolution: the initial output has a standard deviation of a few hundredths.
-# With `model.residual: true`, the initial error is then that of a forecast without change.
+# Factor on the initial values of the last convolution, with which the initial output has a standard deviation of a few
+# hundredths. With `model.residual: true`, the first loss is then close to that of persistence.
 INITIAL_OUTPUT_SCALE = 0.1
 
 
@@ -54,7 +55,7 @@ class EncoderLevel(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions) -> list[Tensor]:
-        """Return the output of the down-sampling, if there is one, and of each block, all of the level's shape.
+        """Return the output of the down-sampling (if any) and of each block, all with the level's shape (B, C, H, W).
 
         Args:
             x_BCHW: output of the level before.
@@ -84,12 +85,12 @@ class DecoderLevel(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x_BCHW: Tensor, skips: list[Tensor], conditions: Conditions) -> Tensor:
-        """Return the output of the last block.
+        """Return the output of the last block, with the level's shape (B, C, H, W).
 
         Args:
             x_BCHW: output of the coarser level.
-            skips: outputs of the encoder at this level, in the order in which they were computed. The last one is read
-                first.
+            skips: outputs of the encoder at this level, in the order of their computation. The first block reads the
+                last output.
             conditions: noise at the resolution of this level.
         """
         if self.up is not None:
@@ -118,7 +119,12 @@ class OutputHead(nn.Module):
         self.conv = SphereConv2d(channels, out_channels, skip=level.pole_skip, initial_scale=INITIAL_OUTPUT_SCALE)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions) -> Tensor:
-        """Return (B, out_channels, H, W)."""
+        """Return the network's output channels (B, out_channels, H, W).
+
+        Args:
+            x_BCHW: output of the decoder.
+            conditions: noise on which the norm depends.
+        """
         return self.conv(F.silu(self.norm(x_BCHW, conditions)))
 
 
@@ -177,7 +183,7 @@ class UNet(ForecastModel):
             down = DownSampling(dim[number - 1], width, self.levels[number - 1]) if number else None
             blocks = [ResidualBlock(width, width, options[number]) for _ in range(depth)]
             self.encoder.append(EncoderLevel(down, blocks))
-            # The encoder has one more output than blocks: that of the down-sampling, or of the first convolution.
+            # The encoder has one more output than blocks: the output of the down-sampling or of the first convolution.
             is_coarsest = number == len(dim) - 1
             up = None if is_coarsest else UpSampling(dim[number + 1], width, self.levels[number])
             blocks = [ResidualBlock(2 * width, width, options[number]) for _ in range(depth + 1)]
@@ -216,7 +222,7 @@ class UNet(ForecastModel):
         return y_BCHW.unflatten(1, self.spec.out_shape[:2]).contiguous()
 
     def plan_domain(self, num_parts: tuple[int, int]) -> DomainPlan:
-        """Return the rules by which the network computes on fields in M x N parts (domain parallelism).
+        """Return the divisions and rules for domain parallelism with M x N parts of the grid.
 
         Args:
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
@@ -230,10 +236,10 @@ class UNet(ForecastModel):
 
 
 def _build_noise_input(section: UNetSection, levels: list[Level]) -> NoiseInput:
-    """Return the layer that brings noise to the resolution of each level.
+    """Return the layer that averages noise to the resolution of each level.
 
-    Noise is averaged over 2 x 2 cells from level to level. Rows that are repeated beyond the south pole make the number
-    of rows a multiple of that of the coarsest level, and are left out at each level.
+    Noise is averaged over 2 x 2 cells from level to level, so the number of rows must be a multiple of a power of 2.
+    Rows beyond the south pole are added for this purpose, and cropped at each level.
 
     Args:
         section: the model's section of the config.

@@ -1,4 +1,4 @@
-"""WXFormer, and the conversion of its published weights.
+"""WXFormer (Schreck et al. 2025), and the conversion of its published weights.
 
 `WXFormer` and `from_published` are imported when they are first used, so that a config can look up the model's section
 without importing torch.

@@ -1,4 +1,4 @@
-"""Checks that the sizes in WXFormer's config section fit together, with messages that name values that would fit."""
+"""Checks that the sizes in WXFormer's config section fit together. The messages suggest valid values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
         num_stages: number of stages of the encoder.
 
     Raises:
-        ConfigError: naming the key and a value that fits.
+        ConfigError: if sizes do not fit together; the message names the key and, if possible, a value that works.
     """
     sizes_by_stage = {
         "dim": section.dim,
@@ -44,9 +44,9 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
 
 
 def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
-    """Refuse sizes with which the decoder's output, without the padding, does not fit the grid.
+    """Refuse sizes for which the decoder's output, without the padding, does not match the grid.
 
-    The output must have at least one cell, and the size of the grid unless it may be interpolated.
+    The output must have at least one cell. It must have the size of the grid unless it may be interpolated.
 
     Args:
         grid: number of rows and columns.
@@ -85,14 +85,14 @@ def find_output_shape(grid: tuple[int, int], padding: SpherePadding, strides: Se
 
 
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:
-    """Refuse numbers of channels that do not double from stage to stage, or that the width of a head does not divide.
+    """Refuse channels that do not double from stage to stage, or that are not multiples of the head width.
 
     Args:
         dim: number of channels of each stage.
         dim_head: number of channels of an attention head.
 
     Raises:
-        ConfigError: if a number does not fit; the message names one that does.
+        ConfigError: if a number does not fit; the message names a number that works.
     """
     doubled_dim = [dim[0] * 2**stage for stage in range(len(dim))]
     if list(dim) != doubled_dim:
@@ -108,11 +108,13 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
         )
     # The hidden layers of the position bias have dim // 4 channels.
     if dim[0] < 4:
-        raise ConfigError(f"model.dim: {list(dim)} is too narrow, the position bias needs at least 4 channels")
+        raise ConfigError(
+            f"model.dim: {list(dim)} is too narrow: the position bias needs at least 4 channels in the first stage"
+        )
 
 
 def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
-    """Refuse strides that the decoder cannot undo, and kernels smaller than the stride, which would skip cells.
+    """Refuse strides that the decoder cannot invert, and kernels smaller than the stride, which would skip cells.
 
     Args:
         kernel_sizes: kernel edges of the embedding of each stage, in cells.
@@ -122,7 +124,7 @@ def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[in
         ConfigError: if a stride or kernel does not fit; the message names the stage.
     """
     for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
-        # The first stride may be any, because the output of the decoder may be interpolated to the grid.
+        # Any first stride is valid, because the output of the decoder may be interpolated to the grid.
         if stage and stride != 2:
             raise ConfigError(
                 f"model.cross_embed_strides: {list(strides)}: stage {stage} must have stride 2, "
@@ -138,7 +140,7 @@ def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[in
 def check_windows(
     axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> None:
-    """Refuse pads with which a window does not divide the size of its stage, or a stage is not half the one before.
+    """Refuse pads for which a window does not divide the size of its stage, or a stage is not half the stage before.
 
     Args:
         axis: `lat` or `lon`, for the message.
@@ -171,16 +173,16 @@ def check_windows(
 
 
 def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
-    """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
+    """Return a clause for error messages that names the nearest pads for which every window fits.
 
     Args:
         axis: `lat` or `lon`.
         size: number of rows or columns of the grid.
         pads: number of rows or columns added on the two sides.
-        multiple: number of which the padded size must be a multiple.
+        multiple: the padded size must be a multiple of this number.
     """
     padded = size + sum(pads)
-    # The padded sizes that fit, on both sides of the given one. Pads cannot shrink the grid.
+    # The nearest padded sizes that fit, above and below the given one. Pads cannot shrink the grid.
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
     is_below_nearer = padded - below < above - padded

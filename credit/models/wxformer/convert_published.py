@@ -1,6 +1,6 @@
 """Conversion of published WXFormer weights to the names and layouts of this package.
 
-The reference is the implementation with which the published weights were trained.
+"Reference" means the implementation that trained the published weights (miles-credit).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Channels of an attention head in all published models.
 PUBLISHED_DIM_HEAD = 32
-# The following dicts go from a name in the reference implementation to the name in this package that replaces it.
+# The following dicts map a name in the reference implementation to the name in this package.
 # Blocks of a transformer layer.
 _BLOCKS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
 # Layers of a feed-forward block.
@@ -40,7 +40,7 @@ _TENSORS = {
 
 
 def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WXFormer:
-    """Return a WXFormer with published weights, for use without a config.
+    """Build a WXFormer with published weights, for use without a config.
 
     Args:
         kwargs: keyword arguments of `WXFormer.from_kwargs`.
@@ -48,7 +48,7 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
 
     Raises:
         ConfigError: if a keyword argument is unknown, or sizes do not fit together.
-        CheckpointError: if names or shapes in the state dict are not those of this network.
+        CheckpointError: if names or shapes in the state dict differ from this network.
     """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**kwargs)
@@ -59,15 +59,14 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
 
 
 def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> None:
-    """Refuse a state dict in which tensors of the network are missing, or that has unknown tensors or other shapes.
+    """Refuse a state dict with missing tensors, unknown tensors or wrong shapes.
 
     Args:
         model: the network.
         converted: result of `convert_published_state`.
 
     Raises:
-        CheckpointError: if the state dict does not fit; the message names the first few tensors that are missing, or
-            unknown, or of another shape.
+        CheckpointError: if the state dict does not fit; the message names the first five tensors concerned.
     """
     expected = model.state_dict()
     missing = sorted(expected.keys() - converted.keys())
@@ -83,23 +82,23 @@ def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> Non
 def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
     """Return a published state dict with the names and layouts of this package.
 
-    The reference orders the rows of a projection to queries, keys and values as (q, k, v; head; channel); here they are
-    ordered (head; q, k, v; channel). Its 1x1 convolutions are linear layers here. `cube_embedding`, which the reference
-    allocates but never uses, is left out.
+    Rows of a projection to queries, keys and values are reordered from (q, k, v; head; channel) to (head; q, k, v;
+    channel). 1x1 convolutions become linear layers. `cube_embedding`, which the reference allocates but never uses, is
+    omitted.
 
     Args:
-        state: state dict of the reference, or a checkpoint that holds it under `model_state_dict`; with or without
-            spectral norm, with or without `module.` prefixes.
+        state: state dict of the reference, or a checkpoint with this state dict under `model_state_dict`; with or
+            without spectral norm, with or without `module.` prefixes.
         dim_head: channels per attention head, which a state dict does not contain. Default: 32 as in all published
-            models, or the width of the first stage where that is less.
+            models, or the width of the first stage if it is smaller.
 
     Returns:
-        A state dict for `WXFormer.load_state_dict`, in the order of `state`. Only a network tells which tensors it
-        needs, so those that `state` lacks are found when the result is loaded.
+        A state dict for `WXFormer.load_state_dict`, in the order of `state`. Missing tensors are reported only when the
+        result is loaded into a network.
 
     Raises:
-        CheckpointError: if the state dict has keys that the reference does not have, or lacks the norm that
-            `dim_head` is derived from; the message names the keys.
+        CheckpointError: if the state dict has keys that the reference does not have, or if it lacks the norm from which
+            the default of `dim_head` is derived; the message names the keys.
     """
     state = state.get("model_state_dict", state)
     original_names = {name.removeprefix("module."): name for name in state}
@@ -127,11 +126,11 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
 
 
 def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, str]) -> int:
-    """Return the number of channels of an attention head: 32, or the width of the first stage where that is less.
+    """Return the number of channels of an attention head: 32, or the width of the first stage if it is smaller.
 
     Args:
         state: published state dict.
-        original_names: for each name without the prefix ``module.`` the name in `state`.
+        original_names: name without the prefix ``module.`` -> name in `state`.
 
     Raises:
         CheckpointError: if the state lacks the norm whose size is the width of the first stage.
@@ -139,7 +138,7 @@ def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, 
     # Gain of the norm of the first attention block in the first stage.
     norm = "layers.0.1.layers.0.0.norm.g"
     if norm not in original_names:
-        raise CheckpointError(f"not a complete published WXFormer state: it has no {norm}")
+        raise CheckpointError(f"not a complete published WXFormer state: {norm} is missing")
     return min(PUBLISHED_DIM_HEAD, state[original_names[norm]].numel())
 
 
@@ -167,11 +166,11 @@ def _module_path(path: str) -> str | None:
 
 
 def _drop_unit_dims(value: Tensor, module: str, tensor_name: str) -> Tensor:
-    """Drop dimensions of length 1: those of a norm's (1, dim, 1, 1) gain and bias, and those of 1x1 convolutions.
+    """Drop dimensions of length 1 from the gain and bias (1, dim, 1, 1) of norms, and from 1x1 convolutions.
 
     Args:
         value: tensor of the published state dict.
-        module: this package's path of its module.
+        module: this package's path of the tensor's module.
         tensor_name: name of the tensor in its module in the reference; ``g`` and ``b`` are gain and bias of a norm.
     """
     if tensor_name in ("g", "b"):

@@ -1,7 +1,7 @@
 """Division of WXFormer among the ranks of a domain group.
 
-Each stage has a division of its own, whose bounds are multiples of the stage's short window, so that no short window is
-cut. The exchange of cells before an embedding or an up-sampling leads from one division to the next.
+Each stage is divided at multiples of its short window, so no short window is cut. The exchange of cells before an
+embedding or an up-sampling changes from one division to the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
-    """Return the divisions and rules with which a WXFormer is split into M x N parts.
+    """Plan the split of a WXFormer into M x N parts: divisions of the stages and rules of the layers.
 
     Args:
         model: the network.
@@ -60,7 +60,7 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
         for index, layer in enumerate(stage.layers):
             for path, rule in list_layer_rules(layer, stages[number]):
                 rules[f"stages.{number}.layers.{index}.{path}"] = rule
-    # The first block of the decoder leads from the coarsest stage to the one before it, and so on.
+    # The first block of the decoder leads from the coarsest stage to the next finer stage, and so on.
     for index, block in enumerate(model.decoder.blocks):
         coarse, fine = stages[-1 - index], stages[-2 - index]
         for path, rule in list_block_rules(block, coarse, fine):
@@ -72,7 +72,12 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
 
 
 def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivision]:
-    """Return the division of each encoder stage, whose bounds are multiples of the stage's short window."""
+    """Divide each encoder stage at multiples of its short window.
+
+    Args:
+        model: the network.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.
+    """
     padded_height, padded_width = model.padding.padded_shape(model.spec.grid.shape)
     strides = [stage.embed.stride for stage in model.stages]
     shapes = zip(stage_sizes(padded_height, strides), stage_sizes(padded_width, strides), strict=True)
@@ -85,14 +90,19 @@ def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivi
 
 
 def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
-    """Yield path and rule of the parts of a transformer layer that need one."""
+    """Yield (path, rule) for each module of a transformer layer that needs a rule.
+
+    Args:
+        layer: the transformer layer.
+        division: division of its tokens.
+    """
     long_window = layer.long_attention.window
     yield "long_attention", AttendsToDistantCells(division, long_window)
     height, width = division.shape
     num_parts = (len(division.rows.owned), len(division.columns.owned))
     short_window = layer.short_attention.window
     short_windows = divide_field((height // short_window, width // short_window), num_parts)
-    # With windows of one cell, long attention stays on the rank's own cells.
+    # With windows of one cell, long attention does not exchange cells.
     long_windows = division
     if long_window > 1:
         long_windows = divide_field((height // long_window, width // long_window), num_parts)
@@ -119,14 +129,14 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
 
 
 def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
-    """Yield path and rule of the layers of a decoder block that need one.
+    """Yield (path, rule) for each layer of a decoder block that needs a rule.
 
     Args:
         block: `UpBlock` or `UpBlockPS`.
         coarse: division of the block's input.
-        fine: division of its output.
+        fine: division of the block's output.
     """
-    # A transposed convolution with stride 2 and 2 x 2 weights reads one cell, a subpixel convolution also the next.
+    # A 2x2 transposed convolution with stride 2 reads one cell; a subpixel convolution also reads its neighbours.
     reach = 0 if isinstance(block, UpBlock) else 1
     yield "up", ReadsNeighbours(coarse, fine, Reach(reach, reach, factor=2))
     for path, layer in block.named_modules():
@@ -144,6 +154,6 @@ def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
     costs = []
     for stage, division in zip(model.stages, stages, strict=True):
         num_weights = sum(parameter.numel() for parameter in stage.parameters())
-        # Nearly all operations are products of a token with a weight.
+        # Nearly all operations multiply a token by a weight.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance(stages, costs)

@@ -1,7 +1,7 @@
 """WXFormer: a CrossFormer encoder and a convolutional U-Net decoder on a global latitude-longitude grid.
 
 CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239.
-`WXFormer.from_kwargs` without options builds the network that the published weights were trained for.
+`WXFormer.from_kwargs` without options builds the network of the published weights.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """
@@ -46,7 +46,7 @@ from credit.models.wxformer.section import WXFormerSection
 from credit.parallel.domain.split import DomainPlan
 
 NUM_STAGES = 4
-# Settings of the published weights, where they differ from the section's defaults.
+# Settings of the published weights that differ from the section's defaults.
 PUBLISHED_SETTINGS: dict[str, Any] = {
     "dim": [128, 256, 512, 1024],
     "depth": [2, 2, 8, 2],
@@ -58,7 +58,7 @@ PUBLISHED_SETTINGS: dict[str, Any] = {
 
 
 class EncoderStage(nn.Module):
-    """Encoder stage: cross-scale embedding, which lowers the resolution, followed by transformer layers.
+    """Encoder stage: cross-scale embedding, which reduces the resolution, followed by transformer layers.
 
     Args:
         embed: cross-scale embedding, whose output has the channels of the stage.
@@ -84,9 +84,9 @@ class EncoderStage(nn.Module):
 
         Args:
             x_BCHW: output of the stage before, (B, channels of that stage, H, W), or input of the network.
-            conditions: noise that the layers depend on, at the resolution of this stage.
-            noise_BKHW: (B, K fields, H, W) padded fields of noise, which `noise_embed` adds to the embedding; None for
-                none.
+            conditions: noise on which the layers depend, at the resolution of this stage.
+            noise_BKHW: (B, K fields, H, W) padded fields of noise, which `noise_embed` adds to the embedding; None
+                without such noise.
 
         Returns:
             (B, channels of this stage, H / stride, W / stride) in channels-last memory, where H and W include the
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         kind: kind of up-sampling, `pixel_shuffle` or `transposed`.
         dim: number of channels of each of the four encoder stages; each has twice as many as the stage before.
         out_channels: number of channels of the output field, multiplied by the number of output frames.
-        condition_dims: lengths of the noise vectors that the norms depend on.
+        condition_dims: lengths of the noise vectors on which the norms depend.
     """
 
     def __init__(
@@ -141,17 +141,17 @@ class Decoder(nn.Module):
         """Return the output field.
 
         Args:
-            stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are those of the
+            stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are the size of the
                 first stage.
-            stage_conditions: noise that the blocks depend on, at the resolution of each of the four stages.
-            margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
-                the decoder's cells, does not compute them.
+            stage_conditions: noise on which the blocks depend, at the resolution of each of the four stages.
+            margins: output rows (north, south) and columns (west, east) to crop. The head, which has most of the
+                decoder's cells, does not compute them.
 
         Returns:
             (B, out_channels, 2H, 2W) without the margins.
         """
         *skips, x_BCHW = stage_outputs
-        # The output of a block has the resolution of the skip connection, which is that of its stage.
+        # The output of a block has the resolution of the skip connection, so it takes the conditions of that stage.
         conditions_of_skips = reversed(stage_conditions[:-1])
         for block, skip_BCHW, conditions in zip(self.blocks, reversed(skips), conditions_of_skips, strict=True):
             x_BCHW = torch.cat((block(x_BCHW, conditions), skip_BCHW), dim=1)
@@ -159,7 +159,7 @@ class Decoder(nn.Module):
 
 
 def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequence[tuple[int, int]]) -> SpherePadding:
-    """Return the padding of the grid that ``model.padding`` asks for, checked against windows, strides and the decoder.
+    """Build the padding from ``model.padding``, and check it against windows, strides and the decoder.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -211,7 +211,7 @@ class WXFormer(ForecastModel):
 
     def __init__(self, spec: ModelSpec, section: WXFormerSection) -> None:
         super().__init__(spec, section)
-        # Check the sizes that the data do not decide.
+        # Check the sizes that do not depend on the data.
         dim = section.dim
         strides = section.cross_embed_strides
         local_windows = section.local_window_size
@@ -219,7 +219,7 @@ class WXFormer(ForecastModel):
             local_windows = [local_windows] * NUM_STAGES
         check_section(section, local_windows, NUM_STAGES)
 
-        # Padding, with which every window divides the size of its stage.
+        # The padding makes every window divide the size of its stage.
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         self.padding = _build_grid_padding(spec, section, windows)
 
@@ -267,12 +267,12 @@ class WXFormer(ForecastModel):
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> WXFormer:
-        """Return a WXFormer for use without a config.
+        """Build a WXFormer from keyword arguments, for use without a config.
 
         Args:
             **kwargs: the arguments of `ModelSpec.from_sizes` (`image_height`, `image_width`, `in_channels`,
-                `out_channels`, ...) and the keys of `WXFormerSection`; a key of the section that is left out has the
-                value that the published weights were trained with.
+                `out_channels`, ...) and the keys of `WXFormerSection`. The defaults are the settings of the published
+                weights.
 
         Raises:
             ConfigError: if a keyword argument is unknown, or values do not fit together.
@@ -291,14 +291,14 @@ class WXFormer(ForecastModel):
             stage_outputs.append(x_BCHW)
             # Only the first stage takes fields of noise.
             noise_BKHW = None
-        # The decoder leaves the cells of the padding out.
+        # The decoder crops the padding.
         y_BCHW = self.decoder(stage_outputs, stage_conditions, margins=(self.padding.lat, self.padding.lon))
         if self.decoder_output_shape != self.spec.grid.shape:
             y_BCHW = self.resize(y_BCHW)
         return y_BCHW.unflatten(1, self.spec.out_shape[:2]).contiguous()
 
     def plan_domain(self, num_parts: tuple[int, int]) -> DomainPlan:
-        """Return the rules by which the network computes on fields in M x N parts (domain parallelism).
+        """Return the divisions and rules for domain parallelism with M x N parts of the grid.
 
         Args:
             num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns.

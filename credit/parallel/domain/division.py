@@ -1,7 +1,7 @@
 """Division of the cells of a field among the ranks of a domain group.
 
 The ranks form M rows and N columns. Rank ``i * N + j`` has the i-th part of the latitude rows and the j-th part of the
-longitude columns. Nothing here needs torch or a process group.
+longitude columns. This module needs neither torch nor a process group.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from credit.errors import ConfigError
 class AxisDivision:
     """Division of the cells along one axis, rows or columns, into consecutive parts.
 
-    If there are more ranks than windows, some ranks own no cells. Since layers need at least one cell, such a rank
-    computes a copy of a neighbour's cells, and the results are discarded. So there are two ranges, which differ for
-    such ranks only.
+    If there are more ranks than windows, some ranks own no cells. Layers need at least one cell, so such a rank
+    computes a copy of a neighbour's cells, and the results are discarded. The two ranges `owned` and `held` differ only
+    for such ranks.
 
     Attributes:
         size: number of cells along the axis.
-        owned: for each part the cells that belong to it. Together the parts have every cell once; a part may be empty.
-        held: for each part the cells that its rank computes and keeps in memory; never empty.
+        owned: cells that belong to each part. Every cell belongs to exactly one part; a part may be empty.
+        held: cells of each part that its rank computes and has in memory; never empty.
     """
 
     size: int
@@ -38,16 +38,16 @@ class AxisDivision:
 
 
 def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
-    """Return a division of an axis into parts whose bounds are multiples of a number, such as the edge of a window.
+    """Divide an axis into parts whose bounds are multiples of `multiple`, such as the edge of a window.
 
-    All parts but the last are equal, so that chunks of a store can be aligned with them. If the last part would then be
-    empty, the parts differ by at most one window. If there are more parts than windows, some parts are empty. No part
-    is larger than the first.
+    All parts except the last are equal, so that chunks of a store can be aligned with them. If the last part would be
+    empty in this way, the parts differ by at most one window instead. If there are more parts than windows, some parts
+    are empty. No part is larger than the first.
 
     Args:
         size: number of cells along the axis, a positive multiple of `multiple`.
         num_parts: number of parts.
-        multiple: number of cells that stay together.
+        multiple: number of cells of a window, which is never cut.
     """
     num_windows = size // multiple
     # `-(-a // b)` is a / b, rounded up.
@@ -60,7 +60,7 @@ def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
     held = []
     for first_window, end_window in itertools.pairwise([*bounds, num_windows]):
         owned.append(range(first_window * multiple, end_window * multiple))
-        # An empty part takes the window that begins where its own would, or the last one.
+        # An empty part holds the window at its position, or the last window.
         first_held = min(first_window, num_windows - 1)
         end_held = max(end_window, first_held + 1)
         held.append(range(first_held * multiple, end_held * multiple))
@@ -113,31 +113,31 @@ class FieldDivision:
         return len(self.rows.owned) * len(self.columns.owned)
 
     def owned(self, rank: int) -> FieldPart:
-        """Return the cells that belong to a rank; each cell belongs to one rank only."""
+        """Return the cells that belong to a rank; each cell belongs to exactly one rank."""
         i, j = self._position(rank)
         return FieldPart(self.rows.owned[i], self.columns.owned[j])
 
     def held(self, rank: int) -> FieldPart:
-        """Return the cells that a rank computes and keeps in memory, see `AxisDivision`."""
+        """Return the cells that a rank computes and has in memory, see `AxisDivision`."""
         i, j = self._position(rank)
         return FieldPart(self.rows.held[i], self.columns.held[j])
 
     def owns_cells(self, rank: int) -> bool:
-        """Return True if any cell belongs to a rank."""
+        """Return True if at least one cell belongs to the rank."""
         return min(self.owned(rank).shape) > 0
 
     def _position(self, rank: int) -> tuple[int, int]:
-        """Return the indices of a rank's parts of the rows and of the columns."""
+        """Return (index of the rank's part of the rows, index of its part of the columns)."""
         return divmod(rank, len(self.columns.owned))
 
 
 def divide_field(shape: tuple[int, int], num_parts: tuple[int, int], multiple: int = 1) -> FieldDivision:
-    """Return a division of a field into M x N parts whose bounds are multiples of `multiple`.
+    """Divide a field into M x N parts whose bounds are multiples of `multiple`.
 
     Args:
         shape: number of rows and columns of the field; see `divide_axis`.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
-        multiple: number of rows, and of columns, that stay together.
+        multiple: number of rows, and of columns, of a window, which is never cut.
     """
     rows = divide_axis(shape[0], num_parts[0], multiple)
     columns = divide_axis(shape[1], num_parts[1], multiple)
@@ -152,7 +152,7 @@ def require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> N
         num_parts: (M, N) numbers of parts of the rows and of the columns.
 
     Raises:
-        ConfigError: naming the numbers.
+        ConfigError: if there are more parts than rows or columns; the message gives both numbers.
     """
     for axis, parts, size in zip(("lat", "lon"), num_parts, grid, strict=True):
         if parts > size:
@@ -162,7 +162,7 @@ def require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> N
 
 
 def list_shapes(num_ranks: int) -> list[tuple[int, int]]:
-    """Return the pairs (M, N) with M x N = `num_ranks`."""
+    """Return all pairs (M, N) with M x N = `num_ranks`, by ascending M."""
     return [(rows, num_ranks // rows) for rows in range(1, num_ranks + 1) if num_ranks % rows == 0]
 
 
@@ -171,7 +171,7 @@ def imbalance(divisions: Iterable[FieldDivision], costs: Sequence[float]) -> flo
 
     Args:
         divisions: division of each stage of a network.
-        costs: cost of each stage as a whole, in any unit.
+        costs: cost of each whole stage, in any unit.
     """
     total = 0.0
     for division, cost in zip(divisions, costs, strict=True):

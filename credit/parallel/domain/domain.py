@@ -1,4 +1,4 @@
-"""The ranks that divide the fields of a sample among them, and this rank's part of the grid."""
+"""Group of ranks that share the fields of a sample, and this rank's part of the grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def allows_divided_fields(cls: type) -> bool:
 
 @dataclass(frozen=True)
 class Domain:
-    """A grid that is divided among the ranks of a group.
+    """Division of a grid among the ranks of a group.
 
     Attributes:
         group: the ranks, in the order of the parts.
@@ -40,36 +40,36 @@ class Domain:
 
     @property
     def part(self) -> FieldPart:
-        """Rows and columns of the grid that this rank has."""
+        """Rows and columns of this rank's part of the grid."""
         return self.grid.owned(dist.get_rank(self.group))
 
     def sum(self, x: Tensor) -> Tensor:
-        """Collective: return the sum of a tensor over the ranks; it has a gradient, whose sum is taken as well."""
+        """Collective: return the sum of a tensor over the ranks; the backward pass sums its gradient, too."""
         return AllReduceBothWays.apply(self.group, x)
 
     def build_exchange(self, needed: Sequence[Cells]) -> CellExchange:
-        """Return the exchange that gives each rank any cells of the grid, such as whole rows.
+        """Build the exchange that gives each rank arbitrary cells of the grid, such as whole rows.
 
         Args:
-            needed: for each rank the cells that it needs.
+            needed: cells that each rank needs.
         """
         parts = self._list_parts()
         return CellExchange(self.group, parts, parts, [[cells] for cells in needed])
 
     def build_return(self, owned: Sequence[Cells], held: Sequence[Cells]) -> CellExchange:
-        """Return the exchange that undoes `build_exchange`: each rank gets the cells of its part.
+        """Build the inverse of `build_exchange`: an exchange that gives each rank the cells of its part.
 
         Args:
-            owned: for each rank the cells that it sends from; together every cell once.
-            held: for each rank the cells of its tensor, which include those that it owns.
+            owned: cells that each rank may send; every cell occurs exactly once.
+            held: cells of each rank's input tensor, a superset of its `owned` cells.
         """
         return CellExchange(self.group, owned, held, [[cells] for cells in self._list_parts()])
 
     def build_gather(self) -> CellExchange:
-        """Return the exchange that gives every rank the whole grid."""
+        """Build the exchange that gives every rank the whole grid."""
         height, width = self.grid.shape
         return self.build_exchange([Cells(range(height), range(width))] * self.num_ranks)
 
     def _list_parts(self) -> list[Cells]:
-        """Return the cells of each rank's part."""
+        """Return the cells of each rank's part of the grid."""
         return [as_cells(self.grid.owned(rank)) for rank in range(self.num_ranks)]

@@ -1,8 +1,8 @@
 """Exchange of cells between the ranks of a domain group: from one distribution of a field to another.
 
-Everything that a divided field needs from other ranks is one operation: each rank has some rows and columns of a field,
-and needs other ones. Halos, padding across the poles, windows of distant cells and another division of the next stage
-differ only in the lists of rows and columns.
+All communication of divided fields is one operation: each rank has some rows and columns of a field, and needs others.
+Halos, padding across the poles, windows of distant cells and a new division for the next stage differ only in the lists
+of rows and columns.
 
 Shape suffixes: B batch, H and W rows and columns of a rank's cells, C channels.
 """
@@ -22,15 +22,15 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from credit.parallel.domain.division import FieldPart
 from credit.parallel.domain.exchange_op import exchange_cells, register_exchange
 
-# Index of a row or column of zeros, such as those around a field that a convolution reads.
+# Index of a row or column of zeros, such as the zeros that a convolution reads around a field.
 ZERO = -1
 
 
 class Cells(NamedTuple):
-    """A list of rows and a list of columns; the cells are all pairs of both, in this order.
+    """Cells at all pairs of a list of rows and a list of columns, row by row.
 
-    A row or column may occur more than once among the cells that a rank needs, but not among those that it has.
-    Among the cells that a rank needs, the index `ZERO` stands for a row or column of zeros.
+    In the cells that a rank needs, a row or column may occur more than once, and the index `ZERO` stands for a row or
+    column of zeros. In the cells that a rank has, each row and column occurs once.
 
     Attributes:
         rows: row indices in the whole field.
@@ -46,7 +46,7 @@ def as_cells(part: FieldPart) -> Cells:
     return Cells(part.rows, part.columns)
 
 
-# Positions along one dimension of a tensor: a slice if they are consecutive, else an index tensor.
+# Positions along one dimension of a tensor: a slice if they are consecutive, otherwise an index tensor.
 Positions = slice | Tensor
 
 
@@ -56,7 +56,7 @@ class _Route:
 
     Attributes:
         peer: the other rank.
-        rows: positions of the rows in this rank's tensor, the sender's or the receiver's.
+        rows: positions of the rows in this rank's tensor (the input of a sender, the output of a receiver).
         columns: positions of the columns in this rank's tensor.
         shape: number of rows and columns of the block.
     """
@@ -83,13 +83,14 @@ class CellExchange:
 
     Args:
         group: the ranks.
-        available: for each rank the cells that it sends from; each cell occurs on at most one rank.
-        held: for each rank the cells of its input tensor, a superset of `available`.
-        needed: for each rank blocks of cells, which are stacked along the rows of its output tensor. All blocks of a
-            rank have the same number of columns.
+        available: cells that each rank may send; each cell occurs on at most one rank.
+        held: cells of each rank's input tensor, a superset of its `available` cells.
+        needed: blocks of cells that each rank needs; they are stacked along the rows of its output tensor. All blocks
+            of a rank have the same number of columns.
 
     Attributes:
-        output_shape: number of rows and columns that this rank gets.
+        input_shape: number of rows and columns of this rank's input tensor.
+        output_shape: number of rows and columns of this rank's output tensor.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class CellExchange:
         num_ranks = dist.get_world_size(group)
         self.input_shape = (len(held[rank].rows), len(held[rank].columns))
         self.output_shape = (sum(len(block.rows) for block in needed[rank]), len(needed[rank][0].columns))
-        # A copy on this rank is a pair of routes: where the cells are, and where they go.
+        # A copy on this rank is a pair of routes: positions of the cells in the input, and in the output.
         self._copies: list[tuple[_Route, _Route]] = []
         self._sends: list[_Route] = []
         self._receives: list[_Route] = []
-        # True if any rank sends to another one. It is the same on all ranks, because the exchange is collective.
+        # True if any rank sends to another rank. All ranks have the same value, because the exchange is collective.
         self._communicates = False
         for source in range(num_ranks):
             for destination in range(num_ranks):
@@ -135,24 +136,24 @@ class CellExchange:
         """Collective: return the cells (B, rows, columns, C) that this rank needs.
 
         Args:
-            x_BHWC: cells that this rank holds.
+            x_BHWC: this rank's held cells.
         """
         if self._is_identity:
             return x_BHWC
         if torch.compiler.is_compiling():
             return exchange_cells(x_BHWC, self._exchange_id)
-        # Outside of compiled graphs, an autograd function costs the host less than an operator.
+        # Outside of compiled graphs, an autograd function takes less host time than an operator.
         return _ExchangeCells.apply(x_BHWC, self)
 
     def exchange_fields(self, x_BCHW: Tensor) -> Tensor:
-        """Collective: return the cells that this rank needs as (B, C, rows, columns), from fields (B, C, H, W)."""
+        """Collective: return the cells that this rank needs, (B, C, rows, columns), given its fields (B, C, H, W)."""
         return self(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def move(self, x_BHWC: Tensor) -> Tensor:
-        """Collective: return the needed cells, without a gradient."""
+        """Collective: return the needed cells (B, rows, columns, C), without a gradient, given this rank's cells."""
         batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
         self._move_routes(x_BHWC.device)
-        # One copy into this memory layout costs less than many small ones out of another layout.
+        # One copy to this memory layout is faster than many small copies from another layout.
         x_BHWC = x_BHWC.contiguous()
         y_BHWC = x_BHWC.new_empty(batch, *self.output_shape, channels)
         for dim, positions in ((1, self._zero_rows), (2, self._zero_columns)):
@@ -166,7 +167,7 @@ class CellExchange:
         return y_BHWC
 
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
-        """Collective: return the gradient of the held cells from that of the needed cells."""
+        """Collective: return the gradient of the held cells, given the gradient of the needed cells."""
         batch, channels = gradient_BHWC.shape[0], gradient_BHWC.shape[3]
         self._move_routes(gradient_BHWC.device)
         gradient_BHWC = gradient_BHWC.contiguous()
@@ -198,14 +199,14 @@ class CellExchange:
         ]
 
     def _count_by_peer(self, routes: list[_Route], values_per_cell: int) -> list[int]:
-        """Return for each rank the number of values on the routes from or to it."""
+        """Return the number of values on the routes from or to each rank."""
         counts = [0] * self._num_ranks
         for route in routes:
             counts[route.peer] += route.shape[0] * route.shape[1] * values_per_cell
         return counts
 
     def _move_routes(self, device: torch.device) -> None:
-        """Move the index tensors of all routes to a device, unless they are there."""
+        """Move the index tensors of all routes to a device, unless they are already there."""
         if device == self._device:
             return
         self._copies = [(source.to(device), destination.to(device)) for source, destination in self._copies]
@@ -265,11 +266,11 @@ def _find_routes(
 
 
 def _match(available: Sequence[int], held: Sequence[int], needed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions in `held` of the needed indices that are available, and their positions in `needed`."""
+    """Find the needed indices that are available; return their positions in `held` and their positions in `needed`."""
     held_array = np.asarray(held, dtype=np.int64)
     needed_array = np.asarray(needed, dtype=np.int64)
     size = 1 + max(held_array.max(initial=-1), needed_array.max(initial=-1))
-    # index in the whole field -> position in `held`, -1 for what is not available
+    # index in the whole field -> position in `held`; -1 if it is not available
     positions = np.full(size, -1, dtype=np.int64)
     positions[held_array] = np.arange(len(held_array))
     is_available = np.zeros(size, dtype=bool)
@@ -286,7 +287,7 @@ def _find_zeros(indices: Sequence[int]) -> Tensor:
 
 
 def _as_positions(indices: np.ndarray) -> Positions:
-    """Return increasing consecutive indices as a slice, others as an index tensor."""
+    """Return ascending consecutive indices as a slice, other indices as an index tensor."""
     if np.all(np.diff(indices) == 1):
         return slice(int(indices[0]), int(indices[-1]) + 1)
     return torch.from_numpy(indices)
@@ -298,7 +299,7 @@ def _take(x_BHWC: Tensor, route: _Route) -> Tensor:
 
 
 def _select(x: Tensor, dim: int, positions: Positions) -> Tensor:
-    """Return the positions along a dimension: a view for a slice, else a copy."""
+    """Select positions along a dimension; the result is a view for a slice, otherwise a copy."""
     if isinstance(positions, slice):
         return x.narrow(dim, positions.start, positions.stop - positions.start)
     return x.index_select(dim, positions)
@@ -308,7 +309,7 @@ def _write(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
     """Write a block to the cells of a route, in place."""
     rows, columns = route.rows, route.columns
     if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-        # Two index tensors select pairs unless they span a table of rows and columns.
+        # Two index tensors of one dimension would select pairs; with another dimension, they select all combinations.
         rows = rows[:, None]
     y_BHWC[:, rows, columns] = block_BHWC
 
@@ -317,7 +318,7 @@ def _add(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
     """Add a block to the cells of a route, in place; a row or column may occur several times."""
     columns = route.columns
     if isinstance(columns, Tensor):
-        # First along the columns, into a tensor with the rows of the block and all columns of the target.
+        # Add along the columns first, into a tensor with the rows of the block and all columns of the target.
         batch, _, width, channels = y_BHWC.shape
         spread_BHWC = y_BHWC.new_zeros(batch, route.shape[0], width, channels)
         block_BHWC = spread_BHWC.index_add_(2, columns, block_BHWC)

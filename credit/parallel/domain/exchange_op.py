@@ -1,4 +1,4 @@
-"""Exchange of cells as one operator of torch, which `torch.compile` puts into its graphs as a whole.
+"""Exchange of cells as a custom torch operator, which `torch.compile` keeps as one node of its graphs.
 
 Shape suffixes: B batch, H and W rows and columns of a rank's cells, C channels.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """Object that the operator calls; see `credit.parallel.domain.exchange.CellExchange`."""
+    """Interface of the exchange that the operator calls; see `credit.parallel.domain.exchange.CellExchange`."""
 
     input_shape: tuple[int, int]
     output_shape: tuple[int, int]
@@ -23,16 +23,16 @@ class Exchange(Protocol):
         """Collective: return the needed cells."""
 
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
-        """Collective: return the gradient of the held cells from that of the needed cells."""
+        """Collective: return the gradient of the held cells, given the gradient of the needed cells."""
 
 
-# An operator takes numbers, but no objects of Python. So each exchange has a number by which the operator finds it.
+# An operator takes numbers, but not Python objects. So each exchange has a number by which the operator finds it.
 _exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
 
 def register_exchange(exchange: Exchange) -> int:
-    """Return the number by which `exchange_cells` knows an exchange, as long as the exchange exists."""
+    """Register an exchange for `exchange_cells`, and return its number, valid as long as the exchange exists."""
     exchange_id = next(_ids)
     _exchanges[exchange_id] = exchange
     return exchange_id
@@ -43,7 +43,7 @@ def exchange_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Collective: return the cells that this rank needs, with a gradient.
 
     Args:
-        x_BHWC: cells that this rank holds.
+        x_BHWC: this rank's held cells.
         exchange_id: number of the exchange, see `register_exchange`.
     """
     return _exchanges[exchange_id].move(x_BHWC)
@@ -51,24 +51,24 @@ def exchange_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
 
 @torch.library.custom_op("credit::exchange_gradient", mutates_args=())
 def _exchange_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Collective: return the gradient of the held cells from that of the needed cells."""
+    """Collective: return the gradient of the held cells, given the gradient of the needed cells."""
     return _exchanges[exchange_id].move_gradient(gradient_BHWC)
 
 
 @exchange_cells.register_fake
 def _describe_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Return a tensor of the shape of the result, for the trace of a graph."""
+    """Return an empty tensor with the shape of the result, for tracing."""
     return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[exchange_id].output_shape, x_BHWC.shape[3])
 
 
 @_exchange_gradient.register_fake
 def _describe_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Return a tensor of the shape of the result, for the trace of a graph."""
+    """Return an empty tensor with the shape of the result, for tracing."""
     return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[exchange_id].input_shape, gradient_BHWC.shape[3])
 
 
 def _save_exchange(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    """Save what the backward pass needs."""
+    """Save the number of the exchange for the backward pass."""
     _, ctx.exchange_id = inputs
 
 

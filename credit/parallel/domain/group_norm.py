@@ -17,12 +17,12 @@ from credit.parallel.tensor.collectives import sum_over_ranks
 
 @dataclass(frozen=True)
 class CellCounts:
-    """Ranks that divide a field, and the number of cells of each.
+    """Ranks that share a field, and the number of cells of each rank.
 
     Attributes:
         group: the ranks.
-        counts: number of cells that belong to each rank. A rank to which none belong holds copies, which do not count.
-        rank: this rank in the group.
+        counts: number of cells that belong to each rank. A rank with 0 cells holds copies, which do not count.
+        rank: index of this rank in the group.
     """
 
     group: dist.ProcessGroup
@@ -31,30 +31,31 @@ class CellCounts:
 
     @property
     def owns_cells(self) -> bool:
-        """True if cells belong to this rank."""
+        """True if at least one cell belongs to this rank."""
         return self.counts[self.rank] > 0
 
 
 def normalise_part(
     x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, num_groups: int, eps: float, cells: CellCounts
 ) -> Tensor:
-    """Collective, in the backward pass as well: return this rank's part of the normalised field.
+    """Collective: return this rank's part (B, C, H, W) of the group norm of a field.
 
-    It computes in float32, or in float64 for a float64 field. The result has the dtype of the field.
+    The backward pass is collective, too. The norm is computed in float32, or in float64 for a float64 field. The result
+    has the dtype of the field.
 
     Args:
         x_BCHW: this rank's part of the field.
         weight_C: scale of each channel.
         bias_C: shift of each channel.
         num_groups: number of groups of channels.
-        eps: number that is added to the variance.
-        cells: the ranks and their numbers of cells.
+        eps: constant that is added to the variance.
+        cells: the ranks that share the field, and their numbers of cells.
     """
     return _NormalisePart.apply(x_BCHW, weight_C, bias_C, num_groups, eps, cells)
 
 
 class _NormalisePart(torch.autograd.Function):
-    """Autograd function of `normalise_part`. It saves the field, its mean and its variance."""
+    """Autograd function of `normalise_part`, which saves the field, its mean and its variance."""
 
     @staticmethod
     def forward(
@@ -89,19 +90,21 @@ class _NormalisePart(torch.autograd.Function):
         mean_BC = _to_channels(mean_BG, weight_C)
         inverse_std_BC = _to_channels(inverse_std_BG, weight_C)
 
-        # Gradients of bias and weight: sums of the gradient, and of its product with the normalised field.
+        # The gradient of the bias is the sum of the gradient; that of the weight, the sum of its product with the
+        # normalised field.
         grad_bias_BC = gradient_BCHW.sum((2, 3))
         products_BC = (gradient_BCHW * x_BCHW).sum((2, 3))
         grad_weight_BC = inverse_std_BC * (products_BC - mean_BC * grad_bias_BC)
 
-        # Mean and variance depend on the cells of all ranks, so these two sums are taken over the whole field.
+        # Mean and variance depend on the cells of all ranks, so these two sums are over the whole field.
         sums_2BC = torch.stack([grad_bias_BC, grad_weight_BC]) * weight_C.to(dtype)
         sums_2BG = sum_over_ranks(_sum_groups(sums_2BC, num_groups), cells.group)
         if not cells.owns_cells:
             # Copies do not count, so neither mean nor variance depends on them.
             sums_2BG = torch.zeros_like(sums_2BG)
         num_values = sum(cells.counts) * weight_C.shape[0] // num_groups
-        # What reaches each cell of a group through the mean and, times its normalised value, through the variance.
+        # Contributions to the gradient of each cell in a group: through the mean, and through the variance (to be
+        # multiplied by the normalised value of the cell).
         through_mean_BG, through_variance_BG = -inverse_std_BG * sums_2BG / num_values
         # The gradient of the field is scale * gradient + factor * x + constant.
         factor_BG = inverse_std_BG * through_variance_BG
@@ -118,7 +121,7 @@ class _NormalisePart(torch.autograd.Function):
 def _compute_moments(x_BCHW: Tensor, num_groups: int, cells: CellCounts) -> tuple[Tensor, Tensor]:
     """Collective: return the mean and the variance (B, G) of each group of channels over the whole field.
 
-    Each rank computes those of its part, and one sum over the ranks combines them without cancellation
+    Each rank computes mean and variance of its part. One sum over the ranks combines them without cancellation
     (Chan et al. 1983, The American Statistician 37(3)).
     """
     B, C, H, W = x_BCHW.shape
@@ -141,15 +144,15 @@ def _compute_moments(x_BCHW: Tensor, num_groups: int, cells: CellCounts) -> tupl
 
 
 def _sum_groups(x: Tensor, num_groups: int) -> Tensor:
-    """Return the sums (..., G) over the channels of each group, given (..., C)."""
+    """Return the sum over the channels of each group, (..., G), given values (..., C)."""
     return x.unflatten(-1, (num_groups, -1)).sum(-1)
 
 
 def _to_channels(x_BG: Tensor, weight_C: Tensor) -> Tensor:
-    """Return the value of each channel's group, (B, C)."""
+    """Repeat the values (B, G) of groups for each of their channels, (B, C)."""
     return x_BG.repeat_interleave(len(weight_C) // x_BG.shape[1], dim=1)
 
 
 def _to_field(x_BC: Tensor) -> Tensor:
-    """Return a value for each channel in a shape that broadcasts to fields, (B, C, 1, 1)."""
+    """Reshape values of channels (B, C) to (B, C, 1, 1), which broadcasts to fields."""
     return x_BC[:, :, None, None]

@@ -1,8 +1,8 @@
-"""Rules by which the layers of a network compute their part of a divided field.
+"""Domain-parallel rules: how the layers of a network compute one rank's part of a divided field.
 
-A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and leaves out
-cells after it; the layer itself computes as it does on a whole field. Layers that compute every cell by itself, such as
-linear layers and layer norms, and attention inside windows that are never cut, need no rule.
+A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and crops its
+output; the layer itself computes as on a whole field. Layers that compute each cell separately, such as linear layers
+and layer norms, and attention inside windows that are never cut, need no rule.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -22,7 +22,7 @@ from credit.parallel.domain.exchange import ZERO, CellExchange, Cells, as_cells
 
 
 class DomainRule(ABC):
-    """Base class of the rules."""
+    """Base class of the domain-parallel rules of layers."""
 
     @abstractmethod
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
@@ -30,19 +30,19 @@ class DomainRule(ABC):
 
         Args:
             layer: the layer.
-            group: the ranks that the field is divided among.
+            group: the ranks that share the field.
         """
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Cells that a layer reads for a range of its output, along rows and columns alike.
+    """Range of input cells that a layer reads for its output cells, the same along rows and columns.
 
     Attributes:
-        before: number of input cells that are read before those that lie under the output.
-        after: number of input cells that are read after them.
-        stride: number of input cells per output cell, for a layer that lowers the resolution.
-        factor: number of output cells per input cell, for a layer that raises the resolution.
+        before: number of input cells that the layer reads before the cells that lie under its output.
+        after: number of input cells that the layer reads after the cells that lie under its output.
+        stride: number of input cells per output cell, for a layer that reduces the resolution.
+        factor: number of output cells per input cell, for a layer that increases the resolution.
     """
 
     before: int = 0
@@ -56,7 +56,7 @@ class Reach:
         The range may reach beyond the ends of the axis, where a layer reads zeros.
 
         Args:
-            output: range of output cells, not empty.
+            output: non-empty range of output cells.
         """
         start = output.start * self.stride // self.factor - self.before
         # `-(-a // b)` is a / b, rounded up.
@@ -68,16 +68,16 @@ class Reach:
         return FieldPart(self.input_range(output.rows), self.input_range(output.columns))
 
     def first_output(self, inputs: range) -> int:
-        """Return the index of the output cell that a layer without padding computes first from an input range."""
+        """Return the index of the first output cell that a layer without padding computes from an input range."""
         return (inputs.start + self.before) * self.factor // self.stride
 
 
 @dataclass(frozen=True)
 class ReadsNeighbours(DomainRule):
-    """Rule of a layer that reads cells around the one that it computes, such as a convolution or an up-sampling.
+    """Rule of a layer that reads neighbouring cells, such as a convolution or an up-sampling.
 
-    The layer takes (B, C, H, W) fields. It no longer pads its input: what it reads around the cells of this rank is
-    collected from other ranks, and beyond the edge of the field it is zeros.
+    The layer takes (B, C, H, W) fields. Its padding is switched off: neighbouring cells are received from other ranks,
+    and cells beyond the edge of the field are zeros.
 
     Attributes:
         source: division of the layer's input.
@@ -92,14 +92,14 @@ class ReadsNeighbours(DomainRule):
     returns_tokens: bool = False
 
     def input_shape(self) -> tuple[int, int]:
-        """Return the number of rows and columns that the layer reads on one rank."""
+        """Return the number of rows and columns of the whole field that the layer reads."""
         return self.source.shape
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the source that a part of the layer's input consists of, in blocks of rows.
+        """Return the cells of the source from which a part of the layer's input is assembled, in blocks of rows.
 
         Args:
-            part: rows and columns of the layer's input, none of them beyond its edge.
+            part: rows and columns of the layer's input, inside its edges.
         """
         return [Cells(part.rows, part.columns)]
 
@@ -107,7 +107,7 @@ class ReadsNeighbours(DomainRule):
         """Change the layer in place so that it no longer pads its input.
 
         Raises:
-            TypeError: if it is not known how.
+            TypeError: if the rule does not support the padding of this kind of layer.
         """
         if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
             layer.padding = (0, 0)
@@ -119,20 +119,25 @@ class ReadsNeighbours(DomainRule):
             )
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
-        """Return the layer's input in the dtype in which the ranks exchange it."""
+        """Convert the layer's input to the dtype in which the ranks exchange it."""
         return x_BCHW
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
-        """Return the collected cells as the layer takes them.
+        """Convert the collected cells to the layer's input.
 
         Args:
             x_BHWC: cells that were collected for this rank.
-            rows: their rows in the layer's input; some may lie beyond its edge.
+            rows: rows of these cells in the layer's input; some may lie beyond its edges.
         """
         return x_BHWC
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Collect cells before the layer, and leave out those of other ranks after it."""
+        """Exchange cells before the layer, and crop its output to this rank's part.
+
+        Args:
+            layer: the layer.
+            group: the ranks that share the field.
+        """
         self.remove_padding(layer)
         inputs = [self.reach.input_part(self.target.held(rank)) for rank in range(self.target.num_ranks)]
         exchange = build_exchange(group, self.source, [self.find_cells_and_zeros(part) for part in inputs])
@@ -155,7 +160,11 @@ class ReadsNeighbours(DomainRule):
         layer.register_forward_hook(crop)
 
     def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
-        """Return the result of `find_cells`, with zeros for the rows and columns beyond the edge of the input."""
+        """Return the result of `find_cells`, with `ZERO` for rows and columns beyond the edges of the input.
+
+        Args:
+            part: rows and columns of the layer's input; they may lie beyond its edges.
+        """
         height, width = self.input_shape()
         rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
         columns = range(max(part.columns.start, 0), min(part.columns.stop, width))
@@ -164,7 +173,7 @@ class ReadsNeighbours(DomainRule):
         blocks = []
         for cells in self.find_cells(FieldPart(rows, columns)):
             blocks.append(Cells(cells.rows, [*zeros_west, *cells.columns, *zeros_east]))
-        # Rows of zeros are blocks of their own.
+        # Rows of zeros are separate blocks.
         zeros_north = Cells([ZERO] * (rows.start - part.rows.start), blocks[0].columns)
         zeros_south = Cells([ZERO] * (part.rows.stop - rows.stop), blocks[0].columns)
         return [zeros_north, *blocks, zeros_south]
@@ -172,7 +181,9 @@ class ReadsNeighbours(DomainRule):
 
 @dataclass(frozen=True)
 class CountsTokens(DomainRule):
-    """Rule of a linear layer that tensor parallelism may split; with sequence parallelism its ranks gather the tokens.
+    """Rule of a linear layer that tensor parallelism may split: sets the number of tokens of each rank.
+
+    Sequence parallelism needs these numbers to gather the tokens of its ranks.
 
     Attributes:
         division: division of the layer's tokens, or of its windows.
@@ -183,18 +194,23 @@ class CountsTokens(DomainRule):
     tokens_per_window: int = 1
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Tell the layer how many tokens of a sample each rank has."""
+        """Set the number of tokens of a sample that each rank has.
+
+        Args:
+            layer: the linear layer.
+            group: the ranks that share the field.
+        """
         shapes = [self.division.held(rank).shape for rank in range(self.division.num_ranks)]
         layer.tokens_by_rank = tuple(rows * columns * self.tokens_per_window for rows, columns in shapes)
 
 
 def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]) -> CellExchange:
-    """Return the exchange that gives each rank cells of a field that is divided.
+    """Build the exchange that gives each rank cells of a divided field.
 
     Args:
-        group: the ranks that the field is divided among.
+        group: the ranks that share the field.
         source: division of the field.
-        needed: for each rank the blocks of cells that it needs, see `CellExchange`.
+        needed: blocks of cells that each rank needs, see `CellExchange`.
     """
     ranks = range(source.num_ranks)
     available = [as_cells(source.owned(rank)) for rank in ranks]

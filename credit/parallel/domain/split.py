@@ -1,4 +1,4 @@
-"""Domain parallelism: a network whose fields are divided among the ranks of a group."""
+"""Domain parallelism: the fields of a network are divided among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """Rules by which a network computes on divided fields.
+    """Division of a network's fields, with a rule for each layer that needs one.
 
     Attributes:
         grid: division of the network's input and output.
         rules: path of a layer -> its rule.
-        imbalance: time of the busiest rank over the mean time, as an estimate from the cells of each stage; at least 1.
+        imbalance: time of the busiest rank divided by the mean time of the ranks, estimated from the cells of each
+            stage; at least 1.
     """
 
     grid: FieldDivision
@@ -36,19 +37,19 @@ class DomainPlan:
 def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None) -> DomainPlan:
     """Change a network in place so that each rank of a group computes a part of every field; return the plan.
 
-    The network's method `plan_domain` declares how its layers are split. Its input and output are then this rank's part
-    of the grid, ``model.domain.part``. Results and gradients are those of the whole network on one process, except
-    that the gradient of a weight is the sum over the ranks of the group.
+    The network's method `plan_domain` declares how its layers are split. Afterwards, input and output of the network
+    are this rank's part of the grid, ``model.domain.part``. Results and gradients equal those of the whole network on
+    one process, except that the gradient of a weight must be summed over the ranks of the group.
 
     Args:
         model: network, on any device.
-        group: the ranks that divide the fields.
-        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns; None for the pair with
-            which the ranks have the most even work.
+        group: the ranks that share the fields.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns; None to choose the pair
+            with the most even work.
 
     Raises:
-        ConfigError: if the network does not support it, or the field cannot be divided in this way; the message names
-            what would work.
+        ConfigError: if the network does not support domain parallelism, or if the field cannot be divided in this way;
+            the message names values that work.
     """
     num_ranks = dist.get_world_size(group)
     plan = plan_domain(model, num_ranks, num_parts)
@@ -63,8 +64,17 @@ def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[in
 
 
 def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | None = None) -> DomainPlan:
-    """Return the plan by which `split_domain` divides a network among `num_ranks` ranks; the network is not changed."""
-    # A class with another `forward` than the one that `plan_domain` was written for must declare its own rules.
+    """Return the plan with which `split_domain` divides a network; the network is not changed.
+
+    Args:
+        model: network, on any device.
+        num_ranks: number of ranks that share the fields.
+        num_parts: as in `split_domain`.
+
+    Raises:
+        ConfigError: as in `split_domain`.
+    """
+    # `plan_domain` describes one `forward`, so a subclass that overrides `forward` must also override `plan_domain`.
     defining_classes = [cls for cls in type(model).__mro__ if "plan_domain" in vars(cls) or "forward" in vars(cls)]
     if not hasattr(model, "plan_domain") or "plan_domain" not in vars(defining_classes[0]):
         raise ConfigError(
@@ -80,7 +90,7 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
         if num_parts[0] * num_parts[1] != num_ranks:
             raise ConfigError(
                 f"domain parallelism: {num_parts[0]} parts of the rows x {num_parts[1]} parts of the columns do not "
-                f"make {num_ranks} ranks; these do: {_describe_shapes(list_shapes(num_ranks))}"
+                f"make {num_ranks} ranks; valid choices: {_describe_shapes(list_shapes(num_ranks))}"
             )
         return model.plan_domain(num_parts)
     plans = []
@@ -92,11 +102,12 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
             problems.append(str(error))
     if not plans:
         raise ConfigError("; ".join(problems))
-    # Even work counts most. Parts that are nearly square have short borders, and rows are copied faster than columns.
+    # Prefer even work, then nearly square parts, which have short borders, then few parts of the columns, because rows
+    # are copied faster than columns.
     _, best = min(plans, key=lambda plan: (round(plan[1].imbalance, 3), max(plan[0]) / min(plan[0]), plan[0][1]))
     return best
 
 
 def _describe_shapes(shapes: list[tuple[int, int]]) -> str:
-    """Return pairs of numbers of parts as text for a message."""
+    """Return pairs (M, N) of numbers of parts as text for a message."""
     return ", ".join(f"{{lat: {rows}, lon: {columns}}}" for rows, columns in shapes)

@@ -1,6 +1,6 @@
 """Differentiable collectives of tensor parallelism, which torch.compile can trace.
 
-All of them are collective: every rank of the group must call them, in the forward and in the backward pass.
+Every rank of the group must call these functions, in the forward pass and in the backward pass.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 class AllReduceBackward(torch.autograd.Function):
-    """Identity in the forward pass, sum of the gradient over the ranks in the backward pass.
+    """Collective: identity in the forward pass, sum of the gradient over the ranks in the backward pass.
 
-    It is applied to the common input of layers that are split by outputs. Megatron-LM calls it f (Shoeybi et al. 2019,
+    Apply it to the common input of layers that are split by outputs. Megatron-LM calls it f (Shoeybi et al. 2019,
     arXiv 1909.08053).
     """
 
@@ -32,9 +32,9 @@ class AllReduceBackward(torch.autograd.Function):
 
 
 class AllReduceForward(torch.autograd.Function):
-    """Sum over the ranks in the forward pass, identity in the backward pass.
+    """Collective: sum over the ranks in the forward pass, identity in the backward pass.
 
-    It is applied to the outputs of layers that are split by inputs. Megatron-LM calls it g (Shoeybi et al. 2019,
+    Apply it to the outputs of layers that are split by inputs. Megatron-LM calls it g (Shoeybi et al. 2019,
     arXiv 1909.08053).
     """
 
@@ -48,9 +48,9 @@ class AllReduceForward(torch.autograd.Function):
 
 
 class AllReduceBothWays(torch.autograd.Function):
-    """Sum over the ranks in the forward pass, and of the gradient in the backward pass.
+    """Collective: sum over the ranks in the forward pass, and sum of the gradient in the backward pass.
 
-    It is for a sum that each rank uses to compute with its own part of a tensor, such as sigma of spectral norm.
+    Apply it to a sum that each rank uses in computations on its own part of a tensor, such as sigma of spectral norm.
     """
 
     @staticmethod
@@ -67,15 +67,15 @@ class AllReduceBothWays(torch.autograd.Function):
 class FusedRoutes:
     """Routes of the rows of a fused weight from the ranks that store them to the ranks that compute with them.
 
-    The rows of the whole weight consist of equal fused parts, one after the other, such as gate and up. If there are n
-    ranks, rank r stores the r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every
-    part. With p parts, rows are exchanged in pieces of 1 / (n * p) of all rows, so that a piece goes as a whole to one
-    rank.
+    The rows of the whole weight consist of p equal fused parts, one after the other, such as gate and up. Of n ranks,
+    rank r stores the r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part.
+    Rows are exchanged in pieces of 1 / (n * p) of all rows, because such a piece belongs to a single rank before and
+    after the exchange.
 
     Attributes:
         piece_order: indices of this rank's pieces in the order in which they are sent, sorted by destination.
         num_rows_sent: number of rows that this rank sends to each rank.
-        num_rows_received: number of rows that this rank receives from each rank; they arrive in the order of parts.
+        num_rows_received: number of rows that this rank receives from each rank, in the order of parts.
         group: the tensor-parallel ranks.
     """
 
@@ -86,7 +86,7 @@ class FusedRoutes:
 
 
 def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRoutes:
-    """Return this rank's routes of the rows of a fused weight.
+    """Compute this rank's routes for the rows of a fused weight.
 
     Args:
         rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.
@@ -107,10 +107,10 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 
 
 class ExchangeFusedRows(torch.autograd.Function):
-    """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`.
+    """Collective: exchange of rows that gives each rank its share of every fused part of a weight.
 
-    The input, (rows / ranks, ...), has the rows that this rank stores; the output, of the same shape, has the rows that
-    this rank computes with.
+    The input (rows / ranks, ...) has the rows that this rank stores. The output of the same shape has the rows with
+    which this rank computes. See `FusedRoutes`.
     """
 
     @staticmethod
@@ -122,7 +122,7 @@ class ExchangeFusedRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        # The gradient takes the way back, and its pieces are put into the order in which the rows were.
+        # The gradient is sent back along the routes, and its pieces are sorted into the stored order of the rows.
         routes = ctx.routes
         ordered_gradient = _exchange_rows(gradient, routes.num_rows_sent, routes.num_rows_received, routes.group)
         pieces = ordered_gradient.chunk(len(routes.piece_order))
@@ -136,9 +136,9 @@ def _exchange_rows(
     """Collective: return the rows received from all ranks, in the order of ranks.
 
     Args:
-        x: (rows, ...) rows that this rank sends, in the order of the ranks that they go to.
-        num_rows_received: number of rows that arrive from each rank.
-        num_rows_sent: number of rows that go to each rank.
+        x: (rows, ...) rows that this rank sends, sorted by destination rank.
+        num_rows_received: number of rows that this rank receives from each rank.
+        num_rows_sent: number of rows that this rank sends to each rank.
         group: the tensor-parallel ranks.
     """
     x = x.contiguous()
@@ -154,7 +154,7 @@ def _exchange_rows(
 def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Collective: return the elementwise sum of a tensor over the ranks as a new tensor."""
     if torch.compiler.is_compiling():
-        # A sum in place can be traced, too, but in torch 2.11 every gradient before it is lost without an error.
+        # An in-place sum can be traced, too, but torch 2.11 then silently loses all gradients before it.
         return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))
     x = x.contiguous().clone()
     dist.all_reduce(x, group=group)

@@ -1,4 +1,4 @@
-"""Dropout under tensor parallelism: masks must differ between ranks where the ranks hold different activations."""
+"""Dropout under tensor parallelism: ranks need different masks wherever they have different activations."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor, nn
 
 
 def drop_rate(module: nn.Module) -> float:
-    """Return the probability with which a module itself drops activations, without the modules inside it.
+    """Return the probability with which a module itself drops activations, excluding its submodules.
 
     This is the rate of a Dropout module, or the attribute ``dropout`` of another module, such as attention, if it is a
     number; otherwise 0.
     """
     rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
-    # The attribute may also be a module, which counts by itself.
+    # The attribute may also be a module, which is counted separately.
     return rate if isinstance(rate, int | float) else 0.0
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Return True if a module, or one inside it, drops activations in training."""
+    """Return True if a module or one of its submodules drops activations in training."""
     return any(drop_rate(inner) > 0 for inner in module.modules())
 
 
 def remove_dropout(module: nn.Module) -> None:
-    """Set the rates of torch's dropout to 0 in a module and in those inside it, which are never trained again."""
+    """Set the rates of torch's dropout to 0 in a module and its submodules, for a model whose training is finished."""
     for inner in module.modules():
         if drop_rate(inner) > 0:
             if isinstance(inner, nn.Dropout):
@@ -36,12 +36,12 @@ class RankRandomState:
     """Random state of one tensor-parallel rank, used between a colwise layer and its rowwise partner.
 
     Elsewhere all ranks draw the same random numbers, from a common random state. Between the two layers, where ranks
-    hold different activations, a rank draws from a stream of its own. Its seed is a number drawn from the common state
-    plus the rank. A recomputed block starts from the same common state, so it draws the same numbers again.
+    have different activations, each rank draws from its own stream. The seed of this stream is a number from the common
+    state plus the rank. A recomputed block starts from the same common state, so it draws the same numbers again.
 
     Args:
         rank: rank of this process among the tensor-parallel ranks.
-        parent: module that holds both layers and the dropout between them.
+        parent: module that contains both layers and the dropout between them.
     """
 
     def __init__(self, rank: int, parent: nn.Module) -> None:
@@ -50,14 +50,14 @@ class RankRandomState:
         self._common_state: Tensor | None = None
 
     def is_needed(self) -> bool:
-        """Return True if dropout is active: a module that drops activations is in training mode.
+        """Return True if dropout is active, that is, if a module that drops activations is in training mode.
 
-        This is so in training, and in ensembles that set only dropout to training mode.
+        This is the case in training, and in ensembles that set only dropout modules to training mode.
         """
         return any(module.training and drop_rate(module) > 0 for module in self._parent.modules())
 
     def enter(self, device: torch.device) -> None:
-        """Replace the common random state of `device` by a random state of this rank."""
+        """Replace the common random state of `device` by this rank's random state."""
         # All ranks draw the same number here, from the common state on the CPU.
         seed = int(torch.randint(2**62, ())) + self._rank
         generator = _default_generator(device)
@@ -73,7 +73,7 @@ class RankRandomState:
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
-    """Return the generator from which dropout on `device`, the device of a tensor, draws.
+    """Return the generator from which dropout on `device` draws.
 
     `torch.cuda.manual_seed` would seed the current device, which need not be the device of the tensor.
     """

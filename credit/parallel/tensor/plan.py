@@ -1,4 +1,4 @@
-"""Reading of the ``_tp_plan`` of a block, and checks before any layer is split.
+"""Parser of the ``_tp_plan`` of a block, with all checks that are needed before a layer is split.
 
 See `credit.parallel.tensor.tensor_parallel` for the entries of a plan.
 """
@@ -35,17 +35,17 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """Layer of a ``_tp_plan`` that has been checked.
+    """Layer of a ``_tp_plan`` that has passed the checks of `read_plan`.
 
     Attributes:
         path: path of the layer in the model, without the prefixes of wrappers.
         location: description of the plan's entry, for messages.
         module: the layer; a Linear unless it is replicated.
-        parent: module that contains all layers of the group; between these layers each rank holds other activations.
+        parent: module that contains all layers of the group; between these layers, ranks have different activations.
         kind: ``colwise`` (split by outputs), ``rowwise`` (split by inputs) or ``replicated`` (not split).
-        fused_parts: number of equal parts of a colwise layer's outputs, one after the other; 1 for outputs that are not
+        fused_parts: number of equal parts of a colwise layer's outputs, one after the other; 1 if outputs are not
             fused.
-        num_units: number of attention heads or hidden units, of which each rank gets an equal number; 0 for a
+        num_units: number of attention heads or hidden units, which are divided evenly among the ranks; 0 for a
             replicated layer.
     """
 
@@ -59,17 +59,17 @@ class PlannedLayer:
 
 
 def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
-    """Return the layers of a block's plan, in groups whose layers are split together or not at all.
+    """Parse the plan of a block; return its layers in groups that are split together or not at all.
 
     Args:
         path: path of the block in the model; empty for the model itself.
         block: module with a ``_tp_plan``.
 
     Raises:
-        ConfigError: if a name in the plan matches no module, a value is unknown, a layer to be split is no Linear, or
+        ConfigError: if a name in the plan matches no module, a value is unknown, a layer to split is not a Linear, or
             the numbers of outputs and inputs in a group do not fit together.
     """
-    # Check each entry by itself.
+    # Check each entry separately.
     modules = dict(block.named_modules())
     entries: dict[str, PlanEntry] = {}
     for name, value in block._tp_plan.items():
@@ -106,10 +106,10 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 
 
 def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
-    """Refuse layers that do more than multiply by a weight (and add a bias), or whose weight cannot be split.
+    """Refuse layers that are not plain linear layers, or whose weight cannot be split.
 
     Splitting replaces a layer's weight, bias and forward. A layer that sets or uses these in another way would still
-    use the whole weight, and the sum over the ranks would be wrong without an error.
+    use the whole weight, and the sum over the ranks would be silently wrong.
 
     Args:
         model: the whole model, to find weights that several layers share.
@@ -118,7 +118,7 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
     Raises:
         ConfigError: if a layer cannot be split; the message has its path and the reason.
     """
-    # `id` of a parameter -> modules that hold it directly
+    # `id` of a parameter -> modules that have it as a direct parameter
     holders: dict[int, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -129,13 +129,13 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
         problem = problem or _describe_bias_problem(module)
         problem = problem or _describe_forward_problem(module)
         if problem is None:
-            # A module that shares the weight would go on computing with the whole one.
+            # Another module that shares the weight would still compute with the whole weight.
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.parametrizations.weight.original
             else:
                 weight = module.weight
             if len(holders[id(weight)]) > 1:
-                problem = "its weight is shared with another module, which would keep the whole one; give each its own"
+                problem = "its weight is shared with another module, which would keep the whole weight; do not share it"
         if problem is not None:
             raise ConfigError(f"{layer.location}: {problem}; or leave the layer out of the plan")
 
@@ -174,10 +174,10 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
     both layers. If one of the layers lies deeper, it is a module further up.
 
     Args:
-        entries: entry of the plan for each name of a layer.
+        entries: name of a layer -> entry of the plan.
 
     Returns:
-        Dict from the path of the module in the block, empty for the block itself, to the names of the layers.
+        Path of the containing module in the block (empty for the block itself) -> names of the layers.
     """
     groups: dict[str, list[str]] = {}
     for name in entries:
@@ -187,8 +187,8 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
         kinds = {entries[name].kind for name in names}
         return {"colwise", "rowwise"} <= kinds
 
-    # Merge groups that lack a partner into those of their parents, until every group has both kinds. The group of the
-    # block itself, with the empty path, has no parent in the plan.
+    # Merge incomplete groups into the groups of their parents, until every group has both kinds. The group of the block
+    # itself, with the empty path, has no parent in the plan.
     while True:
         incomplete_paths = [path for path, names in groups.items() if path and not is_complete(names)]
         if not incomplete_paths:
@@ -197,9 +197,9 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
         parent_path = path.rpartition(".")[0]
         groups.setdefault(parent_path, []).extend(groups.pop(path))
     if "" in groups and all(entries[name].kind == "replicated" for name in groups[""]):
-        # Any of the groups may use this layer, so all are split together or not at all.
+        # Any group may use these replicated layers, so all groups are split together or not at all.
         groups = {"": list(entries)}
-    # Merged groups keep the order of the plan, in which colwise layers stand before their rowwise layer.
+    # Restore the order of the plan, in which colwise layers come before their rowwise layer.
     ordered_groups = {}
     for path, names in groups.items():
         ordered_groups[path] = [name for name in entries if name in names]
@@ -209,12 +209,12 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
 def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEntry]) -> str | None:
     """Return the name of the rowwise layer that takes a layer's outputs; None for a group without rowwise layers.
 
-    This is the next rowwise layer of the group, or the last one if none follows.
+    This is the next rowwise layer of the group, or the last rowwise layer if none follows.
 
     Args:
         name: name of the layer.
-        names: names of the layers of its group, in the order of the plan.
-        entries: entry of the plan for each name of a layer.
+        names: names of the layers in the group, in the order of the plan.
+        entries: name of a layer -> entry of the plan.
     """
     rowwise_names = [other for other in names if entries[other].kind == "rowwise"]
     position = names.index(name)
@@ -231,17 +231,17 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         path: path of the block in the model.
         block: module with the plan.
         name: name of the layer in the plan.
-        partner: name of the rowwise layer that takes its outputs, None without one.
+        partner: name of the rowwise layer that takes the layer's outputs; None if there is none.
         entry: the plan's entry for the layer.
 
     Raises:
-        ConfigError: if the layer's outputs are not a whole number of units, or the plan does not say how they are
-            ordered.
+        ConfigError: if the layer's outputs are not a whole number of units, or if their order does not follow from the
+            plan.
     """
     if entry.kind == "replicated":
         return 0
     layer = block.get_submodule(name)
-    # The module that holds the layers of attention has the number of heads in this attribute.
+    # A module with attention layers has the number of heads in the attribute `heads`.
     heads = getattr(block.get_submodule(name.rpartition(".")[0]), "heads", None)
     if not isinstance(heads, int):
         heads = None
@@ -253,7 +253,7 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if outputs % fused_parts:
         raise ConfigError(f"{location}: its {outputs} outputs do not divide into {fused_parts} equal parts")
     part_width = outputs // fused_parts
-    # The rowwise partner has as many inputs as there are hidden units, or all heads together have.
+    # The rowwise partner has one input for each hidden unit, or for each channel of all heads.
     partner_inputs = part_width
     if partner:
         partner_inputs = block.get_submodule(partner).in_features
@@ -261,7 +261,7 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         return _count_heads(location, outputs, part_width, heads, partner, partner_inputs)
     if part_width == partner_inputs:
         return part_width
-    # With `colwise:1` the outputs of each hidden unit lie together, several for each.
+    # With `colwise:1`, each hidden unit has several adjacent outputs.
     if entry.fused_parts == 1 and part_width % partner_inputs == 0:
         return partner_inputs
     raise ConfigError(
@@ -284,8 +284,8 @@ def _count_heads(
         outputs: number of outputs of the layer.
         part_width: number of outputs of one fused part.
         heads: number of heads of the queries.
-        partner: name of the rowwise layer that takes the outputs; None without one.
-        partner_inputs: number of inputs of this rowwise layer, those of all heads together.
+        partner: name of the rowwise layer that takes the outputs; None if there is none.
+        partner_inputs: number of inputs of this rowwise layer, summed over all heads.
 
     Raises:
         ConfigError: if the outputs are not a whole number of heads.
@@ -308,7 +308,7 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
     weight = layer._parameters.get("weight")
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
-        # A parametrization that makes the weight from several tensors (weight norm) has no `share` either.
+        # A parametrization that computes the weight from several tensors (weight norm) has no `share` either.
         for parametrization in chain:
             if not hasattr(parametrization, "share"):
                 return (
@@ -339,9 +339,8 @@ def _describe_forward_problem(layer: nn.Linear) -> str | None:
     """Return the reason why a layer's forward cannot be replaced; None if it can be replaced."""
     if "forward" in vars(layer):
         return "its forward was replaced, by compilation or another plan; split a layer once, before anything else"
-    # A layer with this attribute computes product(x, weight, bias), for a product that its caller may choose, and
-    # nothing else.
+    # A layer with this attribute only computes product(x, weight, bias), where the caller may choose the product.
     takes_product = getattr(type(layer), "_tp_takes_product", False)
     if takes_product or type(layer).forward is nn.Linear.forward:
         return None
-    return f"{type(layer).__name__} has a forward of its own, which splitting would replace; use a plain Linear"
+    return f"{type(layer).__name__} overrides forward, which splitting would replace; use a plain Linear"

@@ -1,8 +1,8 @@
 """Sequence parallelism: tensor-parallel ranks that also divide the fields (Korthikanti et al. 2022, arXiv 2205.05198).
 
-Each rank has the tokens of its part of the fields. Before a layer that is split by outputs, the ranks gather the tokens
-of all; after a layer that is split by inputs, each gets the sum for its own tokens. So an all-gather and a
-reduce-scatter stand where tensor parallelism alone has one all-reduce, and between the split layers nothing changes.
+Each rank has the tokens of its part of the fields. Before a layer that is split by outputs, each rank gathers the
+tokens of all ranks. After a layer that is split by inputs, each rank receives the sum for its own tokens. So an
+all-gather and a reduce-scatter replace the all-reduce of tensor parallelism. Between the split layers nothing changes.
 
 Shape suffixes: R tensor-parallel ranks, B batch, T tokens of one sample, C channels.
 """
@@ -23,18 +23,18 @@ from torch.autograd.function import FunctionCtx
 from credit.errors import ConfigError
 from credit.parallel.dtensor import local_shard
 
-# torch 2.13 has deprecated the names of earlier releases.
+# torch 2.13 has renamed these collectives; earlier releases have only the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
 class SequenceRanks:
-    """Position of the tensor-parallel ranks among the ranks that divide the fields.
+    """Position of the tensor-parallel ranks among the ranks that share the fields.
 
     Attributes:
         group: the tensor-parallel ranks.
-        field_ranks: their numbers among the ranks that divide the fields, which are consecutive.
+        field_ranks: consecutive indices of these ranks among the ranks that share the fields.
     """
 
     group: dist.ProcessGroup
@@ -42,11 +42,11 @@ class SequenceRanks:
 
     @classmethod
     def build(cls, group: dist.ProcessGroup, domain_group: dist.ProcessGroup) -> SequenceRanks:
-        """Return the position of tensor-parallel ranks in the group of all ranks that divide the fields.
+        """Find the position of tensor-parallel ranks in the group of all ranks that share the fields.
 
         Args:
             group: the tensor-parallel ranks.
-            domain_group: ranks that divide the fields, in the order of the parts.
+            domain_group: ranks that share the fields, in the order of the parts.
 
         Raises:
             ConfigError: if the tensor-parallel ranks are not neighbours in the group.
@@ -64,7 +64,7 @@ class SequenceRanks:
         return cls(group, field_ranks)
 
     def count_tokens(self, layer: nn.Module) -> TokenParts:
-        """Return the numbers of tokens of the tensor-parallel ranks at a layer with a `CountsTokens` rule."""
+        """Return the number of tokens that each tensor-parallel rank has at a layer with a `CountsTokens` rule."""
         tokens = layer.tokens_by_rank
         return TokenParts(self.group, dist.get_rank(self.group), tuple(tokens[rank] for rank in self.field_ranks))
 
@@ -76,8 +76,8 @@ class TokenParts:
     Attributes:
         group: the tensor-parallel ranks.
         rank: index of this rank in the group.
-        sizes: number of tokens of one sample that each rank has. Ranks with fewer tokens than another one pad theirs
-            with zeros for a collective.
+        sizes: number of tokens of one sample that each rank has. For a collective, ranks with fewer tokens pad them
+            with zeros.
     """
 
     group: dist.ProcessGroup
@@ -85,29 +85,29 @@ class TokenParts:
     sizes: tuple[int, ...]
 
     def gather(self, x: Tensor) -> Tensor:
-        """Collective: return the tokens of all ranks, in the order of samples and then of ranks.
+        """Collective: return the tokens of all ranks, ordered by sample and then by rank.
 
         Args:
-            x: (B tokens, C), or (B windows, L tokens of a window, C): this rank's tokens.
+            x: this rank's tokens (B * T, C), or its windows of L tokens (B * windows, L, C).
 
         Returns:
-            The same with the tokens, or windows, of all ranks.
+            The tokens, or windows, of all ranks, with the same dimensions.
         """
         size = self.sizes[self.rank]
         x_BTC = x.reshape(-1, size, x.shape[-1])
         padded_BTC = F.pad(x_BTC, (0, 0, 0, max(self.sizes) - size))
         gathered_RBTC = _all_gather(padded_BTC, self.group)
-        # Copies nothing for a batch of one sample and parts of equal size.
+        # For a batch of one sample and parts of equal size, this copies nothing.
         if self._are_equal():
             return gathered_RBTC.transpose(0, 1).reshape(-1, *x.shape[1:])
         parts = [part_BTC[:, :tokens] for part_BTC, tokens in zip(gathered_RBTC, self.sizes, strict=True)]
         return torch.cat(parts, dim=1).view(-1, *x.shape[1:])
 
     def sum(self, x: Tensor) -> Tensor:
-        """Collective: return the sum over the ranks of this rank's tokens; undoes the order of `gather`.
+        """Collective: return the sum over the ranks for this rank's tokens, (B * T, C) or (B * windows, L, C).
 
         Args:
-            x: (B tokens, C), or (B windows, L tokens of a window, C): summand of the tokens of all ranks.
+            x: this rank's summand for the tokens, or windows, of all ranks, in the order of `gather`.
         """
         size = self.sizes[self.rank]
         x_BTC = x.reshape(-1, sum(self.sizes), x.shape[-1])
@@ -127,7 +127,7 @@ class TokenParts:
 
 
 class GatherTokens(torch.autograd.Function):
-    """Tokens of all ranks in the forward pass, sum over the ranks of the gradient of this rank's tokens."""
+    """Collective: gather of the tokens in the forward pass, sum of this rank's gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:
@@ -140,7 +140,7 @@ class GatherTokens(torch.autograd.Function):
 
 
 class SumTokens(torch.autograd.Function):
-    """Sum over the ranks of this rank's tokens in the forward pass, gradient of all tokens in the backward pass."""
+    """Collective: sum of this rank's tokens in the forward pass, gather of the gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:
@@ -153,7 +153,7 @@ class SumTokens(torch.autograd.Function):
 
 
 class ScaleGradient(torch.autograd.Function):
-    """Identity in the forward pass, product of the gradient with a number in the backward pass."""
+    """Identity in the forward pass, multiplication of the gradient by a number in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, factor: float) -> Tensor:
@@ -166,11 +166,11 @@ class ScaleGradient(torch.autograd.Function):
 
 
 class GradientAverage:
-    """Average over the tensor-parallel ranks of the gradients of weights that are whole on each of them.
+    """Average over the tensor-parallel ranks for gradients of weights that are not split.
 
-    In a block with split layers, norms and the biases of rowwise layers get the gradient of this rank's tokens only.
-    Their gradients are averaged by one all-reduce at the end of each backward pass in which FSDP2 reduces gradients.
-    Other sharding units need nothing, since FSDP2 averages their gradients over the tensor-parallel ranks as well.
+    In a block with split layers, norms and the biases of rowwise layers only get the gradient of this rank's tokens.
+    One all-reduce averages their gradients at the end of each backward pass in which FSDP2 reduces gradients. Other
+    sharding units do not need it, because FSDP2 averages their gradients over the tensor-parallel ranks as well.
 
     Args:
         group: the tensor-parallel ranks.
@@ -180,7 +180,7 @@ class GradientAverage:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
         self._device = device
-        # Parameters whose gradient has been reduced in the backward pass under way, and the number of this pass.
+        # Parameters whose gradient was reduced in the current backward pass, and the number of this pass.
         self._reduced: list[nn.Parameter] = []
         self._backward_pass = -1
 
@@ -188,27 +188,27 @@ class GradientAverage:
         """Average the gradients of these parameters from now on.
 
         Args:
-            parameters: the whole weights of the blocks with split layers, sharded by FSDP2; the same on all ranks, in
-                the same order.
+            parameters: weights that are not split, in blocks with split layers, sharded by FSDP2; the same on all
+                ranks, in the same order.
         """
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._add)
 
     def _add(self, parameter: nn.Parameter) -> None:
-        """Note a parameter whose gradient FSDP2 has just reduced."""
+        """Record a parameter whose gradient FSDP2 has just reduced."""
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self._backward_pass:
-            # A pass that ended with an error may have left some.
+            # A pass that ended with an error may have left parameters in the list.
             self._reduced.clear()
             self._backward_pass = backward_pass
-            # Called once the backward pass is complete, after FSDP2's own callback, which was registered before.
+            # The callback runs when the backward pass is complete, after FSDP2's callback, which was registered before.
             Variable._execution_engine.queue_callback(self._average)
         self._reduced.append(parameter)
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Collective: average the gradients in place. Those accumulated before are averages and stay as they are."""
+        """Collective: average the gradients in place; parts accumulated earlier are averages and do not change."""
         gradients = [local_shard(parameter.grad) for parameter in self._reduced]
         self._reduced.clear()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -223,13 +223,13 @@ class GradientAverage:
 
 
 def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Require that the network has declared how many tokens each rank has at each split layer.
+    """Require that the network declares the number of tokens of each rank at each split layer.
 
     Args:
-        layers: description and module of the layers.
+        layers: (description, module) of each layer.
 
     Raises:
-        ConfigError: naming the layer.
+        ConfigError: if a layer has no declaration; the message names the layer.
     """
     for location, layer in layers:
         if not hasattr(layer, "tokens_by_rank"):
@@ -241,7 +241,7 @@ def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Collective: return (R, *shape) tensors of all ranks."""
+    """Collective: return the tensors of all ranks, stacked (R, *shape)."""
     x = x.contiguous()
     num_ranks = dist.get_world_size(group)
     # Functional collectives return a new tensor, which torch.compile can trace.
@@ -253,7 +253,7 @@ def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Collective: return the sum over the ranks of this rank's element of a contiguous tensor (R, *shape)."""
+    """Collective: sum a contiguous tensor (R, *shape) over the ranks, and return this rank's element (*shape)."""
     if torch.compiler.is_compiling():
         return functional.wait_tensor(functional.reduce_scatter_tensor(x.flatten(0, 1), "sum", 0, group))
     result = x.new_empty(x.shape[1:])

@@ -7,19 +7,20 @@ submodule to one of these values:
 - ``colwise:2``: the same for a fused Linear whose outputs are 2 equal parts, one after the other (gate and up of
   SwiGLU; ``colwise:3`` for q, k, v). Each rank gets its share of every part.
 - ``rowwise``: a Linear that takes such outputs as inputs. The products of the ranks are summed.
-- ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own heads (attention's
-  position bias; the only k and v head of multi-query attention), so that the gradient has to be summed over the ranks.
+- ``replicated``: a submodule that is not split, but whose output each rank uses only for its own heads. So its gradient
+  must be summed over the ranks. Examples: attention's position bias, and the only k and v head of multi-query
+  attention.
 
-A plan lists colwise layers before the rowwise layer that takes their outputs, their partner. The module that holds the
-layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets whole heads. The
-outputs of a fused projection under plain ``colwise`` must be ordered head by head. Keys and values may have fewer heads
-than queries; their number follows from the width of a head, which is that of the queries.
+A plan lists colwise layers before their partner, the rowwise layer that takes their outputs. The module that contains
+the layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets whole heads.
+The outputs of a fused projection under plain ``colwise`` must be ordered head by head. Keys and values may have fewer
+heads than queries; their number follows from the width of a head of the queries.
 
 The split weights are DTensors on the ``tp`` mesh, but the layers compute with this rank's part as a plain tensor. A
 parametrized weight (spectral norm, LoRA) keeps its parametrizations: the unparametrized weight (``original``) is split.
-The method ``share`` of each parametrization is given functions that sum over the ranks, and returns which of its own
-tensors are split with the weight. A parametrization may have a static method ``share_sums(model)`` that replaces the
-sums of the single weights of a block by one for all.
+The method ``share`` of each parametrization receives functions that sum over the ranks, and returns which of its own
+tensors are split with the weight. A parametrization may have a static method ``share_sums(model)``, which replaces the
+separate sums of all weights in a block by a single sum.
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ from credit.parallel.tensor.sequence_parallel import (
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: SequenceRanks | None = None) -> list[str]:
     """Collective: split the layers of every ``_tp_plan`` over `mesh`, in place; return the paths of the split layers.
 
-    Layers that belong together (those of an attention, those of an MLP) stay whole if their number of heads or hidden
-    units is not a multiple of the number of ranks.
+    A group of layers (of an attention or an MLP) is not split if its number of heads or hidden units is not a multiple
+    of the number of ranks.
 
     Args:
-        model: model on any device, even the meta device. On a real device, all ranks must have the same values.
+        model: model on any device, including the meta device. On a real device, all ranks must have the same values.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
-        sequence_ranks: these ranks among those that divide the fields, for sequence parallelism; None if they have the
-            same fields.
+        sequence_ranks: position of these ranks among the ranks that share the fields, for sequence parallelism; None
+            if all tensor-parallel ranks have the same fields.
 
     Raises:
-        ConfigError: if a plan is not valid, every layer would stay whole, or the weight or forward of a layer does not
+        ConfigError: if a plan is invalid, if no layer would be split, or if the weight or forward of a layer does not
             allow splitting, for example because two layers share the weight. The model is then unchanged.
     """
     # All checks come before the first layer is split.
@@ -83,7 +84,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: Se
     for path, module in model.named_modules():
         if getattr(module, "_tp_plan", None):
             groups += read_plan(path, module)
-    # Select the groups whose heads or hidden units can be divided evenly; the others stay whole.
+    # Select the groups whose heads or hidden units can be divided evenly; other groups are not split.
     split_groups = []
     split_layers = []
     for group in groups:
@@ -111,7 +112,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: Se
 
 
 def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: SequenceRanks | None) -> None:
-    """Split the layers of a group in place. Between these layers each rank then holds only its own activations.
+    """Split the layers of a group in place. Between these layers, each rank then has only its own activations.
 
     Args:
         group: layers of one plan that are split together; they share one random state for dropout.
@@ -123,15 +124,15 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
     random_state = None
     if has_dropout(parent):
         random_state = RankRandomState(mesh.get_local_rank(), parent)
-    # Dropout that is a function of the unit (`credit.models.layers.seeded_dropout`) needs the number of this rank's
-    # first head or hidden unit. Keys and values may have fewer heads than queries, whose number counts.
+    # Dropout that is a function of the unit (`credit.models.layers.seeded_dropout`) needs the index of this rank's
+    # first head or hidden unit. Keys and values may have fewer heads than queries, hence the maximum.
     num_units = max(layer.num_units for layer in group)
     for module in parent.modules():
         if hasattr(module, "first_unit"):
             module.first_unit = mesh.get_local_rank() * num_units // mesh.size()
         if sequence_ranks is not None:
-            # Between the layers, each rank has the tokens of all its peers. A norm that is computed again in the
-            # backward pass would have those of this rank only.
+            # Between the layers, each rank has the tokens of all its peers. A norm that is recomputed in the backward
+            # pass would only have the tokens of this rank.
             if hasattr(module, "field_ranks"):
                 module.field_ranks = sequence_ranks.field_ranks
             if hasattr(module, "saves_memory"):
@@ -159,7 +160,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
-    """Replace weight and bias of a layer, in place, by DTensors of which this rank stores its part.
+    """Replace weight and bias of a layer, in place, by DTensors; this rank stores its part of them.
 
     Args:
         layer: layer with a weight (outputs, inputs), which may be parametrized.
@@ -169,8 +170,8 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
         _split_tensor(chain, "original", Shard(dim), mesh)
-        # A parametrization computes from the whole weight, so it gets the sums over the ranks, and says how its own
-        # tensors are split: name -> dimension, or None for one that stays whole.
+        # A parametrization depends on the whole weight, so it receives functions that sum over the ranks. It returns
+        # how its own tensors are split: name -> dimension, or None for a tensor that is not split.
         total = functools.partial(AllReduceBothWays.apply, mesh.get_group())
         sum_gradient = functools.partial(AllReduceBackward.apply, mesh.get_group())
         for parametrization in chain:
@@ -184,7 +185,7 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
 
 
 def share_sums(model: nn.Module) -> None:
-    """Call the method ``share_sums(model)`` of every class of parametrizations in the model that has one.
+    """Call ``share_sums(model)`` of every class of parametrizations in the model that has this method.
 
     The parametrizations then sum over the ranks once for all weights of a block. Without this call, and in compiled
     blocks, each split weight has its own sums.
@@ -200,10 +201,10 @@ def share_sums(model: nn.Module) -> None:
 
 
 def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
-    """Replace a parameter or buffer, in place, by a DTensor of which this rank stores its part.
+    """Replace a parameter or buffer, in place, by a DTensor; this rank stores its part of it.
 
     Args:
-        module: module that holds the tensor.
+        module: module that has the tensor.
         name: name of the tensor in the module.
         placement: ``Shard(dim)`` to split the tensor along a dimension, ``Replicate()`` to keep it whole on every rank.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
@@ -232,17 +233,17 @@ def _colwise_forward(
     routes: FusedRoutes | None = None,
     tokens: TokenParts | None = None,
 ) -> Any:
-    """Collective, in the backward pass as well: compute this rank's outputs of a colwise layer.
+    """Collective: compute this rank's outputs of a colwise layer; the backward pass is collective, too.
 
     Args:
         layer: layer whose weight and bias are DTensors that are split by outputs.
         group: the tensor-parallel ranks.
         random_state: random state for dropout after the layer; None without dropout.
-        x: (..., inputs), the same on all ranks, or with `tokens` this rank's tokens.
+        x: (..., inputs), the same on all ranks; with `tokens`, this rank's tokens.
         product: function of (x, weight, bias) that computes the layer.
         routes: exchange of the rows of a fused weight; None for a weight that is not fused.
-        tokens: numbers of tokens of the ranks, which the layer gathers (sequence parallelism); None if all have the
-            same tokens.
+        tokens: division of the tokens, which the layer gathers (sequence parallelism); None if all ranks have the same
+            tokens.
 
     Returns:
         Result of `product`: (..., outputs / ranks) for a plain linear layer.
@@ -250,8 +251,8 @@ def _colwise_forward(
     weight = to_local(layer.weight)
     bias = None if layer.bias is None else to_local(layer.bias)
     if routes is not None:
-        # Each rank stores consecutive rows, as checkpoints have them, but computes with its share of every part. A
-        # weight is small against activations, so the exchange is cheap.
+        # Each rank stores consecutive rows, as in checkpoints, but computes with its share of every part. A weight is
+        # small compared to activations, so the exchange is cheap.
         weight = ExchangeFusedRows.apply(weight, routes)
         if bias is not None:
             bias = ExchangeFusedRows.apply(bias, routes)
@@ -276,7 +277,7 @@ def _rowwise_forward(
     product: Callable[..., Tensor] = F.linear,
     tokens: TokenParts | None = None,
 ) -> Tensor:
-    """Collective: compute the outputs of a rowwise layer; all ranks get the same outputs, or those of their tokens.
+    """Collective: compute the outputs of a rowwise layer, for all tokens or (with `tokens`) for this rank's tokens.
 
     Args:
         layer: layer whose weight is a DTensor that is split along the inputs; every rank has the whole bias.
@@ -285,14 +286,14 @@ def _rowwise_forward(
             without dropout.
         x: (..., inputs / ranks) activations of this rank, or another object that `product` takes as its first argument.
         product: function of (x, weight, bias) that computes the layer.
-        tokens: numbers of tokens of the ranks, of which each gets the outputs of its own (sequence parallelism); None
-            if all get those of all tokens.
+        tokens: division of the tokens, so that each rank gets the outputs of its own tokens (sequence parallelism);
+            None if all ranks get the outputs of all tokens.
 
     Returns:
         (..., outputs).
     """
     weight = to_local(layer.weight)
-    # Behind this layer all ranks hold the same activations again, and must drop the same.
+    # After this layer, all ranks have the same activations again, and must drop the same activations.
     if random_state is not None:
         random_state.leave(weight.device)
     if tokens is None:
@@ -314,21 +315,22 @@ def _average_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, 
     """Forward hook of a replicated module under sequence parallelism: average the gradient of its output.
 
     Raises:
-        ConfigError: if the module takes tokens, because it gets those of one rank, but its output is used for all.
+        ConfigError: if the module takes tokens: it would get the tokens of one rank, but its output is used for all.
     """
     if any(isinstance(arg, Tensor) for arg in args):
         raise ConfigError(
             f"trainer.parallelism.sequence_parallel: {type(module).__name__} is replicated and takes tokens, which is "
             "not supported; set sequence_parallel to false"
         )
-    # The gradient is that of the tokens of all ranks, see `_average_over_tokens`.
+    # The gradient comes from the tokens of all ranks, so it is averaged, see `_average_over_tokens`.
     return _average_over_tokens(AllReduceBackward.apply(group, output), group)
 
 
 def _average_over_tokens(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return a weight unchanged, and divide its gradient by the number of ranks whose tokens it is multiplied by.
+    """Return a weight unchanged, and divide its gradient by the number of tensor-parallel ranks.
 
-    The loss of a rank is its part of the loss times the number of ranks that divide the fields, because FSDP2 averages
-    gradients over them. It does not average those of split weights over the tensor-parallel ranks.
+    The loss of a rank is its part of the loss, multiplied by the number of ranks that share the fields, because FSDP2
+    averages gradients over these ranks. But FSDP2 does not average the gradients of split weights over the
+    tensor-parallel ranks, so it is done here.
     """
     return ScaleGradient.apply(weight, 1 / dist.get_world_size(group))

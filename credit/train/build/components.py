@@ -26,8 +26,8 @@ class TrainingComponents:
     """Components of a trainer.
 
     Attributes:
-        config: the config of the run; a resumed run has the ``trainer.grad_accum_every`` that keeps the global batch
-            size of its checkpoint.
+        config: the config of the run, with the ``trainer.train_batch_size`` and ``grad_accum_every`` that keep the
+            global batch size on this number of ranks.
         launch: rank and number of ranks of this process, and its job.
         assets: everything that a checkpoint carries besides weights.
         calendar: the calendar of the data.

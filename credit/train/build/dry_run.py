@@ -131,6 +131,8 @@ def dummy_assets(
     )
 
 
+# Without this, torch would end a recomputation by an exception, which would look like an error of the model.
+@torch.utils.checkpoint.set_checkpoint_early_stop(False)
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """Build the network and take a training step without memory: the rollout, the loss, the backward pass.
 
@@ -386,8 +388,7 @@ def _one_line_errors(beginning: str) -> Iterator[None]:
         raise
     except Exception as error:
         # A plugin's model may raise anything, and torch's messages have many lines.
-        error_lines = str(error).splitlines()
-        first_line = error_lines[0] if error_lines else ""
+        first_line = str(error).partition("\n")[0]
         message = f"{type(error).__name__}: {first_line}"
         # Notes say where the error comes from, such as the entry of a list.
         for note in getattr(error, "__notes__", ()):

@@ -52,7 +52,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
     """
     # Only a checkpoint of adapters has the key "base" in its meta.json.
     starts_from_run = starts_from_run_folder(config, origin)
-    if starts_from_run and "base" in checkpoint.load_meta(origin):
+    if starts_from_run and "base" in run_on_rank0(lambda: checkpoint.load_meta(origin)):
         raise CheckpointError(
             f"trainer.resume: {origin} contains only adapters. To train all weights, merge them with credit convert "
             "CONFIG --export FILE, and set trainer.resume to this file. To train new adapters, set trainer.resume to "
@@ -67,7 +67,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
             "trainer.lora: adapters need a trained model; set trainer.resume to the folder of its run, or to one of "
             "its checkpoints"
         )
-    meta = checkpoint.load_meta(origin)
+    meta = run_on_rank0(lambda: checkpoint.load_meta(origin))
     if "base" in meta:
         return locate_recorded_base(meta["base"], config.trainer.resume, origin)
     if origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve():
@@ -132,7 +132,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     Raises:
         CheckpointError: on every rank, if the base has other weights than the model.
     """
-    meta = checkpoint.load_meta(base)
+    meta = run_on_rank0(lambda: checkpoint.load_meta(base))
     adapted_names = find_adapted_names(model, meta)
     with advise_on_grid(model, meta):
         stored_names = _load_base_weights(model, base, adapted_names)
@@ -204,7 +204,8 @@ def load_forecast_network(
     allocate_(model, device)
     # A checkpoint of adapters contains only these and the parameters of noise; the other weights come from the base.
     if lora is not None:
-        base = locate_recorded_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
+        recorded = run_on_rank0(lambda: checkpoint.load_meta(path)["base"])
+        base = locate_recorded_base(recorded, config.trainer.resume, path)
         _load_base_weights(model, base)
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)

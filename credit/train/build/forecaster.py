@@ -23,6 +23,7 @@ from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
 from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.fine_tuning import load_forecast_network
@@ -49,6 +50,7 @@ class Forecaster:
         whole_frames: the same reader for the whole grid; `frames` itself unless ranks divide the fields among them.
         trained_steps: number of optimizer steps that the weights were trained for.
         path: the checkpoint.
+        weights: checksum of the weights.
     """
 
     config: Config
@@ -58,6 +60,7 @@ class Forecaster:
     whole_frames: FrameReader
     trained_steps: int
     path: Path
+    weights: str
 
 
 def assemble_forecaster(
@@ -82,8 +85,8 @@ def assemble_forecaster(
     """
     # Load the checkpoint's assets and compare them with the data and the config.
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
-    meta = checkpoint.load_meta(path)
-    assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
+    meta, stored_assets = run_on_rank0(lambda: (checkpoint.load_meta(path), checkpoint.load_tensors(path, "assets")))
+    assets = ModelAssets.from_stored(meta, stored_assets)
     require_same_fields(assets, reader, path, config.data.channel_map())
     masked_cells = find_masked_cells(assets, reader, path)
     # Channels and grid may agree although a step of the network means another time step.
@@ -117,7 +120,8 @@ def assemble_forecaster(
     frames = whole_frames
     if stepper.domain is not None:
         frames = build_frame_reader(config, reader, assets, stepper.domain, masked_cells)
-    return Forecaster(config, assets, stepper, frames, whole_frames, meta["step"], path)
+    weights = run_on_rank0(lambda: checkpoint.weights_fingerprint(path, "forecast"))
+    return Forecaster(config, assets, stepper, frames, whole_frames, meta["step"], path, weights)
 
 
 def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Domain | None = None) -> OutputDiagnostics:
@@ -221,7 +225,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         "model": config.model.type,
         "parameters": num_parameters,
         "checkpoint_step": forecaster.trained_steps,
-        "weights": checkpoint.weights_fingerprint(forecaster.path, "forecast"),
+        "weights": forecaster.weights,
         SEEN: ", ".join(trained_periods) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": hyperdiffusion,

@@ -17,7 +17,7 @@ from credit.train.build.assets import ModelAssets
 
 # Largest difference of a global mean that is not reported, in standard deviations over space and time. A global mean of
 # the same climate stays within one or two of them.
-_MAX_SHIFT = 5.0
+MAX_SHIFT = 5.0
 # Number of channels that a warning names.
 _MAX_LISTED_CHANNELS = 5
 
@@ -57,6 +57,36 @@ def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> d
     return masked_cells
 
 
+def compute_normalized_moments(
+    assets: ModelAssets, normalizer: Normalizer, fields_CHW: np.ndarray, group: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the area-weighted means and standard deviations of fields in normalised units, (C,) float64 each.
+
+    Over the whole training period the mean of a channel is 0 and its standard deviation is 1. One channel at a time is
+    converted, so that little memory is needed.
+
+    Args:
+        assets: the assets of the checkpoint.
+        normalizer: built from the statistics of the checkpoint.
+        fields_CHW: all channels of the group at one time, (C, H, W) in physical units, NaN where missing. Channels that
+            are missing everywhere have the moments 0.
+        group: ``prognostic`` or ``dynamic_forcing``.
+    """
+    area_HW = assets.grid.area_weights()
+    device = normalizer.tendency_scale_C.device
+    moments_C2 = np.zeros((len(fields_CHW), 2))
+    for row, field_HW in enumerate(fields_CHW):
+        values_BRHW = torch.from_numpy(np.ascontiguousarray(field_HW)).to(device)[None, None]
+        normalized_HW = normalizer.encode_channels(values_BRHW, group, [row])[0, 0].cpu().numpy().astype(np.float64)
+        is_valid_HW = ~np.isnan(normalized_HW)
+        if is_valid_HW.any():
+            weights = area_HW[is_valid_HW] / area_HW[is_valid_HW].sum()
+            mean = (weights * normalized_HW[is_valid_HW]).sum()
+            variance = (weights * (normalized_HW[is_valid_HW] - mean) ** 2).sum()
+            moments_C2[row] = mean, np.sqrt(variance)
+    return moments_C2[:, 0], moments_C2[:, 1]
+
+
 def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fields_CHW: np.ndarray, time: str) -> str:
     """Return a warning if global means of the initial fields are far from those of training, else an empty string.
 
@@ -66,16 +96,10 @@ def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fie
         fields_CHW: the prognostic channels at one time, (C, H, W) in physical units, NaN where missing.
         time: the time as text, for the warning.
     """
-    fields = torch.from_numpy(np.ascontiguousarray(fields_CHW)).to(normalizer.tendency_scale_C.device)
-    # In normalised units, the mean over the training period is 0 and the standard deviation is 1.
-    normalized_CHW = normalizer.encode(fields[None], "prognostic")[0].cpu().numpy()
-    weight_CHW = assets.grid.area_weights() * ~np.isnan(fields_CHW)
-    # A channel without a single valid cell has the weight 0; the floor keeps its mean at 0 instead of NaN.
-    total_weight_C = weight_CHW.sum(axis=(1, 2)).clip(min=1e-12)
-    mean_C = (normalized_CHW * weight_CHW).sum(axis=(1, 2)) / total_weight_C
+    mean_C, _ = compute_normalized_moments(assets, normalizer, fields_CHW, "prognostic")
     shifted_channels = []
     for channel, mean in zip(assets.channels.group("prognostic"), mean_C, strict=True):
-        if abs(mean) > _MAX_SHIFT:
+        if abs(mean) > MAX_SHIFT:
             shifted_channels.append(f"{channel.name} {mean:+.3g}")
     if not shifted_channels:
         return ""

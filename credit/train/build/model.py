@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -23,6 +24,7 @@ from credit.grid import LatLonGrid
 from credit.models.base import ForecastModel
 from credit.models.layers.spectral_norm import normalize_together
 from credit.models.registry import build_model
+from credit.parallel.blocks.cuda_graphs import require_one_rank
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
@@ -123,9 +125,11 @@ def build_parallel_model(
         device: the device of this rank.
 
     Raises:
-        ConfigError: if the network cannot be built, split over this mesh, or compiled on this host.
+        ConfigError: if the network cannot be built, split over this mesh, or compiled on this host, or if CUDA graphs
+            are required on several ranks.
     """
     conf = config.trainer
+    require_one_rank(conf, mesh.degrees.world)
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     select_trained_weights(model, conf)
@@ -148,7 +152,7 @@ def build_parallel_model(
     if mesh.degrees.num_field_parts > 1:
         split_domain(model, mesh.domain_group, conf.parallelism.domain_parts)
     # From here on the network has its final structure; memory is allocated for this rank's shard only.
-    compile_function = compile_blocks if conf.compile else None
+    compile_function = functools.partial(compile_blocks, mode=conf.compile_mode) if conf.compile else None
     parallelize(
         model,
         mesh.device_mesh,
@@ -261,10 +265,10 @@ def require_compiler(device: torch.device) -> None:
     elif not any(shutil.which(command) for command in commands):
         problem = f"no {language} compiler is found ({' or '.join(commands)})"
     if problem is not None:
-        raise ConfigError(f"trainer.compile: true, but {problem}; load or install it, or set trainer.compile to false")
+        raise ConfigError(f"trainer.compile is set, but {problem}; load or install it, or set trainer.compile to false")
 
 
-def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
+def compile_blocks(model: nn.Module, backend: str = "inductor", mode: str | None = None) -> None:
     """Compile every marked block with torch.compile, in place; must be called before FSDP2 shards the model.
 
     Each block is compiled as one graph, together with the activation checkpointing around it. Code that torch cannot
@@ -273,6 +277,9 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     Args:
         model: the model, on any device; its blocks are marked with ``_fsdp2_shard``.
         backend: the backend of torch.compile. Tests use one that compiles faster.
+        mode: the mode of torch.compile, such as "reduce-overhead" for CUDA graphs; None for torch's default. With
+            "reduce-overhead", call `Stepper.begin_iteration` before each step, or torch takes every block without a
+            gradient for a new iteration and overwrites the results of the blocks before it.
     """
     marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
     # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
@@ -287,4 +294,4 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     for unit in units:
         # Blocks of a class differ in shape. With its default, torch would compile the second block for dynamic shapes,
         # which fails in inductor ("cannot determine truth value of Relational", torch 2.13).
-        unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)
+        unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend, mode=mode)

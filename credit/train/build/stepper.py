@@ -26,6 +26,7 @@ from credit.losses.build import build_loss_context, build_loss_from_context
 from credit.losses.domain_loss import build_domain_loss
 from credit.losses.member_loss import LossPart
 from credit.models.noise.base import NoiseGenerator
+from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS
 from credit.parallel.domain.domain import Domain
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets, build_model_spec
@@ -84,7 +85,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
         device=device,
         domain=domain,
     )
-    return Stepper(
+    stepper = Stepper(
         model,
         assets.channels,
         normalizer,
@@ -94,6 +95,8 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
         amp,
         build_postprocess(config.model.postprocess_entries, context),
     )
+    stepper.uses_cuda_graphs = config.trainer.compile == CUDA_GRAPHS
+    return stepper
 
 
 def select_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:

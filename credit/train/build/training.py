@@ -16,6 +16,7 @@ from torch import nn
 
 from credit.calendar import parse_duration
 from credit.config import Config
+from credit.config.batch_division import divide_global_batch
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.dataset import ForecastDataset
@@ -74,14 +75,12 @@ def assemble_training(
         DataError: if the data do not cover the splits, or their values are not plausible.
         CheckpointError: if the checkpoint to continue from is damaged, or was trained on other channels.
     """
-    if start_time is None:
-        start_time = time.perf_counter()
+    start_time = start_time or time.perf_counter()
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     degrees = plan_degrees(config.trainer.parallelism, process_info.world)
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
-
     require_domain_support(config)
     # Data and assets. The monitor is checked before the statistics are fitted, which can take hours.
     reader, splits = open_training_reader(config)
@@ -96,7 +95,8 @@ def assemble_training(
     model.train()
 
     # Everything around the network, then the state of a resumed run.
-    setup = RunSetup(config, process_info, device, mesh, reader, splits, assets, origin)
+    divided_config = divide_global_batch(config, mesh.num_sample_ranks)
+    setup = RunSetup(divided_config, process_info, device, mesh, reader, splits, assets, origin)
     components = build_components(setup, model, autocast, watchdog, draw, start_time, peak_rates or {})
     trainer = Trainer(components)
     if origin.resumed is not None:
@@ -130,7 +130,7 @@ class RunSetup:
     """Inputs that the components of a trainer are built from.
 
     Attributes:
-        config: the config of the run, from `prepare_assets`.
+        config: the config of the run, from `prepare_assets`, with the batches of this number of ranks.
         process_info: rank and number of ranks of this process.
         device: the device of this process.
         mesh: this rank's position among the ranks.
@@ -191,7 +191,7 @@ def prepare_assets(
     """Collective: return the config of the run and the model's assets.
 
     A continued run uses the assets of its checkpoint; for a new run they are fitted to the training period. A continued
-    run also keeps the global batch size of its checkpoint, which may change ``trainer.grad_accum_every``.
+    run also keeps the global batch size of its checkpoint, which may change ``trainer.global_batch_size``.
 
     Args:
         config: the config as the user wrote it.

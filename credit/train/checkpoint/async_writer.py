@@ -17,10 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from credit.errors import CheckpointError
-from credit.parallel.object_collectives import current_rank, run_on_all_ranks
-from credit.train.checkpoint import sharded
-from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, move_link, step_folder
-from credit.train.checkpoint.retention import Retention, prune_checkpoints
+from credit.parallel.object_collectives import LostRanksError, current_rank, run_on_all_ranks
+from credit.train.checkpoint.checkpoint import FORMAT, move_link, step_folder
+from credit.train.checkpoint.manifest import MANIFEST
+from credit.train.checkpoint.retention import Retention, hide_checkpoint, prune_checkpoints
+from credit.train.checkpoint.sharded.files import fsync_and_checksum
+from credit.train.checkpoint.sharded.writer import ShardWriter, StagedShards
+from credit.utils.atomic import flush_to_disk
+from credit.utils.profiling.phases import Phase, in_phase
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +37,9 @@ class AsyncCheckpointer:
     because sharing the group of the training would deadlock.
 
     If a save fails, the older checkpoints are untouched and no incomplete files remain. The run goes on with a warning,
-    because a full disk may have room again at the next save. Only a failure of the last save is an error.
+    because a full disk may have room again at the next save. A failure of the last save is an error. So is the loss of
+    another rank's thread, or a write that takes longer than the 30 minutes of gloo's timeout, because this group could
+    not save any later checkpoint either.
 
     Args:
         folder: the run's ``checkpoints`` folder.
@@ -50,7 +56,7 @@ class AsyncCheckpointer:
         # gloo, because the threads exchange Python objects, which have no need of a GPU.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_main = current_rank() == 0
-        self._writer = sharded.ShardWriter(self._group)
+        self._writer = ShardWriter(self._group)
         # One thread keeps the saves, and so their collectives, in the same order on all ranks.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._job: Future[None] | None = None
@@ -82,7 +88,9 @@ class AsyncCheckpointer:
             The folder of the checkpoint, ``step_XXXXXXXX``, which does not exist until the checkpoint is complete.
 
         Raises:
-            CheckpointError: on every rank, if this save fails and is synchronous.
+            CheckpointError: on every rank, if this save fails and is synchronous, or a mesh has ranks that are not
+                evenly spaced.
+            LostRanksError: if the threads of the ranks lost each other in the previous save.
         """
         # There is one buffer in host memory, which the previous save must have written before it is filled again.
         self.wait_and_warn()
@@ -131,9 +139,15 @@ class AsyncCheckpointer:
                     self._job = None
 
     def wait_and_warn(self) -> None:
-        """Collective: wait for the save in progress; if it failed, log a warning and go on."""
+        """Collective: wait for the save in progress; if it failed, log a warning and go on.
+
+        Raises:
+            LostRanksError: if the threads of the ranks have lost each other, so that all later saves would fail.
+        """
         try:
             self.wait()
+        except LostRanksError:
+            raise
         except CheckpointError as save_error:
             if self._is_main:
                 logger.warning("%s. The run goes on and tries again at its next checkpoint", save_error)
@@ -154,11 +168,12 @@ class AsyncCheckpointer:
         finally:
             self._thread.shutdown()
 
+    @in_phase(Phase.CHECKPOINT)
     def _write(
         self,
         start_time: float,
         step: int,
-        staged: sharded.StagedShards,
+        staged: StagedShards,
         assets: Mapping[str, Tensor],
         meta_text: str,
         links: Sequence[str],
@@ -183,10 +198,6 @@ class AsyncCheckpointer:
         target = step_folder(self._folder, step)
         temporary = self._folder / f".{target.name}.part"
 
-        def prepare() -> None:
-            if self._is_main:
-                _make_empty(temporary)
-
         def finalize_on_main() -> None:
             if self._is_main:
                 _finalize_checkpoint(temporary, target, manifest, assets, meta_text)
@@ -200,26 +211,32 @@ class AsyncCheckpointer:
                 prune_checkpoints(self._folder, keep)
 
         try:
-            run_on_all_ranks(prepare, self._group)
+            run_on_all_ranks(lambda: _make_empty(temporary) if self._is_main else None, self._group)
             manifest = self._writer.write(temporary, staged)
             run_on_all_ranks(finalize_on_main, self._group)
         except CheckpointError as error:
             if self._is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(
-                f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space"
-            ) from error
+            raise _build_save_error(target, error) from error
         self.committed_step = step
-        seconds = time.perf_counter() - start_time
-        self.longest_save_seconds = max(self.longest_save_seconds, seconds)
+        self.longest_save_seconds = max(self.longest_save_seconds, time.perf_counter() - start_time)
         # From here on the checkpoint counts, so a failure to move a link or to remove an old one must not undo it.
         run_on_all_ranks(move_links_and_prune, self._group)
+
+
+def _build_save_error(target: Path, error: CheckpointError) -> CheckpointError:
+    """Return the error of a save that failed; it stays a `LostRanksError`, after which all later saves would fail."""
+    message = f"{target}: cannot be saved ({error}); older checkpoints are untouched."
+    if isinstance(error, LostRanksError):
+        return LostRanksError(f"{message} Start the run again, which continues from them")
+    return CheckpointError(f"{message} Free space")
 
 
 def _make_empty(temporary: Path) -> None:
     """Create the empty folder `temporary`, and remove temporary folders that a killed run has left behind."""
     for leftover in temporary.parent.glob(".step_*.part"):
-        shutil.rmtree(leftover)
+        # The command `credit checkpoint` may remove the same folder at this moment.
+        shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
 
 
@@ -245,14 +262,17 @@ def _finalize_checkpoint(
     (temporary / "meta.json").write_text(meta_text)
     manifest = dict(shard_files)
     for name in ("assets.safetensors", "meta.json"):
-        manifest[name] = sharded.fsync_and_checksum(temporary / name)
+        manifest[name] = fsync_and_checksum(temporary / name)
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
     # The contents must be on the disk before the rename is, or a power failure leaves an empty checkpoint.
-    sharded.fsync_path(temporary / MANIFEST)
+    flush_to_disk(temporary / MANIFEST)
     for path in temporary.iterdir():
         if path.is_dir():
-            sharded.fsync_path(path)
-    sharded.fsync_path(temporary)
-    shutil.rmtree(target, ignore_errors=True)
+            flush_to_disk(path)
+    flush_to_disk(temporary)
+    # A damaged checkpoint may have this name. It is renamed, and its files are removed once the new one counts.
+    replaced = hide_checkpoint(target) if target.exists() else None
     temporary.rename(target)
-    sharded.fsync_path(target.parent)
+    flush_to_disk(target.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 ``checkpoints/step_00001000/`` holds:
 
-- ``model``: folder with the live weights, one file per rank;
+- ``model``: folder with the live weights, one file per host, and an index;
 - ``forecast``: the same for the weights that make forecasts, which are the moving average if there is one;
 - ``optimizer``: the same for the state of the optimizer (these three sets of tensors are called stems below);
 - ``assets.safetensors``: arrays such as masks and the climatology of the forcing;
@@ -28,16 +28,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint import Metadata
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import current_rank, run_on_all_ranks, run_on_rank0
 from credit.parallel.state.materialise import take_local_part
-from credit.train.checkpoint import sharded
+from credit.parallel.state.replicas import broadcast_to_replicas, is_first_replica
+from credit.train.checkpoint.manifest import read_manifest, verify_checkpoint
+from credit.train.checkpoint.sharded.index import StemIndex
+from credit.train.checkpoint.sharded.reader import ScannedIndex, read_index, read_into, read_whole
 from credit.utils.atomic import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ FORMAT = 2
 # Format 1, of credit 0.1, has one file in place of each folder of tensors.
 _READABLE_FORMATS = (1, FORMAT)
 _STEP_FOLDER = re.compile(r"^step_(\d{8,})$")
-MANIFEST = "manifest.json"
 
 
 class NoIntactCheckpointError(CheckpointError):
@@ -133,63 +133,6 @@ def raise_if_checkpoints_exist(folder: Path) -> None:
     )
 
 
-def verify_checkpoint(path: Path) -> str | None:
-    """Collective: return a description of the damage to a checkpoint's files, None if they are as they were saved.
-
-    Each rank compares its share of the files with the checksums. Rank 0 also looks for files that are not in the
-    manifest.
-
-    Args:
-        path: folder of the checkpoint.
-    """
-
-    def verify_share() -> str | None:
-        manifest = _read_manifest(path)
-        if manifest is None:
-            return f"{MANIFEST} is missing or unreadable, so it was not finished"
-        if current_rank() == 0:
-            files = [file for file in path.rglob("*") if file.is_file()]
-            file_names = {str(file.relative_to(path)) for file in files}
-            extra_names = sorted(file_names - manifest.keys() - {MANIFEST})
-            if extra_names:
-                return f"{extra_names[0]} is not in {MANIFEST}"
-        # One rank alone would take long to read a large checkpoint, so each rank takes every n-th file.
-        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-        for name in sorted(manifest)[current_rank() :: num_ranks]:
-            size, crc32 = manifest[name]
-            problem = _verify_file(path, name, size, crc32)
-            if problem is not None:
-                return problem
-        return None
-
-    # All ranks report the same problem, that of the lowest rank with one.
-    for problem in run_on_all_ranks(verify_share):
-        if problem is not None:
-            return problem
-    return None
-
-
-def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
-    """Return the manifest: path of a file in the checkpoint -> (bytes, CRC-32); None if it is missing or damaged."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        return {name: (entry["size"], entry["crc32"]) for name, entry in manifest.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _verify_file(path: Path, name: str, size: int, crc32: int) -> str | None:
-    """Return a description of the damage to one file, None if the file has this size in bytes and this CRC-32."""
-    file = path / name
-    if not file.is_file():
-        return f"{name} is missing"
-    if file.stat().st_size != size:
-        return f"{name} has {file.stat().st_size} bytes instead of {size}"
-    if sharded.compute_checksum(file) != crc32:
-        return f"{name} does not match its checksum"
-    return None
-
-
 def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
     """Collective: return the path of the checkpoint that a user has chosen.
 
@@ -257,7 +200,7 @@ def weights_fingerprint(path: Path, stem: str) -> str:
         stem: set of tensors, such as ``forecast``.
     """
     checksums = []
-    manifest = _read_manifest(path) or {}
+    manifest = read_manifest(path) or {}
     for name, (_, crc32) in manifest.items():
         # Files are STEM/rank_00000.safetensors, or STEM.safetensors in format 1.
         stem_of_file = name.split("/")[0].split(".")[0]
@@ -270,7 +213,7 @@ def weights_fingerprint(path: Path, stem: str) -> str:
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
     """Return the shapes of one stem of a checkpoint: name -> shape of the whole tensor."""
     if (path / stem).is_dir():
-        return sharded.tensor_shapes(sharded.read_metadata(path / stem))
+        return read_index(path / stem).shapes()
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
@@ -283,7 +226,7 @@ def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) ->
         names: names of the tensors that are read; None for all. Names that are not stored are left out.
     """
     if (path / stem).is_dir():
-        return sharded.read_whole(path / stem, names)
+        return read_whole(path / stem, names)
     tensors = load_file(path / f"{stem}.safetensors")
     if names is None:
         return tensors
@@ -305,29 +248,31 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor], skipped_names:
             over or of another shape.
     """
 
-    def read_metadata() -> Metadata | None:
+    def read_stem_index() -> StemIndex | ScannedIndex | None:
         # In format 1 the stem is a single file.
         if not (path / stem).is_dir():
             return None
-        return sharded.read_metadata(path / stem)
+        return read_index(path / stem)
 
-    # This reads the heads of all files. If each of a thousand ranks did so, they would open a million files.
-    metadata = run_on_rank0(read_metadata)
+    # A thousand ranks would slow the file system down if each of them read the index.
+    index = run_on_rank0(read_stem_index)
 
     def load() -> None:
-        if metadata is not None:
-            stored_shapes = sharded.tensor_shapes(metadata)
+        if index is not None:
+            stored_shapes = index.shapes()
         else:
             stored_tensors = load_tensors(path, stem)
             stored_shapes = {name: tensor.shape for name, tensor in stored_tensors.items()}
         loaded_shapes = {name: shape for name, shape in stored_shapes.items() if name not in skipped_names}
         require_same_tensors(state, loaded_shapes, path)
-        if metadata is not None:
-            sharded.read_into(path / stem, metadata, state)
+        read_tensors = {name: tensor for name, tensor in state.items() if is_first_replica(tensor)}
+        if index is not None:
+            read_into(path / stem, index, read_tensors)
             return
-        _fill(state, stored_tensors)
+        fill_parts(read_tensors, stored_tensors)
 
     run_on_all_ranks(load)
+    broadcast_to_replicas(state.values())
 
 
 def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
@@ -344,7 +289,7 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
     model_state = model.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
     require_same_tensors(model_state, shapes, origin)
-    _fill(model_state, state)
+    fill_parts(model_state, state)
 
 
 def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
@@ -382,7 +327,7 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
         )
 
 
-def _fill(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
+def fill_parts(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
     """Copy into each tensor of `state`, in place, this rank's part of the whole tensor of the same name."""
     for name, tensor in state.items():
         local_shard(tensor).copy_(take_local_part(whole_tensors[name], tensor))

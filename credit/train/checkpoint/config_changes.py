@@ -26,7 +26,9 @@ EXTENDABLE_KEYS = ("model.noise",)
 # Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
 _UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
                 "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
-                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.preview")  # fmt: skip
+                "trainer.device", "trainer.loggers", "trainer.checkpoint_every", "trainer.preview",
+                # The batches follow from the number of ranks and the global batch size of the checkpoint.
+                "trainer.train_batch_size", "trainer.grad_accum_every", "trainer.global_batch_size")  # fmt: skip
 
 
 def list_extendable_keys(config: Config, trained: ChannelMap) -> tuple[str, ...]:

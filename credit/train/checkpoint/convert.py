@@ -25,7 +25,7 @@ from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.model import build_network
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.external_weights import find_added_tensors, read_state_file
+from credit.train.checkpoint.external_weights import ASSET_PREFIX, WEIGHTS_CHECKSUM, find_added_tensors, read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.learning_rates import freeze_weights
@@ -124,7 +124,10 @@ def _read_published_assets(config: Config, files: PublishedFiles) -> ModelAssets
 
 
 def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
-    """Write the weights that make forecasts as one safetensors file, with the checkpoint's meta.json as metadata.
+    """Write the weights that make forecasts as one safetensors file.
+
+    The file also has the checkpoint's meta.json as metadata, and the fields that a forecast needs, such as the static
+    ones (`ModelAssets.to_tensors`). So `credit.load` makes forecasts from the file alone.
 
     Args:
         config: the config of the run.
@@ -140,11 +143,14 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
-    weights = _forecast_weights(config, path)
+    checksum = checkpoint.weights_fingerprint(path, "forecast")
+    tensors = dict(_forecast_weights(config, path))
+    for name, tensor in checkpoint.load_tensors(path, "assets").items():
+        tensors[f"{ASSET_PREFIX}{name}"] = tensor
 
     def save(temporary: Path) -> None:
         try:
-            save_file(dict(weights), temporary, metadata={"credit": meta})
+            save_file(tensors, temporary, metadata={"credit": meta, WEIGHTS_CHECKSUM: checksum})
         except SafetensorError as error:
             # safetensors hides errors of the system in its own type, which `atomic_write` would not recognise.
             raise OSError(str(error)) from error

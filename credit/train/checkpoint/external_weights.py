@@ -26,6 +26,7 @@ from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
 from credit.models.initialise import initial_values_of_addable
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
+from credit.parallel.state.replicas import broadcast_to_replicas, is_first_replica
 from credit.train.build.assets import ModelAssets, read_trained_periods
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function
@@ -44,6 +45,10 @@ _STATE_KEYS = ("model_state_dict", "model", "state_dict")
 _WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 # DDP and DataParallel put this at the beginning of every name.
 _PARALLEL_PREFIX = "module."
+# The names of these tensors in an exported file begin so; they are fields, such as static ones, and not weights.
+ASSET_PREFIX = "assets/"
+# Metadata of an exported file with the checksum of its weights in the checkpoint.
+WEIGHTS_CHECKSUM = "weights_checksum"
 # Names of added tensors that a message lists.
 _MAX_NAMES_SHOWN = 4
 
@@ -53,6 +58,9 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
 
     The state dict is the whole content of the file, or is in it under ``model_state_dict``, ``model`` or
     ``state_dict``. Only tensors and plain containers are unpickled.
+
+    The tensors are views of the file, which the system reads where they are used. So a rank that takes its part of each
+    tensor reads only this part. Files of torch before 1.6 are an exception.
 
     Raises:
         CheckpointError: if the file cannot be read or does not contain a state dict.
@@ -75,7 +83,7 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
     if len(plain_state) < len(state):
         prefixes = ", ".join((*_WRAPPER_PREFIXES, _PARALLEL_PREFIX))
         raise CheckpointError(f"{path}: two tensors have the same name without {prefixes}")
-    return plain_state
+    return {name: value for name, value in plain_state.items() if not name.startswith(ASSET_PREFIX)}
 
 
 def _load_torch_file(path: Path) -> Any:
@@ -91,7 +99,8 @@ def _load_torch_file(path: Path) -> Any:
         with warnings.catch_warnings():
             # torch warns about the protocol of a pickle that it refuses anyway.
             warnings.simplefilter("ignore", UserWarning)
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # The format of torch before 1.6 is no archive and cannot be mapped into memory.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         # Bytes that are not a pickle may raise any exception. torch's own messages are not shown, because they
         # recommend to unpickle everything, which would run code from the file.
@@ -112,7 +121,9 @@ def _load_torch_file(path: Path) -> Any:
 
 @torch.no_grad()
 def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
-    """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
+    """Collective: fill a model, sharded or not, with the weights in a file.
+
+    Each rank reads its own part of the tensors. Of ranks that hold the same part, one reads and sends it to the others.
 
     The model may have parameters that the file lacks if they belong to noise modules, which declare ``may_be_added``.
     They get initial values with which the model computes what the weights in the file were trained to compute.
@@ -127,6 +138,8 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
     """
 
+    model_state = model.state_dict()
+
     def load() -> None:
         state = read_state_file(path)
         meta = read_exported_meta(path)
@@ -138,9 +151,14 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
         added_values = find_added_tensors(model, state.keys(), seed)
         if added_values:
             logger.info("%s: %s", path, describe_added_tensors(state.keys(), added_values.keys()))
-        checkpoint.load_state(model, {**state, **added_values}, path)
+        whole_tensors = {**state, **added_values}
+        shapes = {name: value.shape for name, value in whole_tensors.items()}
+        checkpoint.require_same_tensors(model_state, shapes, path)
+        read_tensors = {name: tensor for name, tensor in model_state.items() if is_first_replica(tensor)}
+        checkpoint.fill_parts(read_tensors, whole_tensors)
 
     run_on_all_ranks(load)
+    broadcast_to_replicas(model_state.values())
 
 
 def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
@@ -203,8 +221,7 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
         return assets
     channels = ChannelMap.from_dict(meta["channels"])
     require_same_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
-    # What the weights depend on comes from the file. Arrays such as static fields are not in it, so those of the run's
-    # data are used.
+    # What the weights depend on comes from the file; static fields are those of the run's data.
     fitted_names = [channel.name for channel in assets.channels.group("static")]
     static_names = [channel.name for channel in channels.group("static") if channel.name in fitted_names]
     trained = replace(
@@ -234,6 +251,28 @@ def read_exported_meta(path: Path) -> dict[str, Any] | None:
         return json.loads(metadata.get("credit", "null"))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
+
+
+def read_exported_assets(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Return the fields in a file of ``credit convert --export``, and the checksum of its weights.
+
+    The fields are those of `ModelAssets.to_tensors`. Both are empty for any other file.
+
+    Raises:
+        CheckpointError: if the file cannot be read.
+    """
+    if path.suffix != ".safetensors":
+        return {}, ""
+    assets = {}
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if name.startswith(ASSET_PREFIX):
+                    assets[name.removeprefix(ASSET_PREFIX)] = file.get_tensor(name)
+            checksum = (file.metadata() or {}).get(WEIGHTS_CHECKSUM, "")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
+    return assets, checksum
 
 
 def _remove_wrapper_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

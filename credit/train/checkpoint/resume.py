@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from credit.config import Config, dump_config
+from credit.config.batch_division import divide_global_batch
 from credit.data.reader import FieldReader
 from credit.errors import ConfigError
 from credit.parallel.mesh import DeviceGrid
@@ -218,12 +219,14 @@ def load_run_state(
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
         DataError: if the checkpoint was trained on another grid, or with another unit of a variable.
-        ConfigError: if no ``trainer.grad_accum_every`` gives the checkpoint's global batch size on these ranks, or the
-            run of another folder would be continued with ``trainer.resume_changes``.
+        ConfigError: if these ranks do not divide the checkpoint's global batch, or the run of another folder would be
+            continued with ``trainer.resume_changes``.
     """
-    meta = checkpoint.load_meta(origin)
     # Statistics and static fields stay those that the weights were trained with.
-    assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(origin, "assets"))
+    meta, stored_assets = run_on_rank0(
+        lambda: (checkpoint.load_meta(origin), checkpoint.load_tensors(origin, "assets"))
+    )
+    assets = ModelAssets.from_stored(meta, stored_assets)
     if not is_continuation:
         changes = config.trainer.resume_changes
         require_same_fields(assets, reader, origin, changes=changes)
@@ -256,7 +259,7 @@ def _warn_without_changes(changes: Sequence[str], trained: ModelAssets, reader: 
 
 
 def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path: Path) -> Config:
-    """Return the config with the ``grad_accum_every`` that keeps the global batch size of a checkpoint.
+    """Return the config with the global batch size of a checkpoint.
 
     Args:
         config: the config of the run.
@@ -264,34 +267,27 @@ def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path:
         samples: number of samples per optimizer step in the checkpoint.
         path: the checkpoint, for messages.
 
+    Returns:
+        The config itself if it has this size on these ranks, else a copy with ``trainer.global_batch_size``.
+
     Raises:
-        ConfigError: if no ``grad_accum_every`` gives this number of samples.
+        ConfigError: if the ranks do not divide the samples.
     """
     conf = config.trainer
-    # Samples of a micro-step over all ranks; an optimizer step has a whole number of micro-steps.
-    samples_per_micro_step = conf.train_batch_size * num_sample_ranks
-    if samples_per_micro_step * conf.grad_accum_every == samples:
+    configured_samples = conf.global_batch_size or conf.train_batch_size * conf.grad_accum_every * num_sample_ranks
+    if configured_samples == samples:
         return config
-    if samples % samples_per_micro_step:
-        # List every train_batch_size with which a whole number of micro-steps gives the same samples.
-        possible_sizes = []
-        for size in range(1, samples // num_sample_ranks + 1):
-            if samples % (size * num_sample_ranks) == 0:
-                possible_sizes.append(str(size))
-        # There is none if the samples cannot be divided equally among the ranks.
-        if possible_sizes:
-            advice = f"train_batch_size {' or '.join(possible_sizes)} does"
-        else:
-            advice = "another number of ranks may"
-        raise ConfigError(
-            f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
-            f"{num_sample_ranks} ranks with different samples = {samples_per_micro_step} does not divide that; {advice}"
-        )
-    accumulation = samples // samples_per_micro_step
+    # The size in the checkpoint replaces both keys of the config that set it.
+    trainer = conf.model_copy(update={"global_batch_size": samples, "grad_accum_every": 1})
+    config = config.model_copy(update={"trainer": trainer})
+    try:
+        divided = divide_global_batch(config, num_sample_ranks).trainer
+    except ConfigError as error:
+        raise ConfigError(f"{path} was trained with {samples} samples a step: {error}") from error
     logger.warning(
-        "trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d ranks with different "
-        "samples",
-        accumulation, conf.grad_accum_every, path.name, samples, num_sample_ranks,
+        "trainer.train_batch_size is %d instead of %d and trainer.grad_accum_every is %d instead of %d, to keep %s's "
+        "%d samples a step on %d ranks with different samples",
+        divided.train_batch_size, conf.train_batch_size, divided.grad_accum_every, conf.grad_accum_every, path.name,
+        samples, num_sample_ranks,
     )  # fmt: skip
-    trainer = conf.model_copy(update={"grad_accum_every": accumulation})
-    return config.model_copy(update={"trainer": trainer})
+    return config

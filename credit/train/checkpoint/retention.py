@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,8 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
         removed.append(path)
         if not dry_run:
             # A folder that cannot be removed is tried again after the next save.
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                remove_checkpoint(path)
     return removed
 
 
@@ -56,8 +59,37 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
     """
     for path in list_checkpoints(folder):
         if parse_step(path) > step:
-            shutil.rmtree(path)
+            remove_checkpoint(path)
     _remove_dangling_links(folder)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint so that it never counts as a damaged one, even if the process is killed meanwhile.
+
+    Files that cannot be removed yet, such as those that another process has open on NFS, are removed by the next save.
+
+    Args:
+        path: folder of the checkpoint.
+
+    Raises:
+        OSError: if the folder cannot be renamed.
+    """
+    shutil.rmtree(hide_checkpoint(path), ignore_errors=True)
+
+
+def hide_checkpoint(path: Path) -> Path:
+    """Rename a checkpoint so that it does not count any more, and return its new path, which the next save removes.
+
+    Args:
+        path: folder of the checkpoint.
+
+    Raises:
+        OSError: if the folder cannot be renamed.
+    """
+    # The name is random, because an earlier folder of this step may still have files that cannot be removed.
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    path.rename(hidden)
+    return hidden
 
 
 def set_checkpoints_aside(folder: Path) -> None:

@@ -125,11 +125,18 @@ def build_checkpoint_meta(
     base_entry = {}
     if base:
         base_entry["base"] = base
+    trainer = config.trainer
+    samples_a_step = trainer.train_batch_size * trainer.grad_accum_every * num_sample_ranks
+    stored_config = config.model_dump(mode="json")
+    if trainer.global_batch_size is not None:
+        samples_a_step = trainer.global_batch_size
+        # The accumulation follows from the global batch and these ranks; a config with both keys would be refused.
+        stored_config["trainer"]["grad_accum_every"] = 1
     return {
         "progression": train_state.to_meta(),
-        "config": config.model_dump(mode="json"),
+        "config": stored_config,
         "calendar": calendar,
-        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_sample_ranks,
+        "samples_a_step": samples_a_step,
         **base_entry,
         **assets.to_meta(),
     }

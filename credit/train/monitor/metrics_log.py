@@ -1,4 +1,4 @@
-"""Records of a run's progress: metrics.jsonl, TensorBoard, a progress bar, log files and the file STATUS."""
+"""Records of a run's progress: metrics.jsonl, loggers, a progress bar, log files and the file STATUS."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from credit.errors import ConfigError, CreditError
+from credit.config import Config
+from credit.errors import CreditError
+from credit.train.loggers.background import BackgroundLogger, close_loggers
+from credit.train.loggers.base import LoggedPicture, LoggedRow
+from credit.train.loggers.open_loggers import open_loggers
 from credit.train.monitor.run_files import RETRYABLE_ERRORS, is_repeated_failure, read_status
 from credit.utils.atomic import atomic_write_text
-from credit.utils.installation import install_command
 from credit.utils.progress import ProgressBar, is_quiet
 
 logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Writer of ``metrics.jsonl``, which has one JSON object per line, and of TensorBoard files.
+    """Writer of ``metrics.jsonl``, which has one JSON object per line; loggers get the same values.
 
     Only the main process writes. Rows that cannot be written because the disk is full are written with later ones.
 
@@ -36,22 +39,28 @@ class MetricsLog:
         start_step: step of the checkpoint that the run continues. Rows of later steps are removed, so that no step has
             two rows.
         enabled: False on all processes but the main one.
-        tensorboard: True to also write TensorBoard files.
-
-    Raises:
-        ConfigError: if TensorBoard is not installed.
+        loggers: loggers of ``trainer.loggers``; none on all processes but the main one.
     """
 
-    def __init__(self, folder: Path, start_step: int, enabled: bool, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, start_step: int, enabled: bool, loggers: Sequence[BackgroundLogger] = ()) -> None:
         self._path = folder / "metrics.jsonl"
         self._file = None
-        self._board = None
+        self._loggers = loggers
         self._pending = bytearray()
-        if not enabled:
-            return
-        if tensorboard:
-            self._board = _open_tensorboard(folder / "tensorboard", start_step)
-        self._open(start_step)
+        if enabled:
+            self._open(start_step)
+
+    @classmethod
+    def from_config(cls, config: Config, start_step: int, enabled: bool) -> MetricsLog:
+        """Return the log of a run, with the loggers of ``trainer.loggers``.
+
+        Args:
+            config: the config of the run.
+            start_step: step of the checkpoint that the run continues.
+            enabled: False on all processes but the main one.
+        """
+        loggers = open_loggers(config, start_step) if enabled else []
+        return cls(Path(config.save_loc), start_step, enabled, loggers)
 
     def _open(self, start_step: int) -> None:
         """Remove the rows after `start_step` and open the file for appending."""
@@ -68,7 +77,7 @@ class MetricsLog:
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row; numbers that are not finite become null.
 
-        TensorBoard gets the numbers of the row, and those of the mappings ``valid`` (metrics of a validation) and
+        Loggers get the finite numbers of the row, and those of the mappings ``valid`` (metrics of a validation) and
         ``early`` (scores of a preview) in it.
 
         Args:
@@ -78,24 +87,25 @@ class MetricsLog:
             return
         row = _replace_nonfinite(row)
         self._pending += json.dumps(row, allow_nan=False).encode() + b"\n"
-        if self._board is not None:
-            # TensorBoard takes single numbers, so the nested mappings are flattened.
-            scalars = {**row, **row.get("valid", {})}
-            for key, value in row.get("early", {}).items():
-                scalars[f"early/{key}"] = value
-            for key, value in scalars.items():
-                # This leaves out the mappings themselves, and values that were not finite.
-                if isinstance(value, int | float) and key != "step":
-                    self._board.add_scalar(key, value, row["step"])
+        if self._loggers:
+            # Loggers take single numbers, so the nested mappings are flattened. The loss of a validation is not that of
+            # the step.
+            values = dict(row)
+            for name in ("valid", "early"):
+                values |= {f"{name}/{key}": value for key, value in row.get(name, {}).items()}
+            # This leaves out the mappings themselves, and values that were not finite.
+            metrics = {key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
+            for run_logger in self._loggers:
+                run_logger.log(LoggedRow(row["step"], metrics))
 
     def add_picture(self, picture: Path, step: int) -> None:
-        """Add a PNG file to TensorBoard, if TensorBoard files are written."""
-        if self._board is not None:
-            # The import is here because only runs with TensorBoard need it.
-            from PIL import Image
-
-            with Image.open(picture) as image:
-                self._board.add_image(picture.stem, np.asarray(image.convert("RGB")), step, dataformats="HWC")
+        """Add a PNG file to the loggers."""
+        if not self._loggers:
+            return
+        # The file is read now, because the next preview replaces it.
+        logged_picture = LoggedPicture(picture.stem, picture.read_bytes(), step)
+        for run_logger in self._loggers:
+            run_logger.log_image(logged_picture)
 
     def flush(self) -> None:
         """Write the pending rows to the disk; if that fails, log a warning and keep the rows."""
@@ -111,13 +121,15 @@ class MetricsLog:
             logger.warning("%s: cannot be written (%s); tried again later", self._path, error.strerror)
 
     def close(self) -> None:
-        """Write the pending rows and close the files."""
+        """Write the pending rows, close the file, and let the loggers complete their records with the run's STATUS."""
         if self._file is not None:
             self.flush()
             with suppress(OSError):
                 self._file.close()
-        if self._board is not None:
-            self._board.close()
+        if self._loggers:
+            # STATUS cannot be written on a full disk, and may then still be that of a run at work.
+            status = read_status(self._path.parent).get("status")
+            close_loggers(self._loggers, status if status in ("done", "requeue") else "failed")
 
 
 class Progress:
@@ -175,7 +187,7 @@ def peak_memory_gb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit / 1e9
 
 
-def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
+def write_status(folder: Path, state: str, step: int, reason: str, job_id: str, is_error: bool = False) -> None:
     """Replace the file STATUS atomically.
 
     If the file cannot be written, a warning is logged, because the run must not fail for that.
@@ -187,8 +199,11 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
         step: step of the newest checkpoint.
         reason: reason for the state in one line, empty for none.
         job_id: id of the scheduler's job, empty for none.
+        is_error: True for ``requeue`` after an error; False if the run was asked to stop.
     """
-    status = {"status": state, "step": step, "reason": reason, "job_id": job_id}
+    status: dict[str, Any] = {"status": state, "step": step, "reason": reason, "job_id": job_id}
+    if is_error:
+        status["is_error"] = True
     try:
         atomic_write_text(folder / "STATUS", json.dumps(status) + "\n")
     except CreditError as error:
@@ -218,20 +233,33 @@ def write_failure(
     if is_permanent or not isinstance(error, RETRYABLE_ERRORS):
         write_status(folder, "failed", step, reason, job_id)
     elif not every_rank or read_status(folder).get("status") not in ("failed", "requeue"):
-        write_status(folder, "requeue", step, reason, job_id)
+        is_error = not isinstance(error, KeyboardInterrupt)
+        write_status(folder, "requeue", step, reason, job_id, is_error)
+
+
+class _LateFileHandler(logging.FileHandler):
+    """Handler that creates its file, and the folder of the file, at the first message."""
+
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
 
 
 @contextmanager
 def rank_log(folder: Path, rank: int) -> Iterator[None]:
     """Write log messages, and the error that ends the block, to ``logs/rank_NNNNN.log`` in the run's folder.
 
+    Messages below a warning are those of rank 0 only: the other ranks would repeat them. They have a file once they
+    have a message, so that thousands of ranks do not create as many files at the start.
+
     Args:
         folder: the run's folder.
         rank: number of this rank.
     """
     path = folder / "logs" / f"rank_{rank:05d}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LateFileHandler(path, encoding="utf-8", delay=True)
+    if rank > 0:
+        handler.setLevel(logging.WARNING)
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     # The times are in UTC, as the Z behind them says.
     formatter.converter = time.gmtime
@@ -263,21 +291,6 @@ def _remove_rows_after(path: Path, start_step: int) -> None:
         if row["step"] <= start_step:
             remaining_lines.append(line + "\n")
     atomic_write_text(path, "".join(remaining_lines))
-
-
-def _open_tensorboard(folder: Path, start_step: int):
-    """Return TensorBoard's writer for `folder`; values of steps after `start_step` are no longer shown.
-
-    Raises:
-        ConfigError: if TensorBoard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}"
-        ) from error
-    return SummaryWriter(str(folder), purge_step=start_step + 1)
 
 
 def _replace_nonfinite(value: Any) -> Any:

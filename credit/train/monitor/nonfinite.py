@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.object_collectives import reduce_over_ranks
 
 
 def find_nonfinite_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
@@ -77,3 +78,18 @@ def find_infinite_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
         if is_infinite:
             infinite_names.append(name)
     return infinite_names
+
+
+def choose_cause(explanation: str | None) -> str:
+    """Collective: return a sentence about the first value of any rank that is not finite.
+
+    Args:
+        explanation: description of the first non-finite tensor on this rank, None for none.
+    """
+
+    def choose(low: str | None, high: str | None) -> str | None:
+        # Ranks that share members share the loss as well, so the rank with the cause names something before the loss.
+        return high if high and low in (None, "the loss") else low
+
+    cause = reduce_over_ranks(lambda: explanation, choose)
+    return f"Not finite at first: {cause}" if cause else "Computed once more, the last one is finite"

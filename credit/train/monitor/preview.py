@@ -218,6 +218,7 @@ class Preview:
         starts = make_starts([initial])
         initial_1CHW = self._read_truth(initial)
         inputs = ForecastInputs(self._frames, step_minutes, self._conf.history_len)
+        self._stepper.begin_iteration()
         outputs = forecast_batch(self._stepper, inputs, starts, num_steps)
         for number, output_BCHW in enumerate(outputs):
             if not counts:

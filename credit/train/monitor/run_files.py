@@ -72,6 +72,11 @@ def read_status(folder: Path) -> dict[str, Any]:
     return _read_json_object(folder / "STATUS")
 
 
+def read_heartbeat(folder: Path) -> dict[str, Any]:
+    """Return the contents of heartbeat.json (see `credit.train.monitor.run_lock`); empty if no run is at work."""
+    return _read_json_object(folder / "heartbeat.json")
+
+
 def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bool:
     """Return True if a failure repeats that of the previous start, without a new checkpoint in between.
 

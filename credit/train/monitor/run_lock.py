@@ -39,6 +39,8 @@ class RunLock:
     Args:
         folder: the run's folder.
         job_id: id of the scheduler's job, empty for none.
+        launch_id: name of the launch under torchrun, which stays the same when torchrun restarts the ranks; empty for
+            none. torchrun has ended the ranks before a restart, so a process of the same launch counts as dead.
         beat: seconds between beats.
         silence: seconds without a beat after which a job on another host counts as dead.
 
@@ -47,7 +49,12 @@ class RunLock:
     """
 
     def __init__(
-        self, folder: Path, job_id: str = "", beat: float = BEAT_SECONDS, silence: float = SILENCE_SECONDS
+        self,
+        folder: Path,
+        job_id: str = "",
+        launch_id: str = "",
+        beat: float = BEAT_SECONDS,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
         self._path = folder / "heartbeat.json"
         self._beat = beat
@@ -58,6 +65,7 @@ class RunLock:
             "pid": pid,
             "started": _read_process_start(pid),
             "job_id": job_id,
+            "launch_id": launch_id,
             "beat": 0,
             "time": "",
             "step": None,
@@ -153,6 +161,9 @@ class RunLock:
             if other["started"] is None:
                 return False
             return _read_process_start(other["pid"]) == other["started"]
+        # The host of the other process was lost; waiting for its silence would delay the restart by a minute.
+        if self._contents["launch_id"] and other.get("launch_id") == self._contents["launch_id"]:
+            return False
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
         deadline = time.monotonic() + self._silence
         while time.monotonic() < deadline:

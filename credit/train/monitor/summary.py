@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from credit.errors import CreditError
-from credit.parallel.object_collectives import current_rank, run_on_all_ranks
+from credit.parallel.object_collectives import current_rank, reduce_over_ranks
 from credit.train.checkpoint.checkpoint import step_folder
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.metrics_log import peak_memory_gb
@@ -39,11 +39,14 @@ def write_run_summary(
         total_steps: number of steps of the whole run.
         length: number of rollout steps of the last optimizer step.
     """
-    usage_of_ranks = run_on_all_ranks(lambda: (meter.pop_joules(), peak_memory_gb(meter.device)))
+
+    def combine(low: tuple[float, float], high: tuple[float, float]) -> tuple[float, float]:
+        return low[0] + high[0], max(low[1], high[1])
+
+    joules, peak_gb = reduce_over_ranks(lambda: (meter.pop_joules(), peak_memory_gb(meter.device)), combine)
     if current_rank() > 0:
         return ""
-    meter.add_energy(sum(joules for joules, _ in usage_of_ranks))
-    peak_gb = max(peak for _, peak in usage_of_ranks)
+    meter.add_energy(joules)
     return write_partial_summary(folder, meter, train_state, monitor, total_steps, length, peak_gb)
 
 

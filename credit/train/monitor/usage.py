@@ -62,7 +62,8 @@ class UsageMeter:
     Args:
         device: the device of this process.
         processes: number of processes of the run.
-        flop_counter: counter of the network's operations for a micro-batch.
+        flop_counter: counter of the network's operations for a micro-batch; None on a rank that neither logs nor saves
+            its usage, and so need not count them.
         micro_batches: number of micro-batches that a process computes in an optimizer step. Each ensemble member of a
             micro-batch counts as one, and each of n processes that share a micro-batch computes 1/n of it.
         samples_a_step: number of samples per optimizer step, over all processes.
@@ -82,7 +83,7 @@ class UsageMeter:
         self,
         device: torch.device,
         processes: int,
-        flop_counter: FlopCounter,
+        flop_counter: FlopCounter | None,
         micro_batches: float,
         samples_a_step: int,
         peak_rates: Mapping[str, float],
@@ -202,6 +203,21 @@ class UsageMeter:
             return None
         return tflop * self.processes
 
+    def count_passes(self, length: int) -> tuple[float, float] | None:
+        """Return this process's operations of an optimizer step, in the forward and in the backward pass, in 1e12.
+
+        Args:
+            length: number of rollout steps of the optimizer step.
+
+        Returns:
+            The operations; None if they cannot be counted, and on all ranks but rank 0.
+        """
+        passes = self._flop_counter.count_passes(length) if self._flop_counter is not None else None
+        if passes is None:
+            return None
+        forward, backward = passes
+        return forward * self._micro_batches / 1e12, backward * self._micro_batches / 1e12
+
     def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
         """Return the operations of optimizer steps on one process, and the seconds that they take at its peak rates.
 
@@ -209,9 +225,11 @@ class UsageMeter:
             lengths: number of rollout steps of each optimizer step.
 
         Returns:
-            The operations in 1e12, and the seconds. Both are None if the operations cannot be counted; the seconds are
-            None if the peak rates are not known.
+            The operations in 1e12, and the seconds. Both are None if the operations are not or cannot be counted; the
+            seconds are None if the peak rates are not known.
         """
+        if self._flop_counter is None:
+            return None, None
         # rate -> operations of all steps for one micro-batch. Steps of the same length have the same operations.
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
@@ -265,7 +283,8 @@ def build_usage_meter(
     # ensemble group the members.
     micro_batches /= degrees.ranks_per_sample
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
-    flop_counter = FlopCounter(config, assets, sharded)
+    # Counting takes a second or more of a CPU, and only rank 0 writes the rows, the checkpoints and the summary.
+    flop_counter = FlopCounter(config, assets, sharded) if mesh.rank == 0 else None
     energy_meter = EnergyMeter(device)
     return UsageMeter(
         device, degrees.world, flop_counter, micro_batches, samples_a_step, peak_rates, energy_meter, start_time

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.verify.plots import ensemble, events, scores, spectra, style
+from credit.drawing import style
+from credit.verify.plots import ensemble, events, scores, spectra
 from credit.verify.plots.example import draw_example
 from credit.verify.report.metadata import TrainingLog
 from credit.verify.scorer import Verification

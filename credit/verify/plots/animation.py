@@ -16,8 +16,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from credit.calendar import Calendar
-from credit.utils.atomic import atomic_write
-from credit.verify.plots.maps import (
+from credit.drawing.maps import (
     FIELD_COLORMAP,
     MISSING_COLOR,
     WIDE_COLORBAR,
@@ -26,7 +25,8 @@ from credit.verify.plots.maps import (
     draw_map,
     robust_range,
 )
-from credit.verify.plots.style import STYLE, add_title, display_units, new_figure
+from credit.drawing.style import STYLE, add_title, display_units, new_figure
+from credit.utils.atomic import atomic_write
 
 # Pixels per inch.
 _DPI = 110
@@ -140,7 +140,7 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
 
 
 def _build_palette() -> np.ndarray:
-    """Return the 128 colours of the animation, (128, 3) uint8: of the field, greys, and that of missing cells."""
+    """Return the 128 colours of the animation, (128, 3) uint8: for the field, then greys, then for missing cells."""
     field = colormaps[FIELD_COLORMAP](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
     missing = [to_rgb(MISSING_COLOR)]

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure
 from credit.verify.plots.scores import draw_curve, forecast_styles, lead_times_and_unit, set_lead_ticks
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure
 from credit.verify.table.table import ScoreTable
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, new_figure
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, new_figure
 from credit.verify.scores.reliability import OBSERVED_FREQUENCY, POINT_NAMES
 from credit.verify.significance.bootstrap import interval_names
 from credit.verify.table.table import ScoreTable
@@ -47,7 +47,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
         base_rate = _compute_base_rate(event_data, leads)
         diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
-        # The definition of the event stands between its name and the panel.
+        # The definition of the event is written between its name and the panel.
         diagram_axis.set_title(event, pad=18)
         diagram_axis.annotate(
             event_data["event_definition"].item(),
@@ -74,7 +74,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
 
 
 def _compute_base_rate(event_data: xr.Dataset, leads: Sequence[float]) -> float:
-    """Return the frequency of an event whatever was forecast, as the mean over lead times.
+    """Return the base rate of an event (its frequency regardless of the forecast), as the mean over lead times.
 
     The frequency hardly depends on the lead time, so one line in a diagram stands for all.
 

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.calendar import Calendar
+from credit.drawing.maps import MapBackground
+from credit.drawing.style import save_figure
 from credit.verify.partial_scores import FieldsByChannelAndLead
 from credit.verify.plots.animation import write_animation
 from credit.verify.plots.hovmoeller import plot_hovmoeller, plot_latitude_time
-from credit.verify.plots.maps import MapBackground, plot_maps
-from credit.verify.plots.style import save_figure
+from credit.verify.plots.maps import plot_maps
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.verify.scorer import Verification
 
-# One time does not make a diagram over time.
+# A diagram over time needs at least two times.
 _MIN_LEADS = 2
 
 

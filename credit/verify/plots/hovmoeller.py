@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from credit.calendar import Calendar
-from credit.grid import LatLonGrid
-from credit.verify.plots.maps import (
+from credit.drawing.maps import (
     ERROR_COLORMAP,
     FIELD_COLORMAP,
     MISSING_COLOR,
@@ -29,8 +28,9 @@ from credit.verify.plots.maps import (
     robust_range,
     symmetric_limit,
 )
+from credit.drawing.style import add_title, display_units, new_figure
+from credit.grid import LatLonGrid
 from credit.verify.plots.scores import choose_lead_unit
-from credit.verify.plots.style import add_title, display_units, new_figure
 
 
 def plot_hovmoeller(
@@ -111,7 +111,7 @@ def _compute_lead_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.n
     Returns:
         (L + 1,) edges in hours or days, and the name of the unit, "hours" or "days".
     """
-    # Minutes become hours, and these the unit of figures.
+    # Convert minutes to hours, then hours to the unit of the figure.
     unit, unit_hours = choose_lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / unit_hours), unit
 
@@ -123,7 +123,7 @@ def time_edges(times: np.ndarray) -> np.ndarray:
     middle of their intervals.
     """
     middles = (times[:-1] + times[1:]) / 2
-    # The first and the last middle, mirrored at the outer times.
+    # The outer edges mirror the first and the last inner edge at the outer times.
     first_edge = 2 * times[0] - middles[0]
     last_edge = 2 * times[-1] - middles[-1]
     return np.concatenate([[first_edge], middles, [last_edge]])

@@ -15,9 +15,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
-from credit.verify.plots.maps import MapBackground, plot_maps
+from credit.drawing.maps import MapBackground
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
+from credit.verify.plots.maps import plot_maps
 from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 
 # Name of a score, such as rmse/z500/24h -> value; None if it is not finite.
 Scores = Mapping[str, float | None]

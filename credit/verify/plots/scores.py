@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from credit.config.sections.verification import BEST_BASELINE
-from credit.verify.plots.style import (
+from credit.drawing.style import (
     LETTERS_PER_INCH,
     MIN_WIDTH,
     add_legend,
@@ -38,7 +38,7 @@ _STYLES = {
 }
 _OTHER_COLORS = ("#009E73", "#CC79A7", "#56B4E9")
 _OTHER_LINES = ("-", "--", ":")
-# Thinner than the model and drawn above it, so that both curves of runs that hardly differ are seen.
+# Thinner than the model and drawn above it, so that both curves stay visible if the two runs hardly differ.
 _OTHER_STYLE = {"linewidth": 1.1, "zorder": 6}
 # Blue, white, orange. The scorecard of the report has them too, in scores.css.j2; black is readable on both ends.
 _BETTER_COLOR = "#4D9DC9"
@@ -58,34 +58,38 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
     95 % intervals are shaded. All panels of correlations have the same axis. It starts at 0, or at the smallest value
-    if this is negative, and ends at 1.
+    if this is negative, and ends at 1. Without correlations, the figure has the upper row alone.
 
     Args:
         table: the scores.
         channels: names of the channels.
     """
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
-    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
+    has_correlations = "acc" in table.dataset
+    num_rows = 2 if has_correlations else 1
+    # A single row needs more height than half of two, because legend and title stay.
+    height = 5.4 if has_correlations else 3.0
+    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), height)
+    axes = figure.subplots(num_rows, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
     # The upper and the lower panel of a column belong to one channel.
     for column, channel in enumerate(channels):
-        rmse_axis, acc_axis = axes[:, column]
+        rmse_axis, lowest_axis = axes[0, column], axes[-1, column]
         for name in table.forecasts:
             draw_curve(rmse_axis, leads, table, name, channel, "rmse", styles[name])
-            draw_curve(acc_axis, leads, table, name, channel, "acc", styles[name])
+            if has_correlations:
+                draw_curve(lowest_axis, leads, table, name, channel, "acc", styles[name])
         rmse_axis.set_xlim(0, leads[-1] * 1.02)
         rmse_axis.set_title(channel)
         rmse_axis.set_ylim(bottom=0)
         rmse_axis.set_ylabel(f"RMSE ({format_units(table.units(channel))})")
-        acc_axis.set_ylabel("Anomaly correlation")
-        acc_axis.set_xlabel(f"Lead time ({unit})")
-        set_lead_ticks(acc_axis, leads[-1], unit)
+        lowest_axis.set_xlabel(f"Lead time ({unit})")
+        set_lead_ticks(lowest_axis, leads[-1], unit)
     # A correlation below 0 must not be cut off, but an axis from 0 makes channels comparable.
-    smallest = 0.0
-    for axis in axes[1]:
-        smallest = min(smallest, axis.dataLim.y0)
-    for axis in axes[1]:
+    acc_axes = axes[1] if has_correlations else []
+    smallest = min([0.0, *(axis.dataLim.y0 for axis in acc_axes)])
+    for axis in acc_axes:
+        axis.set_ylabel("Anomaly correlation")
         axis.set_ylim(smallest, 1.005)
     add_legend(figure, axes[0])
     add_title(figure, f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
@@ -235,7 +239,7 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
     reference_index = table.dataset["reference"].values.tolist().index(reference)
     percent = 100 * scorecard_values(table, rows, "difference")[reference_index, 0]
     significant = scorecard_values(table, rows, "significant")[reference_index, 0]
-    # Panels of about the same size, whatever their number.
+    # The size of a panel is about the same for any number of panels.
     panel_rows = math.ceil(len(regions) / _MAX_PANEL_COLUMNS)
     panel_columns = math.ceil(len(regions) / panel_rows)
     height = _panel_height(table) * panel_rows + 0.5
@@ -307,7 +311,7 @@ def _panel_height(table: ScoreTable) -> float:
 
 
 def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
-    """Label at most about six columns of a scorecard: those of whole days if there are several, else any lead times."""
+    """Label at most about six columns of a scorecard: whole days if there are several, else any lead times."""
     columns = [column for column, hours in enumerate(lead_hours) if hours % 24 == 0]
     unit = "days"
     unit_hours = 24.0

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from credit.drawing.style import MIN_WIDTH, add_legend, format_units, new_figure
 from credit.verify.plots.scores import forecast_styles
-from credit.verify.plots.style import MIN_WIDTH, add_legend, format_units, new_figure
 from credit.verify.table.table import ScoreTable
 
 _TRUTH_STYLE = {"color": "black", "linewidth": 2.2}
-# The axes of ratios end between these two.
+# The upper end of the axis of ratios follows the largest ratio, but stays between these two limits.
 _MIN_RATIO_LIMIT = 1.6
 _MAX_RATIO_LIMIT = 3.0
 
@@ -42,7 +42,7 @@ def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
     for (power_axis, *ratio_axes), channel in zip(axes.T, channels, strict=True):
         channel_data = data.sel(spectrum_channel=channel)
         last_data = channel_data.isel(spectrum_lead=-1)
-        # There is no ratio where the truth has no waves, as rain where it is dry everywhere.
+        # There is no ratio where the truth has no waves, for example precipitation that is 0 everywhere.
         ratios = channel_data["power_ratio"].values
         largest_ratio = ratios[np.isfinite(ratios)].max(initial=0.0)
         power_axis.loglog(wavenumbers, last_data["power_truth"], label="Truth", **_TRUTH_STYLE)

@@ -10,8 +10,6 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from credit.utils.atomic import atomic_write
-
 # A pixel of a figure is shown as at least this many CSS pixels. Letters of 9.5 points in a figure of 150 dpi are then
 # 10 CSS pixels high.
 _MIN_SCALE = 0.5
@@ -50,12 +48,3 @@ def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, i
         encoded = base64.b64encode(path.read_bytes()).decode()
         embedded.append((caption, encoded, min_width))
     return embedded
-
-
-def write_page(path: Path, text: str) -> Path:
-    """Write the HTML text of a page atomically and return its path.
-
-    Raises:
-        CreditError: if the file cannot be written.
-    """
-    return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -81,7 +81,7 @@ class ReportScore:
     event: int | None = None
 
     def curve_name(self, suffix: str = "") -> str:
-        """Return the name of the score, with `suffix` that of an end of its interval, such as ``brier_low:EVENT``."""
+        """Return the name of the score, or of an end of its interval if `suffix` is not "", as ``brier_low:EVENT``."""
         metric, colon, event = self.name.partition(":")
         return f"{metric}{suffix}{colon}{event}"
 

@@ -11,7 +11,8 @@ from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.sections.verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
-from credit.verify.report.html import embed_figures, render_template, write_page
+from credit.utils.atomic import atomic_write_text
+from credit.verify.report.html import embed_figures, render_template
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth
 from credit.verify.report.page_scores import build_page_scores, encode_page_scores, superscript_units
 from credit.verify.report.reference_scores import compare_with_published, select_comparable_scores
@@ -81,7 +82,7 @@ def write_report(
         cases=f"{table.n_cases} forecasts from {attributes['initial_times']}",
         notices=notices,
         data_notes=describe_data(config.data),
-        facts=_list_facts(config, verification, archive, log),
+        facts=_list_metadata(config, verification, archive, log),
         blurring=_tabulate_blurring(table),
         hours=attributes["initial_hours"],
         published=_compare_with_published(verification, archive),
@@ -95,7 +96,7 @@ def write_report(
         animations=_embed_animations(figures),
         config=dump_config(config),
     )
-    return write_page(folder / "report.html", text)
+    return atomic_write_text(folder / "report.html", text)
 
 
 def _compare_with_published(
@@ -103,7 +104,7 @@ def _compare_with_published(
 ) -> list[tuple[str, str, float, float, float, str]]:
     """Return rows that compare the model with published scores, see `compare_with_published`.
 
-    The published scores are those on the grid and of the years of the verification.
+    Only published scores on the same grid and for the same years are used.
     """
     # Spacing of the columns, which cover the whole circle.
     grid_degrees = 360.0 / verification.grid.shape[1]
@@ -151,7 +152,7 @@ def _list_notices(verification: Verification) -> list[str]:
     return notices
 
 
-def _list_facts(
+def _list_metadata(
     config: Config, verification: Verification, archive: ForecastSource, log: TrainingLog | None
 ) -> list[tuple[str, str]]:
     """Return the metadata that the report lists, as (name, value).

@@ -17,9 +17,11 @@ from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import describe_stored
 from credit.data.formats.unit_checks import find_implausible_units
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description
-from credit.verify.plots.maps import MapBackground, plot_map_and_histogram
-from credit.verify.plots.style import save_figure
-from credit.verify.report.html import embed_figures, render_template, write_page
+from credit.drawing.maps import MapBackground
+from credit.drawing.style import save_figure
+from credit.utils.atomic import atomic_write_text
+from credit.verify.plots.maps import plot_map_and_histogram
+from credit.verify.report.html import embed_figures, render_template
 
 # Number of times that histograms count, and approximate number of values of each channel.
 _SAMPLED_TIMES = 12
@@ -58,16 +60,16 @@ def write_data_report(config: DataConfig) -> Path:
         title=path.name,
         version=__version__,
         notices=notices,
-        facts=_list_facts(reader, description, path),
+        facts=_list_metadata(reader, description, path),
         rows=_tabulate_statistics(reader, config),
         figures=_draw_figures(reader, field_CHW, values_TCHW, map_time),
         sampled=len(time_index),
         every=stride,
     )
-    return write_page(path.with_name(f"{path.name}.report.html"), text)
+    return atomic_write_text(path.with_name(f"{path.name}.report.html"), text)
 
 
-def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tuple[str, str]]:
+def _list_metadata(reader: StoreReader, description: dict, path: Path) -> list[tuple[str, str]]:
     """Return the metadata of a store that the page lists, as (name, value).
 
     Args:

@@ -9,6 +9,7 @@ Shapes: C channels, H x W cells, L lead times, N times.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from credit.data.climatology.file import load_climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
-from credit.parallel.object_collectives import run_on_all_ranks
+from credit.parallel.object_collectives import reduce_over_ranks
 from credit.utils.progress import ProgressBar
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.error_moments import BaselineState, ReferenceFields
@@ -111,14 +112,11 @@ def fit_damping(
             sums |= fit.anomaly_sums(group.tolist(), hide_progress=rank > 0)
         return sums
 
-    if dist.is_initialized():
-        shares = run_on_all_ranks(lambda: fit_share(dist.get_rank(), dist.get_world_size()))
-    else:
-        shares = [fit_share(0, 1)]
     # The sums of all ranks are added in the order of time.
-    sums_by_time = {}
-    for share in shares:
-        sums_by_time |= share
+    if dist.is_initialized():
+        sums_by_time = reduce_over_ranks(lambda: fit_share(dist.get_rank(), dist.get_world_size()), operator.or_)
+    else:
+        sums_by_time = fit_share(0, 1)
     sums_2LC = sum(sums_by_time[minutes] for minutes in initial_times.tolist())
     # The slope of the fit is the sum of the products divided by that of the squares.
     product, square = sums_2LC

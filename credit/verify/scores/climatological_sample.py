@@ -81,11 +81,11 @@ class ClimatologicalSample:
             train_times: times of the training period in minutes, increasing.
         """
         if not self._by_hour or not len(train_times):
-            return _spread(train_times, _MAX_TIMES)
+            return _select_evenly(train_times, _MAX_TIMES)
         minutes_of_day = train_times % 1440
         samples = []
         for minute in np.unique(minutes_of_day):
-            samples.append(_spread(train_times[minutes_of_day == minute], _MAX_TIMES))
+            samples.append(_select_evenly(train_times[minutes_of_day == minute], _MAX_TIMES))
         return np.sort(np.concatenate(samples))
 
     def season_of(self, minutes: int) -> Season:
@@ -104,7 +104,7 @@ class ClimatologicalSample:
         is_near = np.minimum(distance, 1.0 - distance) <= WITHIN_DAYS / 365.0
         if minute_of_day is not None:
             is_near &= self._minutes % 1440 == minute_of_day
-        return _spread(self._minutes[is_near], self._max_season_times)
+        return _select_evenly(self._minutes[is_near], self._max_season_times)
 
     def read_season(self, season: Season) -> np.ndarray:
         """Return the fields at the K times in the sample of a season, (C, K, P) float32 in the units of the data."""
@@ -124,7 +124,7 @@ class ClimatologicalSample:
         return min(sizes)
 
 
-def _spread(times: np.ndarray, max_times: int) -> np.ndarray:
+def _select_evenly(times: np.ndarray, max_times: int) -> np.ndarray:
     """Return at most `max_times` of the given times, evenly spread.
 
     The times are divided into `max_times` equal intervals, and one time is taken from each. Its position within the

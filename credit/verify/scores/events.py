@@ -132,9 +132,9 @@ class EventStatistics(CaseStatistics):
         """Return the reliability diagram over all cases.
 
         Returns:
-            Two arrays (L, E, R, K). The first is the frequency with which each of `probabilities` was forecast, which
-            adds up to 1 over K. The second is the frequency of the event where this probability was forecast, NaN if it
-            was never forecast.
+            Two arrays (L, E, R, K). The first is the frequency with which each of `probabilities` was forecast; the
+            frequencies add up to 1 over K. The second is the frequency of the event where this probability was
+            forecast, NaN if it was never forecast.
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)

@@ -1,8 +1,8 @@
 """Paired comparison of the model with baselines and other forecasts, case by case.
 
 A scorecard compares the model with a reference. The reference is another forecast, or the best of the three baselines.
-The opponents of a reference are the forecasts of which the best one is compared with the model: the three baselines, or
-only the other forecast.
+The opponents of a reference are the three baselines, or only the other forecast. The best opponent is compared with the
+model.
 
 Shapes: N cases, L lead times, X rows of the score table (channels and winds, or events), R regions.
 """

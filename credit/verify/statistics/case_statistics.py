@@ -303,11 +303,11 @@ class EnsembleStatistics(DeterministicStatistics):
             (C, R, M + 1) area fraction in which the truth has each rank among the members, for `RankHistogram`.
 
         Raises:
-            DataError: if a value is not finite in a cell that is not masked, or the number of members is another one.
+            DataError: if a value is not finite in a cell that is not masked, or numbers of members differ.
         """
         num_members = len(members_MCP)
         if num_members != self.num_members:
-            raise DataError(f"{description}: has {num_members} members, other forecasts have {self.num_members}")
+            raise DataError(f"{description}: has {num_members} members, all cases must have {self.num_members}")
         fields = {}
         for number, member_CP in enumerate(members_MCP):
             fields[f"{description}, member {number}"] = member_CP

@@ -23,7 +23,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from credit.verify.statistics.kernels import OPTIONS, Segments, compiled
+from credit.utils.compilation.kernels import OPTIONS, compiled
+from credit.verify.statistics.kernels import Segments
 
 # Number of sums of `member_sums` before those of the ranks.
 NUM_MEMBER_SUMS = 3

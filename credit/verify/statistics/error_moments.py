@@ -130,8 +130,8 @@ def compute_error_moments(
 ) -> dict[str, ErrorMoments]:
     """Return the error moments of several forecasts at one valid time and, if requested, of the three baselines.
 
-    Errors are summed, and the moments of the forecast's anomaly follow from these sums. In the opposite order, a small
-    error would be the difference of two large sums and lose digits.
+    The sums of the errors are computed first, and the moments of the forecast's anomaly follow from them. If the error
+    were computed from sums of anomalies, it would be a small difference of two large numbers and lose digits.
 
     Args:
         area_mean: area means of the C channels.

@@ -18,18 +18,12 @@ Shapes: C channels, P cells, S segments, R regions, F forecasts, K sums of each 
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-logger = logging.getLogger(__name__)
-
-# Sums may be reordered for the processor's vectors. The flags that assume finite values are left out on purpose.
-OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+from credit.utils.compilation.kernels import OPTIONS, compiled
 
 # First cell of each segment and the cell after its last, (S,) integers each.
 Segments = tuple[np.ndarray, np.ndarray]
@@ -45,32 +39,6 @@ NUM_LENGTH_SUMS = 2
 
 # Cells that go through the processor's cache together.
 _BLOCK_CELLS = 1024
-
-
-def compiled(function: Callable) -> Callable:
-    """Decorator that makes numba compile a kernel at its first call.
-
-    The compiled code is cached on disk for later processes if the cache folder can be written.
-
-    Args:
-        function: loop over cells that numba can compile and that returns None.
-    """
-    try:
-        kernel = njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:
-        # Neither the package's folder nor the home folder can be written.
-        kernel = njit(**OPTIONS)(function)
-
-    @functools.wraps(function)
-    def call_kernel(*arguments: object) -> None:
-        try:
-            kernel(*arguments)
-        except OSError as error:
-            # The disk is full, but the code was compiled in memory before it could not be saved.
-            logger.debug("%s: compiled for this process only (%s)", function.__name__, error)
-            kernel(*arguments)
-
-    return call_kernel
 
 
 # Helpers become part of `error_sums`. As functions of their own they could be compiled in two versions, one in the

@@ -50,7 +50,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
         ratio_FCLK = power_FCLK / truth_CLK
         short_ratio_FCL = power_FCLK[..., is_short].sum(axis=-1) / truth_CLK[..., is_short].sum(axis=-1)
 
-    # The power of the short waves stands among the other scores: those of all seasons and of the globe.
+    # The power of the short waves is stored like the other scores, for all seasons together and the globe.
     score_dims = ("forecast", "season", "channel", "lead", "region")
     short_waves = np.full([data.sizes[dim] for dim in score_dims], np.nan)
     rows = np.array([table.channels.index(name) for name in channels])[:, None]

@@ -123,16 +123,16 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
     # JSON has no NaN, so scores that do not exist are null.
     rows = []
     for row in summarize(table, table.channels, table.lead_hours, reference):
-        rmse = {name: _finite_or_none(value) for name, value in row.rmse.items()}
+        rmse = {name: finite_or_none(value) for name, value in row.rmse.items()}
         rows.append(
             {
                 "channel": row.channel,
                 "units": row.units,
                 "lead_hours": row.lead_hours,
                 "rmse": rmse,
-                "ratio": _finite_or_none(row.ratio),
+                "ratio": finite_or_none(row.ratio),
                 "significant": row.significant,
-                "n_eff": _finite_or_none(row.n_eff),
+                "n_eff": finite_or_none(row.n_eff),
             }
         )
     return {
@@ -151,7 +151,7 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
     }
 
 
-def _finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number, or None for one that is not finite, which JSON cannot hold."""
     if not math.isfinite(value):
         return None

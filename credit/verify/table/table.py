@@ -242,20 +242,6 @@ class ScoreTable:
         index = reference_index, self.seasons.index(ALL_SEASONS), row
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
-    def ratio_to_best_baseline(
-        self, channel: str, lead_hours: float, region: str = "global", season: str = ALL_SEASONS
-    ) -> float:
-        """Return the RMSE of the model divided by that of the best baseline, NaN if the latter is 0.
-
-        A value below 1 means that the model is better than all baselines. `scores_by_lead` describes the arguments.
-        """
-        baseline_scores = [self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES]
-        best_score = min(baseline_scores)
-        model_score = self.score("model", channel, lead_hours, "rmse", region, season)
-        if best_score <= 0:
-            return float("nan")
-        return model_score / best_score
-
     def _find_row(self, channel: str, event: str) -> int:
         """Return the index of the event in `events` or, if `event` is "", the index of the channel in `channels`."""
         if event:
@@ -290,7 +276,7 @@ class ScoreTable:
             if fewest < MIN_BLOCKS_FOR_SIGNIFICANCE:
                 text += f"; lead times with fewer than {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks have none"
             text += "."
-        # How much the cases say, whatever their number.
+        # The effective number of cases; it is far below their number if neighbouring cases are similar.
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL_SEASONS, region="global").values
         if np.isfinite(n_eff).any():
             smallest = f"{np.nanmin(n_eff):.0f}"

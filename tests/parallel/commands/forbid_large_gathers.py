@@ -1,41 +1,37 @@
 """Plugin (``plugins: [tests.parallel.commands.forbid_large_gathers]``) that fails where a thousand ranks would.
 
-`all_gather_object` sends the object of every rank to every rank, so no fields may be gathered. Only rank 0 may open
+The results of all ranks may be sent to every rank, so no fields may be among them. Only rank 0 may open
 source files and the description of the store, and list the checkpoints.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch.distributed as dist
 
 from credit.data.sources import source_reader
 from credit.data.store import store_reader
+from credit.parallel.groups.object_tree import RankTree
 from credit.train.checkpoint import checkpoint
 
+T = TypeVar("T")
+
 # A field of the tests has 512 numbers.
-MAX_NUMBERS = 500
+MAX_BYTES = 8 * 500
 
-_all_gather_object = dist.all_gather_object
-
-
-class _SizeCheckingPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        assert not isinstance(obj, np.ndarray) or obj.size <= MAX_NUMBERS, f"{obj.shape} is gathered"
-        return NotImplemented
+_reduce = RankTree.reduce
 
 
-def _checked_all_gather_object(objects: list, obj: Any, group: dist.ProcessGroup | None = None) -> None:
-    _SizeCheckingPickler(io.BytesIO()).dump(obj)
-    _all_gather_object(objects, obj, group=group)
+def _reduce_small_values(self: RankTree, value: T, combine: Callable[[T, T], T]) -> T:
+    assert len(pickle.dumps(value)) <= MAX_BYTES, f"{value} is gathered"
+    return _reduce(self, value, combine)
 
 
-dist.all_gather_object = _checked_all_gather_object
+RankTree.reduce = _reduce_small_values
 
 
 def _allow_on_rank0_only(module: ModuleType, name: str) -> None:

@@ -235,7 +235,7 @@ def layers_that_cannot_be_split() -> None:
         (lambda m: parametrizations.weight_norm(m.up), "_WeightNorm of its weight has no method share"),
         (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight has no method share"),
         (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is not a plain parameter"),
-        (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled has a forward of its own"),
+        (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled overrides forward"),
         (lambda m: replaced_forward(m.up), "its forward was replaced"),
         (lambda m: setattr(m, "tied", m.down) or setattr(m.norm, "copy", m.up.weight), "shared with another module"),
         (lambda m: fsdp2.apply_fsdp2(m, None, {}), "sharded or split already"),

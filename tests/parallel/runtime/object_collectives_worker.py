@@ -7,9 +7,10 @@ import signal
 import sys
 
 import torch
+import torch.distributed as dist
 
 from credit.errors import CheckpointError
-from credit.parallel.object_collectives import run_on_rank0, scatter_from_rank0
+from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.parallel.process_info import process_group, read_process_info
 
 
@@ -24,11 +25,13 @@ class Deadly:
 def main(collective: str) -> None:
     launch = read_process_info()
     with process_group(launch, torch.device("cpu"), 1):
+        # Rank 1 may still be connecting its groups to rank 0, which must not die before that is done.
+        dist.barrier()
         try:
-            if collective == "on_main":
+            if collective == "run_on_rank0":
                 run_on_rank0(Deadly)
             else:
-                scatter_from_rank0(0, lambda offers: [Deadly() for _ in offers])
+                run_on_all_ranks(lambda: Deadly() if launch.rank == 0 else None)
         except CheckpointError as error:
             print(error, flush=True)
             # what is left of the group cannot be taken down together

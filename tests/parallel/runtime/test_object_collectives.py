@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from tests.faults.ranks import REPOSITORY, free_port
+from tests.parallel.forked import launch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", ["on_main", "dealt_by_main"])
+@pytest.mark.parametrize("collective", ["run_on_rank0", "run_on_all_ranks"])
 def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
                "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}  # fmt: skip
@@ -35,3 +36,8 @@ def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
             process.wait()
     assert ranks[0].returncode == -9, outputs[0]
     assert ranks[1].returncode == 3 and "the ranks have lost each other" in outputs[1], outputs[1]
+
+
+@pytest.mark.slow
+def test_results_and_errors_of_four_ranks() -> None:
+    assert launch("tests.parallel.runtime.collective_cases_worker", 4, timeout=120).count("is through") == 4

@@ -1,4 +1,4 @@
-"""Every process group holds a connection to each other rank: a thousand ranks need more than a shell allows."""
+"""Process groups and connections are open files: a thousand ranks may need more than a shell allows."""
 
 from __future__ import annotations
 

@@ -18,21 +18,36 @@ def test_the_missing_rank_is_named(kind: str) -> None:
     if "_dump_fr_trace_json" in dir(__import__("torch")._C._distributed_c10d):
         assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in output, output
     assert "dist.all_reduce(torch.ones(3))" in output, "the place in the code"
+    assert ("at runtime/watchdog_worker.py" in output) and output.count("waits here") == 3 - (kind == "silent")
 
 
 def test_description_of_the_lag() -> None:
     collectives_of_rank0 = {"0 default_pg": [7, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
     collectives_of_rank1 = {"0 default_pg": [6, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
     before = {
-        0: {"beats": 1, "count": 5, "activity": "step 5", "collectives": collectives_of_rank0},
-        1: {"beats": 1, "count": 4, "activity": "step 4", "collectives": collectives_of_rank1},
-        2: {"beats": 1, "count": 4, "activity": "step 4", "collectives": {}},
+        0: {
+            "beats": 1,
+            "count": 5,
+            "activity": "step 5",
+            "code_line": "a.py:1 in f",
+            "collectives": collectives_of_rank0,
+        },
+        1: {
+            "beats": 1,
+            "count": 4,
+            "activity": "step 4",
+            "code_line": "b.py:2 in g",
+            "collectives": collectives_of_rank1,
+        },
+        2: {"beats": 1, "count": 4, "activity": "step 4", "code_line": None, "collectives": {}},
         3: None,
     }
     now = {rank: status and {**status, "beats": 2} for rank, status in before.items()} | {2: before[2]}
     assert describe_lag(before, now) == [
         "silent, so stopped or dead: ranks 2, 3",
         "behind: rank 1 (step 4)",
+        "at a.py:1 in f: rank 0",
+        "at b.py:2 in g: rank 1",
         "group 0 default_pg: rank 0 in nccl:all_reduce, number 7; not there yet: ranks 1, 2, 3",
         "group 1 tp: ranks 0, 1 in nccl:all_gather, number 3",
     ]
@@ -43,3 +58,9 @@ def test_one_process_has_nothing_to_watch() -> None:
     with Watchdog(None, 0, 1, patience=1) as watchdog:
         watchdog.record_activity("step 1")
     assert read_last_collectives() == before
+
+
+def test_some_ranks_report_a_failure_without_a_store() -> None:
+    """The store is lost with the host of rank 0."""
+    reporting = [rank for rank in range(1024) if Watchdog(None, rank, 1024, patience=1).may_report_failure()]
+    assert reporting == list(range(0, 1024, 128))

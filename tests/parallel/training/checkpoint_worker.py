@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -23,10 +24,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from credit.errors import CheckpointError
-from credit.train.checkpoint import checkpoint, retention, sharded
+from credit.parallel.dtensor import local_shard
+from credit.train.checkpoint import checkpoint, retention
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
 from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights
+from credit.train.checkpoint.sharded.reader import read_into
 
 RANKS = 4
 
@@ -79,6 +82,25 @@ def grid() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {"plain": build_unsharded, "fsdp4": fsdp4, "hybrid": hybrid, "grid": grid}
 
 
+# Number of ranks that save as if they were on one host.
+RANKS_PER_HOST = {"plain": 4, "fsdp4": 2, "hybrid": 4, "grid": 2}
+
+
+# Only the first of two replicas writes. Where tensor parallelism splits columns, a host needs a file for each of them.
+FILES = {
+    "plain": ["index.json", "rank_00000.safetensors"],
+    "fsdp4": ["index.json", "rank_00000.safetensors", "rank_00002.safetensors"],
+    "hybrid": ["index.json", "rank_00000.safetensors"],
+    "grid": [
+        "index.json",
+        "rank_00000.safetensors",
+        "rank_00000_1.safetensors",
+        "rank_00002.safetensors",
+        "rank_00002_1.safetensors",
+    ],
+}
+
+
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the live tensors, and one for each that stands for an optimizer's on the same mesh."""
     model_state = model.state_dict()
@@ -127,6 +149,7 @@ def require_stored_once(path: Path, expected: dict[str, Tensor]) -> None:
 
 def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     """Save on one mesh while the ranks talk to each other, and leave what was saved as it was."""
+    os.environ["LOCAL_RANK"] = str(dist.get_rank() % RANKS_PER_HOST[kind])
     model = MODELS[kind]()
     state = state_of(model)
     fill(model, state, expected, folder)
@@ -134,17 +157,32 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     with AsyncCheckpointer(folder / kind) as store:
         path = store.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
         for value in state.values():
-            sharded.local_shard(value).zero_()
+            local_shard(value).zero_()
         for _ in range(50):
             dist.all_reduce(torch.ones(1000))
         store.wait()
         assert store.committed_step == 1
     assert checkpoint.resolve_checkpoint(folder / kind, "best", "key") == path
     require_stored_once(path, expected)
+    assert sorted(file.name for file in (path / "all").iterdir()) == FILES[kind]
+
+
+def read_as_first_replica(folder: Path, index: Any, state: dict[str, Tensor]) -> None:
+    """Read as usual, but only what no other rank reads."""
+    for tensor in state.values():
+        if isinstance(tensor, DTensor):
+            replicate_axes = [
+                axis for axis, name in enumerate(tensor.device_mesh.mesh_dim_names or ()) if name == "replicate"
+            ]
+            assert all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in replicate_axes)
+        else:
+            assert dist.get_rank() == 0
+    read_into(folder, index, state)
 
 
 def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     """Load on one mesh what was saved on each, and by one process without a group."""
+    checkpoint.read_into = read_as_first_replica
     for source in (*MODELS, "single"):
         model = MODELS[kind]()
         state = state_of(model)
@@ -172,6 +210,7 @@ def error_of(action: Callable[[], object]) -> str:
 
 def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
     """The disk of one rank is full: no rank's save succeeds, the old one stays, and the next one works."""
+    os.environ["LOCAL_RANK"] = str(dist.get_rank() % 2)
     model = fsdp4()
     state = state_of(model)
     fill(model, state, expected, folder)
@@ -198,8 +237,8 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
 
 def check_damage(folder: Path) -> None:
     """Each rank verifies its share; all ranks learn of the damage and take the same older checkpoint."""
-    for number in range(RANKS):
-        damaged = folder / "fsdp4" / "step_00000003" / "all" / f"rank_{number:05d}.safetensors"
+    for name in ("index.json", *(f"rank_{number:05d}.safetensors" for number in (0, 2))):
+        damaged = folder / "fsdp4" / "step_00000003" / "all" / name
         content = damaged.read_bytes()
         dist.barrier()
         if dist.get_rank() == 0:
@@ -215,7 +254,16 @@ def check_damage(folder: Path) -> None:
 
 
 def check_weights_file(folder: Path) -> None:
-    """A file that only rank 0 sees, as on a file system that lags: all ranks decide alike and fail alike."""
+    """Each rank reads its part of a file. If only rank 0 sees it, all ranks decide alike and fail alike."""
+    full_values = values(build_unsharded())
+    if dist.get_rank() == 0:
+        save_file(full_values, folder / "all.safetensors")
+        torch.save(full_values, folder / "all.pt")
+    dist.barrier()
+    for kind, build in MODELS.items():
+        model = build()
+        load_weights_file(model, folder / ("all.pt" if kind == "hybrid" else "all.safetensors"), seed=0)
+        require_equal(model.state_dict(), full_values)
     has_file, model = dist.get_rank() == 0, fsdp4()
     path = folder / ("weights.safetensors" if has_file else "absent.pt")
     if has_file:
@@ -236,8 +284,9 @@ def refuse_call(*_: Any) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    DefaultSavePlanner.create_global_plan = refuse_call
     if dist.get_rank():
-        DefaultSavePlanner.create_global_plan = sharded.read_metadata = refuse_call
+        checkpoint.read_index = refuse_call
     expected = expected_of(values(build_unsharded()))
     for kind in MODELS:
         check_save(folder, kind, expected)

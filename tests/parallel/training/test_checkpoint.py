@@ -9,7 +9,7 @@ import torch
 
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from tests.parallel.forked import launch
+from tests.parallel.forked import launch, run_ranks
 from tests.parallel.training.checkpoint_worker import MODELS, RANKS, build_unsharded, expected_of, values
 
 
@@ -26,3 +26,24 @@ def test_every_mesh_reads_every_other(tmp_path: Path) -> None:
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], value) for name, value in expected.items())
         assert all(tensors[name].dtype == value.dtype for name, value in expected.items())
+
+
+def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    code, _ = run_ranks("tests.parallel.training.checkpoint_kill_worker", 2, str(tmp_path), "killed", timeout=120)
+    assert code != 0
+    # Both ranks write into one file, which is half written, in a folder that does not count.
+    assert not (tmp_path / "step_00000002").exists()
+    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    names = sorted(file.name for file in (tmp_path / "step_00000001" / "model").iterdir())
+    assert names == ["index.json", "rank_00000.safetensors"]
+    assert torch.equal(checkpoint.load_tensors(tmp_path / "latest", "model")["weight"], torch.arange(2000.0))
+    with AsyncCheckpointer(tmp_path) as store:
+        store.save(2, {"model": {"weight": torch.zeros(3)}}, {}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001", "step_00000002"]
+    assert checkpoint.verify_checkpoint(tmp_path / "step_00000002") is None
+
+
+def test_a_run_ends_if_its_writers_have_lost_each_other(tmp_path: Path) -> None:
+    """gloo closes the connections after a timeout, so the run could not save any later checkpoint."""
+    launch("tests.parallel.training.checkpoint_kill_worker", 2, str(tmp_path), "late", timeout=120)
+    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"

@@ -31,6 +31,8 @@ CASES = [
     ("2x2", [*SEQUENCE, "data.forecast_len=2", "trainer.activation_checkpoint=true"]),
     ("1x4", [*SEQUENCE, "trainer.amp=true"]),
     ("4x1", ["trainer.parallelism.domain={lat: 1, lon: 4}"]),
+    *((name, ["trainer.optimizer=muon"]) for name in ("2x2", "tensor alone", "ddp")),
+    ("4x1", ["trainer.optimizer=muon", "trainer.parallelism.domain={lat: 2, lon: 1}"]),
 ]
 IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
 STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
@@ -79,8 +81,13 @@ def test_states_are_exact(number: int, measured: dict, planned: list[MeshPlan]) 
 def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
     mesh, facts = planned[number], measured[str(number)]
     assert count_calls_by_kind(mesh.collectives) == facts["calls"]
-    # Of four uneven parts, the plan traces two; another one received 1 % more.
-    tolerance = 0.02 if mesh.degrees.domain > 2 else 0.0
+    tolerance = 0.0
+    if mesh.degrees.domain > 2:
+        # Of four uneven parts, the plan traces two; another one received 1 % more.
+        tolerance = 0.02
+    elif any("muon" in override for override in CASES[number][1]):
+        # The ranks' parts of a matrix may differ by a row.
+        tolerance = 1e-3
     assert sum_bytes_by_kind(mesh.collectives) == pytest.approx(facts["bytes"], rel=tolerance, abs=0)
 
 

@@ -20,7 +20,8 @@ from tests.unit.data.files_on_the_fly import random_fields, write_file
 COMMANDS = [
     ["init", "quickstart"],
     ["check", "config.yml"],
-    ["plan", "config.yml", "--world-size", "2"],
+    # a network of few operations, because the plan runs each of them
+    ["plan", "config.yml", "--world-size", "2", "model={type: sfno, dim: 8, depth: 1}"],
     ["check", "--help"],
     ["--help"],
 ]
@@ -114,7 +115,17 @@ def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch:
         or str(action.metavar).endswith(", section.key=value")
         or action.dest in ("cluster", "checkpoint")
     ]
-    assert len(paths) == {"init": 0, "verify": 3, "submit": 3, "convert": 8, "doctor": 2, "compare": 2}.get(command, 1)
+    numbers = {
+        "init": 0,
+        "completion": 0,
+        "verify": 3,
+        "submit": 3,
+        "sweep": 3,
+        "convert": 9,
+        "doctor": 2,
+        "compare": 2,
+    }
+    assert len(paths) == numbers.get(command, 1)
     for action in paths:
         assert str(action.type("~/x.yml")) == f"{tmp_path}/x.yml"
         with pytest.raises(argparse.ArgumentTypeError, match="the home folder of ~no_such_user is not known"):

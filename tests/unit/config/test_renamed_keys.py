@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from credit.config import Config, build_config, dump_config, load_config
-from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key, rename_keys
+from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, convert_value, rename_dotted_key, rename_keys
 from credit.config.sections.loss import LossSection
 from credit.errors import ConfigError
 from credit.losses import register_loss
@@ -24,6 +24,7 @@ VALUES = {
     "data.fields": {"t2m": {"units": "K"}},
     "model.post": [{"kind": "clamp", "variable": "t2m", "minimum": 150.0}],
     "trainer.early_view": {"cases": 2},
+    "trainer.tensorboard": True,
     "inference.ensemble.noise": {"std": 0.3},
     "inference.ensemble.noise.where": ["decoder"],
 }
@@ -54,7 +55,7 @@ def write(path: Path, raw: dict) -> Path:
 @pytest.fixture
 def expected() -> Config:
     """The config that all old keys together stand for."""
-    return build_config(raw_with({RENAMED_KEYS[key]: value for key, value in VALUES.items()}))
+    return build_config(raw_with({RENAMED_KEYS[key]: convert_value(key, value) for key, value in VALUES.items()}))
 
 
 def test_the_values_cover_the_table() -> None:
@@ -79,7 +80,8 @@ def test_old_keys_of_a_user_are_read_with_one_warning_each(
     [
         ("data.bad_times=skip", "data.bad_times", 'override "data.bad_times=skip"'),
         ("trainer.early_view.cases=2", "trainer.early_view", 'override "trainer.early_view.cases=2"'),
-        ("trainer={max_steps: 10, early_view: {cases: 2}}", "trainer.early_view", "overrides"),
+        ("trainer.tensorboard=true", "trainer.tensorboard", 'override "trainer.tensorboard=true"'),
+        ("trainer={max_steps: 10, loggers: [tensorboard], early_view: {cases: 2}}", "trainer.early_view", "overrides"),
         ("inference.ensemble.noise.std=0.3", "inference.ensemble.noise", 'override "inference.ensemble.noise.std=0.3"'),
         (
             "inference.ensemble.noise.where=[decoder]",
@@ -91,7 +93,7 @@ def test_old_keys_of_a_user_are_read_with_one_warning_each(
 def test_old_keys_in_overrides(
     tmp_path: Path, override: str, old_key: str, origin: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = {RENAMED_KEYS[key]: value for key, value in VALUES.items()}
+    keys = {RENAMED_KEYS[key]: convert_value(key, value) for key, value in VALUES.items()}
     expected = build_config(raw_with(keys))
     # What the override sets is left out of the file.
     del keys[RENAMED_KEYS[old_key]]
@@ -133,6 +135,16 @@ def test_both_names_at_once_are_an_error(tmp_path: Path, old_key: str) -> None:
         load_config(write(tmp_path / "mine.yml", raw))
     with pytest.raises(ConfigError, match=message):
         build_config(raw)
+
+
+def test_a_key_with_other_values_than_its_old_name(tmp_path: Path) -> None:
+    raw = raw_with({"trainer.tensorboard": False})
+    assert build_config(raw).trainer.loggers == []
+    path = write(tmp_path / "mine.yml", raw)
+    # The override replaces the value of the file, as under any other name.
+    assert load_config(path, ["trainer.tensorboard=True"]).trainer.loggers == ["tensorboard"]
+    with pytest.raises(ConfigError, match=r"trainer\.loggers"):
+        build_config(raw_with({"trainer.tensorboard": "sometimes"}))
 
 
 def test_keys_below_an_old_key() -> None:

@@ -130,7 +130,7 @@ def test_error_of_the_thread_reaches_the_model(tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("credit.forecast.io.netcdf_files.define_variable", full)
+    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", full)
     taken = []
     with pytest.raises(CreditError, match=r"forecast_2001-04-01T00.nc: cannot be written \(No space"):  # noqa: SIM117
         with background(writer) as running:

@@ -144,7 +144,7 @@ def test_blocks_are_found_by_name() -> None:
             ConfigError, match=rf'ensemble.feature_noise.blocks: no block of WXFormer matches "{prefix}"'
         ):
             find_blocks(model, ["decoder", prefix])
-    with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
+    with pytest.raises(ConfigError, match=r"Linear has no block with .* _fsdp2_shard.*inference.ensemble.stochastic"):
         find_blocks(nn.Linear(1, 1), None)
 
 

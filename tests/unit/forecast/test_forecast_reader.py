@@ -124,7 +124,7 @@ def test_initial_time_without_units_is_refused(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.nc")
     with netCDF4.Dataset(path, "a") as dataset:
         dataset["forecast_reference_time"].delncattr("units")
-    with pytest.raises(DataError, match=f"{path.name}: forecast_reference_time has no units; give it them, such as"):
+    with pytest.raises(DataError, match=f"{path.name}: forecast_reference_time has no units; set them, for example"):
         open_forecasts(tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_unreadable_variables_and_stores_are_reported(tmp_path: Path, caplog: py
     with pytest.raises(DataError, match="other.zarr: no variable has the dimensions time, prediction_timedelta"):
         open_forecasts(store)
     assert "t2q has the dimensions time, prediction_timedelta, quantile" in caplog.text
-    for renamed, problem in (("t2q", "t2q has the dimensions .*cut the store"), ("t2", 'variable t2 .*mean "t2q"')):
+    for renamed, problem in (("t2q", "t2q has the dimensions .*select one index"), ("t2", 'variable t2 .*mean "t2q"')):
         with pytest.raises(DataError, match=f"verification.other_forecasts.pangu: .*other.zarr: .*{problem}"):
             open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}), "hPa")
     with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: there are no forecasts"):

@@ -51,7 +51,8 @@ def make_writer(folder: Path, calendar: Calendar | None = None, **options: objec
     calendar = calendar or Calendar()
     masks = options.pop("masks", {"sst": MASK})
     windows = options.pop("windows", {})
-    fields = OutputFields(CHANNELS, GRID, calendar, ATTRIBUTES, 360, masks=masks, windows=windows)
+    attributes = ATTRIBUTES | options.pop("attributes", {})
+    fields = OutputFields(CHANNELS, GRID, calendar, attributes, 360, masks=masks, windows=windows)
     lead_minutes = options.pop("lead_minutes", LEADS)
     initial_minutes = options.pop("initial_minutes", [calendar.parse(text) for text in INITIAL])
     writer_options = {"global_attributes": {"title": "a test", "checkpoint_step": 7}}
@@ -180,12 +181,12 @@ def test_selected_levels(tmp_path: Path) -> None:
 
 def test_folder_with_another_format_is_refused(tmp_path: Path) -> None:
     make_writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), random_fields())
-    held = r"inference.format: zarr is asked for, and .*forecast_2001-04-01T00.nc is there .* another inference.folder"
+    held = r"inference.format: zarr does not match .*forecast_2001-04-01T00.nc, which .* another inference.folder"
     with pytest.raises(ConfigError, match=held):
         make_writer(tmp_path / "files", format="zarr")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["forecast_2001-04-01T00.nc"]
     make_writer(tmp_path / "store", format="zarr").close()
-    with pytest.raises(ConfigError, match=r"inference.format: netcdf is asked for, and .*forecasts.zarr is there"):
+    with pytest.raises(ConfigError, match=r"inference.format: netcdf does not match .*forecasts.zarr, which"):
         make_writer(tmp_path / "store")
     make_writer(tmp_path / "store", format="zarr").close()
 
@@ -206,7 +207,7 @@ def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str
     assert archive.lead_minutes.tolist() == LEADS
     assert make_writer(tmp_path, split=split).is_complete(second)
     other = "day" if split == "lead" else None
-    with pytest.raises(ConfigError, match=rf"inference.split: .* is there of a run with {split}; .*inference.folder"):
+    with pytest.raises(ConfigError, match=rf"inference.split: .* a run with {split} has written; .*folder"):
         make_writer(tmp_path, split=other)
     t500 = archive.channel_names.index("t500")
     np.testing.assert_array_equal(archive.read(second)[:, t500], random_fields(1)[:, NAMES.index("t500")])
@@ -352,7 +353,7 @@ def test_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     writer = make_writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.io.netcdf_files.define_variable", interrupted)
+    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         writer.write(Calendar().parse(INITIAL[0]), random_fields())
     assert not list(tmp_path.iterdir())

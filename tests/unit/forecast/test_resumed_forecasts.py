@@ -225,7 +225,7 @@ def test_concurrent_extensions_wait_for_the_lock(tmp_path: Path) -> None:
         text = {initial: text for where, initial, text in results if where == folder}
         written = [initial for initial in wanted if not text[initial]]
         assert wanted[-1] in written
-        assert written == wanted or "a store grows at its end only" in text[wanted[0]]
+        assert written == wanted or "a store can only be extended at its end" in text[wanted[0]]
         archive = open_forecasts(folder)
         assert archive.initial_minutes.tolist() == ([FIRST] if number < 2 else []) + written
         for initial in archive.initial_minutes.tolist():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError
-from credit.hpc.chain import decide_at_end, decide_at_start, read_jobs, record_jobs
+from credit.hpc.chain import decide_at_end, decide_at_start, decide_relaunch, read_jobs, record_jobs
 
 
 def write_status(folder: Path, state: str, step: int, job_id: str) -> None:
@@ -68,3 +68,12 @@ def test_torn_files(tmp_path: Path) -> None:
     (tmp_path / "jobs.json").write_text("{")
     with pytest.raises(CreditError, match=r"jobs\.json: cannot be read"):
         read_jobs(tmp_path)
+
+
+def test_a_launcher_is_started_again_after_an_error_only(tmp_path: Path) -> None:
+    for state, is_error, expected in [
+        ("running", None, "go"), ("requeue", True, "go"), ("requeue", None, "done"), ("done", None, "done"),
+    ]:  # fmt: skip
+        flag = {} if is_error is None else {"is_error": is_error}
+        (tmp_path / "STATUS").write_text(json.dumps({"status": state, "step": 1, "reason": "", "job_id": "5", **flag}))
+        assert decide_relaunch(tmp_path, "5") == expected

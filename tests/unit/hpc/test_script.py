@@ -20,13 +20,13 @@ NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\
 
 def job(
     cluster: str, kind: str = "train", folder: Path = Path("runs/x"), spread: bool = False, online: bool = False,
-    **asked: object,
+    trials: tuple[str, ...] = (), **asked: object,
 ) -> Job:  # fmt: skip
     site = load_cluster(cluster)
     section = PbsConfig if site.scheduler == "pbs" else SlurmConfig
     request = JobRequest(
         kind, experiment="my run", folder=folder, config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"],
-        spread=spread, online=online,
+        spread=spread, online=online, trials=trials,
     )  # fmt: skip
     return build_job(request, site, section(**{"account": "P1", "walltime": "90min", **asked}))
 
@@ -50,6 +50,26 @@ def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_pat
         scripts[-1].write_text(render_script(job(cluster, kind, tmp_path / "a run's folder", spread, online, **asked)))
     for path in scripts:
         subprocess.run(["bash", "-n", path], check=True)
+    checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("cluster", cluster_names())
+def test_the_script_of_a_sweep_is_sound(cluster: str, shellcheck: str, tmp_path: Path) -> None:
+    scripts = []
+    for num_trials in (1, 12):
+        trials = tuple(f"trial_{number:04d}" for number in range(1, num_trials + 1))
+        text = render_script(job(cluster, folder=tmp_path / "a sweep's folder", trials=trials, nodes=2, chain=3))
+        is_slurm = load_cluster(cluster).scheduler == "slurm"
+        directive = "#SBATCH --array=1-12" if is_slurm else "#PBS -J 1-12"
+        assert (directive in directives(text)) == (num_trials == 12)
+        # A single trial is no array, which PBS would refuse.
+        assert ("-J 1-" in text or "--array" in text) == (num_trials == 12)
+        # A chain of arrays is not supported.
+        assert "requeue" not in text.replace("#SBATCH --requeue", "")
+        assert 'train "$config"' in text
+        scripts.append(tmp_path / f"{num_trials}.sh")
+        scripts[-1].write_text(text)
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
 
@@ -199,3 +219,32 @@ def test_a_job_of_scores_names_the_run_that_forecasts(tmp_path: Path, capsys: py
     script = capsys.readouterr().out
     assert f"inference.parallelism.tensor=2 save_loc={tmp_path} --online --model {tmp_path}/run.yml\n" in script
     assert f"A_RUN={tmp_path}/a" in script and f"export PYTHONPATH={tmp_path}" in script
+
+
+@pytest.mark.parametrize("cluster", cluster_names())
+def test_a_job_that_goes_on_without_nodes(cluster: str, shellcheck: str, tmp_path: Path) -> None:
+    asked = {"nodes": 5, "min_nodes": 3, "launch": "torchrun", "chain": 2}
+    folder = tmp_path / "a run's folder"
+    text = render_script(job(cluster, folder=folder, **asked))
+    script = tmp_path / "job.sh"
+    script.write_text(text)
+    checked = subprocess.run([shellcheck, script], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    # One restart for each node that may fail, and three more.
+    assert "--max-restarts=5\n    --nnodes=3:5 " in text and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in text
+    if load_cluster(cluster).scheduler == "slurm":
+        assert "#SBATCH --no-kill" in directives(text)
+        assert '--ntasks "$nodes" --ntasks-per-node 1' in text and "--kill-on-bad-exit=0" in text
+    else:
+        assert "#PBS -W tolerate_node_failures=all" in directives(text)
+        assert '"$node" bash -s <<< "$commands" &' in text and "exec mpiexec" not in text
+    # Without min_nodes, and for other jobs, a script is as before.
+    for other in (job(cluster, folder=folder, nodes=5), job(cluster, "verify", folder, nodes=5, min_nodes=3)):
+        assert "max-restarts" not in render_script(other) and "no-kill" not in render_script(other)
+
+
+def test_impossible_numbers_of_nodes() -> None:
+    with pytest.raises(ConfigError, match="slurm.min_nodes: 3: must not exceed the 2 nodes"):
+        job("slurm", nodes=2, min_nodes=3)
+    with pytest.raises(ConfigError, match="pbs.min_nodes: 1: mpiexec ends all ranks if a node fails; set pbs.launch"):
+        job("pbs", nodes=2, min_nodes=1, launch="mpiexec")

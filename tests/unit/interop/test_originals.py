@@ -40,5 +40,5 @@ def test_each_converts_or_names_what_stands_in_the_way() -> None:
             continue
         networks[path] = network
         assert conversion.yaml_text
-    assert set(networks.values()) <= {"wxformer", "crossformer"}
+    assert set(networks.values()) == {"wxformer", "crossformer", "fuxi"}
     assert len(networks) >= 24

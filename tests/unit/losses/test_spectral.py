@@ -211,7 +211,7 @@ def test_amse_of_fields_without_power_is_finite() -> None:
 def test_amse_refuses_missing_cells() -> None:
     mask = np.zeros(GRID.shape, dtype=bool)
     mask[3, 4] = True
-    with pytest.raises(ConfigError, match="loss.kind: amse .* t does not have"):
+    with pytest.raises(ConfigError, match="loss.kind: amse .* t, because it has missing cells"):
         build_ensemble_loss({"kind": "amse"}, {"t": mask})
     # Neither an input nor a variable without weight matters.
     build_ensemble_loss({"kind": "amse"}, {"sst": mask})

@@ -150,7 +150,7 @@ def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
                 self.bias.data = self.bias.data[self.order.long()]
 
     if dtype == torch.int64:
-        with pytest.raises(ConfigError, match=r"0 \(Reads\): its reset_parameters fails.*initial_value"):
+        with pytest.raises(ConfigError, match=r"0 \(Reads\): its reset_parameters reads a tensor.*initial_value"):
             draw_values(nn.Sequential(Reads(dtype, sets=False)))
     values = draw_values(nn.Sequential(Indexed(dtype, sets=True)))
     assert torch.equal(values["0.order"], torch.tensor([0, 1, 0]).to(dtype)) and values["0.weight"].isfinite().all()

@@ -92,7 +92,7 @@ def test_noise_that_a_model_does_not_take_is_refused() -> None:
 
     section = ScaledSection(type="quiet", factor=1, noise="global")
     with pytest.raises(
-        ConfigError, match=r"model\.noise: global is not a kind that model\.type quiet takes; it takes none"
+        ConfigError, match=r"model\.noise: global is not supported by model\.type quiet; supported kinds: none"
     ):
         build_model(SPEC, section)
 

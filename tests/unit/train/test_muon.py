@@ -203,14 +203,14 @@ def test_replicas_are_the_fewest_consecutive_ranks_with_all_parts() -> None:
 
 
 def test_buckets_limit_the_elements_that_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("credit.train.muon.BUCKET_ELEMENTS", 20)
+    monkeypatch.setattr("credit.parallel.matrix_exchange.BUCKET_ELEMENTS", 20)
     conf = TrainerConfig(max_steps=1, optimizer="muon", learning_rate=0.02)
     plain, divided = build_pair(), build_pair()
     divided_optimizer = build_optimizer(divided, conf)
     for _ in range(2):
         take_step(divided, divided_optimizer)
     assert len(divided_optimizer._exchanges) == 2
-    monkeypatch.setattr("credit.train.muon.BUCKET_ELEMENTS", 2**26)
+    monkeypatch.setattr("credit.parallel.matrix_exchange.BUCKET_ELEMENTS", 2**26)
     plain_optimizer = build_optimizer(plain, conf)
     for _ in range(2):
         take_step(plain, plain_optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
@@ -33,6 +34,29 @@ def test_a_short_run_warms_up() -> None:
 def test_constant_schedule() -> None:
     conf = ScheduleConfig(kind="constant", warmup=0.0)
     assert {learning_rate(step, 10, 0.5, conf) for step in range(10)} == {0.5}
+
+
+def test_warmup_stable_decay() -> None:
+    conf = ScheduleConfig(kind="warmup_stable_decay", warmup=0.1, decay=0.2, final=0.01)
+    rates = [learning_rate(step, 100, 2.0, conf) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.2 * (n + 1) for n in range(10)])
+    assert set(rates[10:81]) == {2.0}
+    # A quarter of the decay, 5 of its 20 steps, takes half of the fall, because sqrt(1/4) = 1/2.
+    assert rates[85] == pytest.approx(2.0 * (0.01 + 0.99 * 0.5))
+    assert rates[100] == pytest.approx(0.02)
+
+
+def test_steps_before_the_decay_do_not_depend_on_the_length_of_the_run() -> None:
+    short = [
+        learning_rate(step, 100, 1.0, ScheduleConfig(kind="warmup_stable_decay", warmup=0.1)) for step in range(80)
+    ]
+    conf = ScheduleConfig(kind="warmup_stable_decay", warmup=0.05)
+    assert short == [learning_rate(step, 200, 1.0, conf) for step in range(80)]
+
+
+def test_warm_up_and_decay_must_fit_in_the_run() -> None:
+    with pytest.raises(ValidationError, match=r"warmup \(0.5\) and decay \(0.6\) are fractions of the run"):
+        ScheduleConfig(kind="warmup_stable_decay", warmup=0.5, decay=0.6)
 
 
 def test_rollout_length_follows_the_ramp() -> None:

@@ -116,7 +116,7 @@ REFUSED = {
     "levels of its own": (
         change("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
         {},
-        r"model\.postprocess\.1\.specific_humidity: q has levels of its own",
+        r"model\.postprocess\.1\.specific_humidity: q has other levels",
     ),
     "units": (
         None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from credit.config.sections.trainer import TrainerConfig
 from credit.parallel.mesh import DeviceGrid
 from tests.parallel.training import cases
 
@@ -52,7 +53,7 @@ def test_clipping_matches_torch_and_plain_adamw(max_norm: float) -> None:
     vectors = [reference for reference in references if reference.dim() <= 1]
     reference_optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=optimizer.param_groups[0]["betas"],
+        betas=TrainerConfig.model_fields["betas"].default,
         fused=False,
     )
     reference_norms = []

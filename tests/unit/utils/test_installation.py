@@ -58,6 +58,13 @@ def test_another_project_with_the_same_import_name(tmp_path: Path, files: dict[s
     assert "no distribution named credit-weather is installed" in describe_installation([str(tmp_path)])
 
 
+def test_a_project_whose_paths_only_resemble_the_import_name(tmp_path: Path) -> None:
+    (tmp_path / "microcredit").mkdir()
+    (tmp_path / "microcredit" / "loans.py").touch()
+    install(tmp_path, "microcredit", "1.0", {"RECORD": "microcredit/loans.py,,\n"})
+    assert find_conflicts([str(tmp_path)]) == []
+
+
 def test_our_former_name_is_told_from_a_stranger(tmp_path: Path) -> None:
     install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
     install(tmp_path, "credit", "0.14.0", COMMANDS | TOP_LEVEL)

@@ -15,14 +15,14 @@ from PIL import Image, ImageSequence
 from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.sections.verification import VerificationConfig
+from credit.drawing.maps import FIELD_COLORMAP, MISSING_COLOR, MapBackground
+from credit.drawing.style import save_figure
 from credit.errors import ConfigError, CreditError
 from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
 from credit.verify.partial_scores import PartialScores
 from credit.verify.plots.animation import write_animation
 from credit.verify.plots.example import draw_example
 from credit.verify.plots.hovmoeller import plot_hovmoeller, plot_latitude_time, time_edges
-from credit.verify.plots.maps import FIELD_COLORMAP, MISSING_COLOR, MapBackground
-from credit.verify.plots.style import save_figure
 from credit.verify.scorer import score_forecasts
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config

@@ -15,9 +15,9 @@ import pytest
 import xarray as xr
 
 from credit.cli.console.score_summary import format_summary
+from credit.drawing.style import format_units
 from credit.errors import CreditError
 from credit.verify.plots.scores import plot_skill
-from credit.verify.plots.style import format_units
 from credit.verify.report.metadata import describe_data, read_training_log
 from credit.verify.table.table import COMMON_ATTRIBUTES, CSV_COLUMNS, ScoreTable
 from credit.verify.verification import verify_forecasts

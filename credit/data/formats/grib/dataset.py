@@ -100,7 +100,7 @@ def _select_messages(messages: list[Message], select: Mapping[str, Value], origi
         values = {message.key_values[key] for message in messages if key in message.key_values}
         if not values:
             if key in SELECTION_KEYS:
-                raise DataError(f"{origin}: data.sources.N.select names {key}, but no message has it")
+                raise DataError(f"{origin}: data.sources.N.select names {key}, which no message has; remove it")
             level_types = {str(message.key_values["typeOfLevel"]) for message in messages}
             hint = did_you_mean(key, {*SELECTION_KEYS, *level_types})
             raise ConfigError(f"{origin}: data.sources.N.select names {key}{hint}")

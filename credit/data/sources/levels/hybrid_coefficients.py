@@ -81,7 +81,7 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
         DataError: if the file cannot be read, or has no coefficients.
     """
     if not path.exists():
-        raise DataError(f"{key}: {path} does not exist")
+        raise DataError(f"{key}: {path} does not exist; correct the path")
     if path.suffix.lower() == ".csv":
         return _read_csv(path, key)
     with open_file(path, SourceConfig(path=str(path))) as dataset:
@@ -92,7 +92,10 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
                 break
         table, _ = _find_table(dataset, coordinate, str(path))
     if table is None:
-        raise DataError(f"{key}: {path} has no coefficients: neither formula_terms nor hyam and hybm or hyai and hybi")
+        raise DataError(
+            f"{key}: {path} has no coefficients: neither formula_terms nor hyam and hybm or hyai and hybi; name a file "
+            "that has them"
+        )
     return table
 
 

@@ -111,7 +111,7 @@ class LevelResolver:
             matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
             return rows, LevelMapping(levels, None, matched_rows)
         if len(levels) < 2:
-            raise DataError(f"{origin}: {request.name} has only one level, but interpolation needs at least two")
+            raise DataError(f"{origin}: {request.name} has one level, interpolation needs two; name files with more")
         target_levels = self._find_target_levels(request)
         # Levels of the run above the file are reported now, not when the first field is read.
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import netCDF4
 import numpy as np
+import xarray as xr
 
 from credit.calendar import Calendar
 from credit.errors import DataError
@@ -24,10 +25,18 @@ class ForecastArchive(ForecastSource):
 
     Args:
         origin: folder, store or URL.
-        initial_minutes: initial times of the complete forecasts, in minutes. Incomplete forecasts are left out.
-        lead_minutes: lead times in minutes, increasing.
+        initial_minutes: initial times of the complete forecasts, in minutes.
+        lead_minutes: lead times in minutes, ascending.
         metadata: fields, levels, members and grid of the files or store.
         calendar: calendar of the times.
+
+    Attributes:
+        cell_methods: name of a variable -> CF cell methods, for example ``time: sum``; instants have no entry.
+        descriptions: name of a variable -> attributes ``standard_name`` and ``long_name``.
+        windows: name of a sum or mean -> lead time in minutes -> length in minutes of the window that ends at the lead
+            time; empty if the window is unknown.
+        level_units: units of the levels; empty without levels.
+        channel_levels: name of a channel -> name of its variable, and its level; None for a variable without levels.
     """
 
     def __init__(
@@ -44,6 +53,11 @@ class ForecastArchive(ForecastSource):
         self.lead_minutes = lead_minutes
         self.members = metadata.members
         self.channel_names = metadata.channel_names
+        self.channel_levels = metadata.channel_levels
+        self.cell_methods = metadata.cell_methods
+        self.descriptions = metadata.descriptions
+        self.windows = metadata.windows
+        self.level_units = metadata.level_units
         self.flat_names = metadata.flat_names
         self.units = metadata.units
         self.attributes = metadata.attributes
@@ -51,6 +65,7 @@ class ForecastArchive(ForecastSource):
         self._orientation = metadata.orientation
         self._variables = metadata.variables
         self._dim_order = metadata.dim_order
+        self._channel_positions = metadata.channel_positions
 
     def read(self, initial_minutes: int) -> np.ndarray:
         """Return one forecast at all lead times; for an ensemble, the mean of its members.
@@ -67,7 +82,7 @@ class ForecastArchive(ForecastSource):
         fields = []
         for lead_index in range(len(self.lead_minutes)):
             fields_MCHW = self.read_members(initial_minutes, lead_index)
-            # A single field is not averaged, so that its values stay the same bit for bit.
+            # A single field is not averaged, so that its values stay bitwise identical.
             if len(fields_MCHW) == 1:
                 fields.append(fields_MCHW[0])
             else:
@@ -84,40 +99,70 @@ class ForecastArchive(ForecastSource):
         fields_MCHW = self._orientation.apply(np.concatenate(variables, axis=1))
         return fields_MCHW.astype(np.float32, copy=False)
 
+    def read_channel(self, initial_minutes: int, lead_index: int, channel: str) -> np.ndarray:
+        """Read only one channel of all members at one lead time, (M, H, W) float32.
+
+        Args:
+            initial_minutes: initial time in minutes.
+            lead_index: index of the lead time in `lead_minutes`.
+            channel: name of the channel.
+
+        Raises:
+            DataError: if the forecast cannot be read.
+        """
+        (array,) = self._read_variables(int(initial_minutes), lead_index, channel)
+        fields_MHW = self._orientation.apply(array.reshape(-1, *array.shape[-2:]))
+        return fields_MHW.astype(np.float32, copy=False)
+
     @abstractmethod
-    def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
+    def describe_version(self, initial_minutes: int) -> str:
+        """Return text that changes when the stored forecast from an initial time (in minutes) is replaced."""
+
+    @abstractmethod
+    def _read_variables(self, initial_minutes: int, lead_index: int, channel: str | None = None) -> list[np.ndarray]:
         """Return each variable at one lead time, ([M,] [L,] H, W), with rows and columns in the stored order.
 
         Args:
             initial_minutes: initial time in minutes.
             lead_index: index of the lead time in `lead_minutes`.
+            channel: name of the only channel to read, ([M,] H, W); None to read all variables.
 
         Raises:
             DataError: if the forecast cannot be read.
         """
 
     def _select(
-        self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int], origin: Path | str
+        self,
+        source: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable],
+        position: Mapping[str, int],
+        origin: Path | str,
+        channel: str | None = None,
     ) -> list[np.ndarray]:
         """Read each variable at one index of its time dimensions, ([M,] [L,] H, W).
 
         Args:
             source: variables by name.
-            position: name of a dimension -> index along it. Dimensions that are not named are read completely.
+            position: name of a dimension -> index along it. Other dimensions are read completely.
             origin: file or store, for messages.
+            channel: name of the only channel to read; None to read all variables.
 
         Raises:
             DataError: if a variable cannot be read.
         """
+        variables = self._variables
+        if channel is not None:
+            channel_variable, level_position = self._channel_positions[channel]
+            variables = {channel_variable: variables[channel_variable]}
+            position = {**position, **level_position}
         fields = []
-        for name, dims in self._variables.items():
+        for name, dims in variables.items():
             selection = tuple(position.get(dim, slice(None)) for dim in dims)
             try:
                 values = np.ma.filled(source[name][selection], np.nan)
             except Exception as error:
-                # The library of each file system has its own errors.
+                # Each file-system library has its own exception classes.
                 raise DataError(f"{origin}: {name} cannot be read ({error}); copy or forecast it again") from error
-            # Files of other programs may have their dimensions in another order.
+            # Files of other programs may have another order of dimensions.
             remaining_dims = [dim for dim in dims if dim not in position]
             axes = [remaining_dims.index(dim) for dim in self._dim_order if dim in remaining_dims]
             fields.append(values.transpose(axes))

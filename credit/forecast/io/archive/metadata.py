@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import xarray as xr
 from credit.data.formats.cf import find_role, read_level_values
 from credit.errors import DataError, did_you_mean
 from credit.forecast.io.archive.stored_variables import StoredVariables
+from credit.forecast.io.archive.time_windows import read_windows
 from credit.forecast.io.schema import HISTORY, run_attributes
 from credit.grid import LatLonGrid
 
@@ -40,30 +42,39 @@ class ForecastMetadata:
     """Metadata of one file or store.
 
     A variable is a field if it has the dimensions `leading`, latitude and longitude, optionally also a member and a
-    level dimension, in any order, and no further dimensions. Variables that are not fields are left out. In an
-    ensemble, fields without the member dimension are left out as well, because they may be a mean or a control run and
-    would be scored as an ensemble without spread.
+    level dimension, in any order, and no further dimensions. Variables that are not fields are skipped. In an ensemble,
+    fields without the member dimension are skipped as well, because they may be a mean or a control run and would be
+    scored as an ensemble without spread.
 
     Args:
         source: variables and attributes of the file or store.
         leading: names of the time dimensions that every field has.
-        lead: name of the variable that holds the lead times.
+        lead: name of the variable with the lead times.
         rename: name of a variable in this package -> its name in the source.
-        level_units: units to which the levels are converted (hPa, Pa or model_level); None to keep those of the source.
-        warn: True to log a warning about variables that are left out. For a folder of files, set it for one file.
+        level_units: units to which the levels are converted (hPa, Pa or model_level); None to keep the source's units.
+        warn: True to log a warning about skipped variables. For a folder of files, set it for one file only.
 
     Attributes:
         grid: grid in canonical orientation.
-        orientation: order of rows and columns that converts fields of the source to `grid`.
+        orientation: order of rows and columns in the source, which converts its fields to `grid`.
         lead_minutes: lead times in minutes, int64.
         attributes: global attributes without the history.
         variables: name of a field in the source -> names of its dimensions, in the stored order.
-        dim_order: names of the dimensions of fields without the time dimensions, in the order member, level, latitude,
-            longitude.
-        members: number of ensemble members, None without a member dimension.
+        dim_order: names of all other dimensions of fields, in the order member, level, latitude, longitude.
+        members: number of ensemble members; None without a member dimension.
         units: name of a variable in this package -> its units; a variable with unknown units has no entry.
+        cell_methods: name of a variable in this package -> CF cell methods, for example ``time: sum``; a variable
+            without cell methods has no entry.
+        descriptions: name of a variable in this package -> attributes ``standard_name`` and ``long_name``.
+        windows: name of a sum or mean in this package -> lead time in minutes -> length in minutes of the window that
+            ends at the lead time; empty if the window is unknown.
+        level_units: units of the levels; empty without levels.
         flat_names: names in this package of the variables without levels.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
+        channel_levels: name of a channel -> (name of its variable in this package, level); the level is None for a
+            variable without levels.
+        channel_positions: name of a channel -> (name of its variable in the source, {level dimension: index}); the dict
+            is empty for a variable without levels.
 
     Raises:
         DataError: if a coordinate is missing, a renamed variable is not a field, or no variable is a field.
@@ -93,14 +104,9 @@ class ForecastMetadata:
         self._drop_fields_without_members(origin, rename, warn)
 
         # The dimensions of fields other than times, latitude and longitude.
-        member_dims = set()
-        level_dims = set()
-        for dims in self.variables.values():
-            for dim in dims:
-                if dim in level_dims_finder.levels:
-                    level_dims.add(dim)
-                elif dim not in required_dims:
-                    member_dims.add(dim)
+        further_dims = {dim for dims in self.variables.values() for dim in dims} - required_dims
+        level_dims = further_dims.intersection(level_dims_finder.levels)
+        member_dims = further_dims - level_dims
         self.dim_order = (*sorted(member_dims), *sorted(level_dims), lat, lon)
         self.members = None
         if member_dims:
@@ -108,21 +114,45 @@ class ForecastMetadata:
 
         # Units and names, under the names in this package.
         self.units = {}
+        self.cell_methods = {}
+        self.descriptions = {}
+        self.windows: dict[str, dict[int, int]] = {}
         for name in self.variables:
-            units = source.variable_attributes(name).get("units")
-            if units:
-                self.units[new_names[name]] = units
+            attributes = source.variable_attributes(name)
+            new_name = new_names[name]
+            if attributes.get("units"):
+                self.units[new_name] = attributes["units"]
+            if attributes.get("cell_methods"):
+                self.cell_methods[new_name] = attributes["cell_methods"]
+            # Instants and sums share the time coordinate, whose bounds apply to sums only; hence the condition.
+            if re.search(r"time: (sum|mean)", attributes.get("cell_methods", "")):
+                self.windows[new_name] = read_windows(source, name, leading, self.lead_minutes, _MINUTES_PER_UNIT)
+            self.descriptions[new_name] = {key: attributes.get(key, "") for key in ("standard_name", "long_name")}
         dims_by_name = {new_names[name]: dims for name, dims in self.variables.items()}
         self.flat_names = frozenset(name for name, dims in dims_by_name.items() if level_dims.isdisjoint(dims))
-        self.channel_names = _build_channel_names(dims_by_name, self.flat_names, level_dims_finder.levels)
+        levels = level_dims_finder.levels
+        self.level_units = next((levels[dim][1] for dim in sorted(level_dims)), "")
+        self.channel_levels = _list_channels(dims_by_name, self.flat_names, levels)
+        self.channel_names = list(self.channel_levels)
+        source_names = {new_names[name]: name for name in self.variables}
+        self.channel_positions: dict[str, tuple[str, dict[str, int]]] = {}
+        for channel, (variable, level) in self.channel_levels.items():
+            level_dim = level_dims.intersection(dims_by_name[variable])
+            position = {dim: levels[dim][0].tolist().index(level) for dim in level_dim}
+            self.channel_positions[channel] = (source_names[variable], position)
 
     def _drop_fields_without_members(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
-        """Remove the fields without a member dimension from `variables`, if other fields have one.
+        """Remove fields without a member dimension from `variables`, if other fields have a member dimension.
+
+        Args:
+            origin: file, store or URL, for messages.
+            rename: name of a variable in this package -> its name in the source.
+            warn: True to log a warning about removed fields.
 
         Raises:
-            DataError: if a field that the user has renamed lacks the member dimension.
+            DataError: if a field in `rename` lacks the member dimension.
         """
-        # The member dimension is the one that most variables have.
+        # Of the possible names of the member dimension, choose the one that most variables have.
         names_with_member: list[str] = []
         member = ""
         for dim in _MEMBER_NAMES:
@@ -132,7 +162,7 @@ class ForecastMetadata:
                 member = dim
         if not names_with_member:
             return
-        # A variable that the user has renamed is asked for, so leaving it out is an error.
+        # The user has asked for a renamed variable, so skipping it is an error.
         for name in list(self.variables):
             if name in names_with_member:
                 continue
@@ -147,16 +177,16 @@ class ForecastMetadata:
             del self.variables[name]
 
     def describe_mismatch(self, other: ForecastMetadata) -> str | None:
-        """Describe the first difference to the metadata of another file; None if both files may be of one run.
+        """Describe the first difference to the metadata of another file; None if both files may belong to one run.
 
-        The text continues a message that names this file, such as "has another number of members". Files of one run may
-        have different lead times.
+        The text continues a message that names the file, for example "has another number of members". Files of one run
+        may have different lead times.
         """
         if self.members != other.members:
             return "has another number of members"
         if self.channel_names != other.channel_names:
             return "has other variables or levels"
-        # Attributes that a new version of the package or a tool changes do not make another run.
+        # Attributes that depend only on the version of the package or a tool are ignored.
         attributes = run_attributes(self.attributes)
         other_attributes = run_attributes(other.attributes)
         if attributes != other_attributes:
@@ -167,17 +197,17 @@ class ForecastMetadata:
 
 
 class _LevelDimsFinder:
-    """Finder of the level dimensions, among those that are not times, latitude, longitude or members.
+    """Finder of the level dimensions among the dimensions other than time, latitude, longitude and member.
 
     Args:
         source: variables of the file or store.
         required_dims: names of the dimensions of time, latitude and longitude.
-        level_units: units to which the levels are converted; None to keep those of the source.
+        level_units: units to which the levels are converted; None to keep the source's units.
 
     Attributes:
-        levels: name of a level dimension -> level values and their units, from which channels are named.
-        reasons_text: end of an error message that says, for each other dimension, why it is not a level; empty if there
-            is none.
+        levels: name of a level dimension -> (level values, units), from which channels are named.
+        reasons_text: end of an error message with the reason why each other dimension is not a level; empty if all
+            dimensions are levels.
     """
 
     def __init__(self, source: StoredVariables, required_dims: set[str], level_units: str | None) -> None:
@@ -231,7 +261,7 @@ def _find_fields(
 
     Args:
         source: variables of the file or store.
-        names: names in the source of the variables that are considered.
+        names: names of the variables to consider, in the source.
         required_dims: names of the dimensions of time, latitude and longitude, which every field has.
         level_dims_finder: finder of the level dimensions of the source.
         rename: name of a variable in this package -> its name in the source.
@@ -256,12 +286,12 @@ def _find_fields(
             if reason is None:
                 variables[name] = dims
                 continue
-        # Coordinates and other variables without the dimensions of a field are left out without a warning.
+        # Coordinates and other variables without the dimensions of a field are skipped without a warning.
         if not reason and not is_renamed:
             continue
         problem = f"{source.origin}: {name} has the dimensions {', '.join(dims)}, but a forecast has {rule}{reason}"
         if is_renamed:
-            raise DataError(f"{problem}; cut the store to one position along the others, or rename another")
+            raise DataError(f"{problem}; select one index along the other dimensions, or rename another variable")
         if warn:
             logger.warning("%s; it is left out", problem)
     if not variables:
@@ -280,7 +310,7 @@ def _read_levels(
     Args:
         coordinate: coordinate variable of the levels.
         dim: name of the level dimension.
-        level_units: units to which the values are converted; None to keep those of the source.
+        level_units: units to which the values are converted; None to keep the source's units.
         origin: file, store or URL, for messages.
 
     Raises:
@@ -295,14 +325,14 @@ def _read_levels(
 def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dict[str, str]:
     """Return name of a variable in the source -> name in this package, for all variables of the source.
 
-    If `rename` gives a name to one variable, another variable that has this name in the source is left out.
+    If `rename` gives a name to one variable, another variable with this name in the source is omitted.
 
     Args:
         source: variables of the file or store.
         rename: name of a variable in this package -> its name in the source.
 
     Raises:
-        DataError: if the source lacks a variable that `rename` names.
+        DataError: if a variable in `rename` does not exist in the source.
     """
     for name, source_name in rename.items():
         if source_name not in source.names:
@@ -323,7 +353,7 @@ def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
 
     Args:
         source: variables of the file or store.
-        name: name of the variable that holds the lead times.
+        name: name of the variable with the lead times.
 
     Raises:
         DataError: if there is no such variable, or its units are unknown.
@@ -335,30 +365,32 @@ def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
         return values.astype("timedelta64[m]").astype(np.int64)
     units = str(source.variable_attributes(name).get("units", "hours"))
     if units not in _MINUTES_PER_UNIT:
-        raise DataError(f'{source.origin}: {name} is in "{units}", needs one of {", ".join(_MINUTES_PER_UNIT)}')
+        raise DataError(
+            f'{source.origin}: {name} has the unknown units "{units}"; valid units are {", ".join(_MINUTES_PER_UNIT)}'
+        )
     return np.rint(values.astype(np.float64) * _MINUTES_PER_UNIT[units]).astype(np.int64)
 
 
-def _build_channel_names(
+def _list_channels(
     variables: Mapping[str, tuple[str, ...]], flat_names: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
-) -> list[str]:
-    """Return the names of the channels, by the rules of `credit.channels.ChannelMap`.
+) -> dict[str, tuple[str, float | None]]:
+    """Return channel -> (variable, level); channels are named by the rules of `credit.channels.ChannelMap`.
 
     Args:
         variables: name of a variable in this package -> names of its dimensions.
         flat_names: names of the variables without levels.
         levels: name of a level dimension -> level values and units.
     """
-    names = []
+    channels: dict[str, tuple[str, float | None]] = {}
     for name, dims in variables.items():
         if name in flat_names:
-            names.append(name)
+            channels[name] = (name, None)
             continue
         values, units = next(levels[dim] for dim in dims if dim in levels)
         for level in values:
             channel_name = f"{name}{level:g}"
-            # A variable without levels may have the same name: u10 is a wind at 10 m and u at 10 hPa.
+            # A variable without levels may have the same name: u10 is the wind at 10 m, and u at 10 hPa.
             if channel_name in flat_names:
                 channel_name += units
-            names.append(channel_name)
-    return names
+            channels[channel_name] = (name, float(level))
+    return channels

@@ -1,4 +1,4 @@
-"""Variables and attributes of a netCDF file or a zarr store, behind one interface."""
+"""Common interface to the variables and attributes of netCDF files and zarr stores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from credit.errors import DataError
 
 
 class StoredVariables:
-    """Variables and attributes of a netCDF file or a zarr store, behind one interface.
+    """Variables and attributes of a netCDF file or a zarr store.
 
     Args:
         origin: file, store or URL, for messages.
-        variables: name -> variable of the netCDF4 library (file) or of xarray (store).
+        variables: name -> variable of the netCDF4 library (for a file) or of xarray (for a store).
         attributes: global attributes.
 
     Attributes:
@@ -33,7 +33,7 @@ class StoredVariables:
     ) -> None:
         self.origin = origin
         self.names = list(variables)
-        # Arrays become lists, which can be compared with ==.
+        # Arrays become lists, because comparing arrays with == gives no single truth value.
         self.attributes = {}
         for name, value in attributes.items():
             self.attributes[name] = value.tolist() if isinstance(value, np.ndarray) else value
@@ -56,7 +56,7 @@ class StoredVariables:
         try:
             return np.asarray(self._variables[name][...])
         except Exception as error:
-            # The library of each file system has its own errors.
+            # Each file-system library has its own exception classes.
             raise DataError(f"{self.origin}: {name} cannot be read ({error}); copy or forecast it again") from error
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -78,17 +78,26 @@ class StoredVariables:
             return variable.attrs
         return variable.__dict__
 
+    def auxiliary_names(self, name: str) -> list[str]:
+        """Return the names of the auxiliary coordinates of a variable, listed in its attribute ``coordinates``."""
+        variable = self._variables[name]
+        listed = self.variable_attributes(name).get("coordinates", "")
+        # xarray moves the attribute to the encoding when it decodes a variable.
+        if isinstance(variable, xr.Variable) and not listed:
+            listed = variable.encoding.get("coordinates") or ""
+        return [coordinate for coordinate in str(listed).split() if coordinate in self.names]
+
     def coordinate(self, dim: str) -> xr.Variable | None:
-        """Return the coordinate variable of a dimension, None if it has none."""
+        """Return the coordinate variable of a dimension; None if there is none."""
         if dim not in self.names or self.dims(dim) != (dim,):
             return None
         return xr.Variable((dim,), self.values(dim), self.variable_attributes(dim))
 
     def find_first(self, names: Iterable[str]) -> str:
-        """Return the first of `names` that is the name of a variable.
+        """Return the first name in `names` that a variable has.
 
         Raises:
-            DataError: if there is no variable with one of these names.
+            DataError: if no variable has one of these names.
         """
         for name in names:
             if name in self.names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mapped, refused
 
 _DOWNSCALING = "regional downscaling; this package trains global models only"
-_OCEAN = "the data set of the ocean emulator Samudra has a reader of its own; list the fields in `data.sources`"
+_OCEAN = "the data set of the ocean emulator Samudra has a separate reader; list the fields in `data.sources`"
 _WRF = "boundary data of a regional model; this package trains global models only"
 
 _GENERATION_1: list[KeyRow] = [
@@ -82,7 +82,7 @@ _GENERATION_2: list[KeyRow] = [
     *ignored(
         "2",
         " ".join(f"data.source.NAME.variables.{group}.filename_time_format" for group in _GROUPS),
-        "the time axis of each file tells its times",
+        "the times are read from the time axis of each file",
     ),
     *mapped("2", "data.source.NAME.levels", "`data.levels`"),
     *derived("2", "data.source.NAME.level_coord", "`data.level_units`; the coordinate is found by its attributes"),
@@ -111,7 +111,7 @@ _GENERATION_2: list[KeyRow] = [
     ),
     *mapped("2", "data.start_datetime data.end_datetime", "`data.splits.train`"),
     *mapped("2", "data.timestep", "`data.timestep`"),
-    *ignored("2", "data.lead_time_periods", "`data.timestep` says the same"),
+    *ignored("2", "data.lead_time_periods", "`data.timestep` has the same meaning"),
     *ignored("2", "data.static_first", "generation 2 orders its channels by their groups; see `data.input_order`"),
     *derived(
         "2", "validation_data.start_datetime validation_data.end_datetime", "`data.splits.valid`, `data.splits.test`"

@@ -15,11 +15,11 @@ ROWS: tuple[KeyRow, ...] = (
     *refused("12", "custom_models custom_objects", "write a plugin, see docs/extend.md", harmless=(None, [])),
     # Forecasts.
     *derived("1", "predict.forecasts.days", "`inference.lead_time`"),
-    *ignored("12", "predict.*", "forecasts have keys of their own; set `inference`, see docs/migration.md"),
+    *ignored("12", "predict.*", "forecasts have separate keys; set `inference`, see docs/migration.md"),
     *derived("2", "inference.batch_forecast.forecast_length", "`inference.lead_time`"),
     *refused("2", "inference.data.*", "forecasts use the sources of `data`; add the files to `data.sources`"),
     *ignored("2", "inference.preblocks.* inference.postblocks.*", "forecasts use the transforms of training"),
-    *ignored("2", "inference.*", "forecasts have keys of their own; set `inference`, see docs/migration.md"),
+    *ignored("2", "inference.*", "forecasts have separate keys; set `inference`, see docs/migration.md"),
     # Normalisation and transforms of generation 2.
     *mapped("2", "preblocks.per_step.NAME.type preblocks.NAME.type", "`data.transforms`, `data.input_order`"),
     *mapped("2", "preblocks.per_step.NAME.args.* preblocks.NAME.args.*", "`data.transforms`, `data.variable_options`"),
@@ -27,7 +27,7 @@ ROWS: tuple[KeyRow, ...] = (
     *mapped("2", "postblocks.per_step.NAME.args.* postblocks.NAME.args.*", "`data.variable_options`"),
     # Sections that do not describe the model or its training.
     *ignored("12", "pbs.* slurm.*", "jobs are written by `credit submit`; set `pbs` or `slurm`, see docs/hpc.md"),
-    *ignored("12", "visualization.* diagnostics.* metrics.*", "`credit verify` has keys of its own"),
+    *ignored("12", "visualization.* diagnostics.* metrics.*", "`credit verify` has separate keys"),
     *ignored("12", "ptype.* use_ptype", "precipitation type is computed from forecasts by another program"),
     *ignored("12", "scaler.*", "the training reads `data.mean_path` and `data.std_path`"),
     *ignored("1", "data_defaults.*", "a YAML anchor; the keys that use it are converted"),

@@ -56,7 +56,7 @@ def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow |
 
 
 def _match(pattern: Sequence[str], segments: Sequence[str], variables: Collection[str]) -> tuple[int, ...] | None:
-    """Return the closeness with which a pattern fits a path, one number a segment; None if it does not fit.
+    """Return the quality of the match of a pattern with a path, one number a segment; None if it does not match.
 
     Args:
         pattern: segments of a row's path.

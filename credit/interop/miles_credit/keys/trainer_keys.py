@@ -53,7 +53,7 @@ _TRAINER: list[KeyRow] = [
     *ignored("12", "trainer.update_learning_rate", "the rate is that of `trainer.schedule`, also after a restart"),
     *mapped("12", "trainer.grad_max_norm", "`trainer.grad_max_norm`; null for `dynamic` and 0"),
     *mapped("12", "trainer.use_ema trainer.ema_decay", "the same key"),
-    *mapped("12", "trainer.use_tensorboard", "`trainer.tensorboard`"),
+    *mapped("12", "trainer.use_tensorboard", "`trainer.loggers: [tensorboard]`"),
     *mapped("12", "trainer.stopping_patience", "`trainer.patience`, unless it exceeds the number of epochs"),
     *mapped("12", "trainer.backprop_on_timestep", "`trainer.backprop_on_timestep`"),
     *derived("12", "trainer.load_weights", "import weights with `credit convert --weights`"),

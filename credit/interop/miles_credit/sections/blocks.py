@@ -178,7 +178,7 @@ def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
     outputs = parts.names("prognostic", "diagnostic")
     for name in names:
         if name not in outputs:
-            config.report.derive(f"{key}.tracer_name", f"`{name}` is no output of the network, so it has no bound")
+            config.report.derive(f"{key}.tracer_name", f"`{name}` is not an output of the network, so it has no bound")
     _set_bounds(config, draft, key, (names, config.get(f"{key}.tracer_thres"), "minimum"))
     _set_bounds(config, draft, key, (names, config.get(f"{key}.tracer_thres_max"), "maximum"))
 
@@ -209,7 +209,7 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
     options = draft.values["data"].get("variable_options", {})
     for name, number in zip(names, numbers, strict=True):
         if name in outputs:
-            # Of the bounds of two fixers, the tighter one has an effect.
+            # If two fixers bound the same variable, the tighter bound is written.
             tighter = max if option == "minimum" else min
             draft.set_option(name, option, tighter(number, options.get(name, {}).get(option, number)))
 

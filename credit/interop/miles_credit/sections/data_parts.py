@@ -124,7 +124,7 @@ def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_
             source["variables"] = list(names)
         sources.append({**source, **parts.source_options.get(path, {})})
     draft.set("data.sources", sources)
-    # The groups are written in the order of this package, whatever the order in the file.
+    # The groups are written in the order of this package, regardless of the order in the file.
     draft.set("data.variables", {})
     for group in GROUPS:
         members = parts.variables.get(group)

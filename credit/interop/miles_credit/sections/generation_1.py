@@ -58,7 +58,7 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
     _convert_steps(config, draft)
     _convert_periods(config, draft)
     if str(config.get("data.dataset_type", "")).lower().startswith("ocean"):
-        config.report.refuse("data.dataset_type", "an ocean data set has a reader of its own")
+        config.report.refuse("data.dataset_type", "an ocean data set has a separate reader")
     scaler_type = config.get("data.scaler_type", "std_new")
     if scaler_type not in ("std", "std_new", "std_cached"):
         config.report.refuse("data.scaler_type", f"`{scaler_type}` is not a mean and a standard deviation")
@@ -66,7 +66,10 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
 
 
 def _find_levels(config: MilesConfig) -> list[float]:
-    """Return the levels of the file; for a file that only counts them, those of the file of means or of ERA5's 16."""
+    """Return the levels of the config.
+
+    If the config states only their number, they are read from the file of means, or are the 16 usual levels of ERA5.
+    """
     report = config.report
     num_levels = config.get_integer("data.levels", config.get_integer("model.levels", 0))
     stated_levels = config.get("data.level_ids")
@@ -106,7 +109,7 @@ def _read_levels(path: Path) -> list[float]:
                 if name in data.coords:
                     return [float(level) for level in data[name].values]
     except (OSError, ValueError):
-        # A file that is no netCDF is reported when it is imported.
+        # A file that is not netCDF is reported when it is imported.
         pass
     return []
 

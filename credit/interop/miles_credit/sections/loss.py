@@ -38,7 +38,7 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _convert_weighting(config: MilesConfig) -> None:
-    """Refuse a weighting of the variables that is not that of normalised errors."""
+    """Refuse a weighting of the variables other than that of normalised errors."""
     key = "loss.args.var_weighting"
     weighting = config.get(key, "none")
     if weighting != "inverse_variance":

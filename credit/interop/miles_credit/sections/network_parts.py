@@ -64,7 +64,7 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[int]:
-    """Return the numbers of cells on both sides of the grid; a single number is that of both sides.
+    """Return the numbers of cells on both sides of the grid; a single number applies to both sides.
 
     The hidden default of the padding is 40 cells.
     """

@@ -49,7 +49,7 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
         if not config.has(f"trainer.{name}") and name != "compile":
             report.derive(f"trainer.{name}", f"hidden default `{default}`".lower())
     if config.get_flag("trainer.use_tensorboard", False):
-        draft.set("trainer.tensorboard", True)
+        draft.set("trainer.loggers", ["tensorboard"])
     # The patience of miles-credit counts epochs, at whose ends both packages validate.
     patience = config.get_integer("trainer.stopping_patience", _PATIENCE[config.generation])
     if patience < config.get_integer("trainer.epochs", 1):
@@ -137,7 +137,7 @@ def _convert_schedule(config: MilesConfig, draft: ConfigDraft, num_steps: int | 
 def _read_linear_warmup_cosine(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
     """Return peak rate, warm-up as a fraction of the run, and lowest rate of ``linear-warmup-cosine``."""
     warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 1000)
-    # Without batches per epoch the length of the run depends on the data, and that of the schedule replaces it.
+    # Without batches per epoch the length of the run depends on the data, so the length of the schedule replaces it.
     total_steps = config.get_number("trainer.scheduler.total_steps", 500_000)
     lowest_rate = config.get_number("trainer.scheduler.min_lr", 1e-5)
     config.report.derive(

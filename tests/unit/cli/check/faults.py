@@ -259,8 +259,9 @@ TRAINING = [
           ["trainer.preview={}"]),
     Fault("an early view of what is not predicted", ["trainer.preview.channels", "t2n"],
           ["trainer.preview={lead_time: 6h, channels: [t2n]}"]),
-    Fault("no TensorBoard", ["trainer.tensorboard", "[tensorboard]"], ["trainer.tensorboard=true"],
+    Fault("no TensorBoard", ["trainer.loggers", "[tensorboard]"], ["trainer.loggers=[tensorboard]"],
           absent="tensorboard"),
+    Fault("an unknown logger", ["trainer.loggers", "wandb"], ["trainer.loggers=[wandbb]"]),
 ]  # fmt: skip
 
 RANKS = [
@@ -308,8 +309,8 @@ FOLDERS = [
                      hours_of_file(file), levels=[500, 850]) for file in (1, 2)]),
     Fault("a checkpoint of other units", ["step_00000002", "degC"], needs="run", spoil=rewrite_both_files(
           t2m_in_celsius, attributes={"t2m": {"units": "degC"}})),
-    Fault("a checkpoint of another global batch", ["2 samples a step", "does not divide"],
-          ["trainer.train_batch_size=3"], needs="run"),
+    Fault("a checkpoint of another global batch", ["2 samples a step", "cannot be divided equally among 3 ranks"],
+          ["trainer.parallelism.replicate=3"], needs="run"),
     Fault("a damaged newest checkpoint", ["step_00000002", "checksum", "start from", "step_00000001"], needs="run",
           spoil=damage_checkpoints(-1)),
     Fault("an unfinished newest checkpoint", ["step_00000002", "manifest.json"], needs="run",

@@ -135,8 +135,8 @@ def test_no_false_alarm_on_the_configs(
     if has_data:
         assert errors == []
     else:
-        # The only errors are those of the sources, which do not exist.
-        assert [error for error in errors if not re.match(r"data\.sources\.\d\.path: ", error)] == []
+        # The only errors are those of the sources, which do not exist or need a package of the extra cloud.
+        assert [error for error in errors if not re.match(r"(data\.sources\.\d\.path|gs://\S+): ", error)] == []
         assert len(errors) == len(config.data.sources)
 
 
@@ -205,6 +205,14 @@ def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> Non
     assert dry_run.checkpoint_bytes == tensor_bytes > 10**5
 
 
+def test_recomputed_steps_with_checkpointed_blocks(world: Path) -> None:
+    # Without `residual`, the last tensor that a recomputation needs is one of the network, where torch ends it.
+    overrides = ["model.residual=false", "data.forecast_len=2", "trainer.recompute_steps=true"]
+    config = load_config("config.yml", [*overrides, "trainer.activation_checkpoint=true"])
+    reader = open_sources(config.data)
+    assert try_step(config, dummy_assets(config, reader.grid, reader.attributes, reader.masks)).skip_reason == ""
+
+
 def test_a_model_that_needs_values_is_no_problem(
     world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +237,15 @@ def test_members_one_by_one(world: Path, capsys: pytest.CaptureFixture[str], mon
     assert (status, errors) == (0, []) and "could not be tried" not in output
     # All at once, then the first chunk without a graph, the last one, and the first one again.
     assert chunks == [(3, True), (1, False), (2, True), (1, True)]
+
+
+def test_cuda_graphs(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["trainer.compile=reduce-overhead", "trainer.device=cpu", "trainer.grad_accum_every=2"]
+    status, errors, output = run_check(capsys, *overrides)
+    assert (status, errors) == (0, []), errors
+    assert "has CUDA graphs on a GPU only" in output and "each of the 2 forward passes" in output
+    status, errors, _ = run_check(capsys, "trainer.compile=reduce-overhead", "--world-size", "2")
+    assert status == 2 and "works on one rank only, and the run has 2" in " ".join(errors)
 
 
 def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,3 +275,15 @@ def test_a_save_loc_without_permission(world: Path, capsys: pytest.CaptureFixtur
     Path("closed").mkdir(mode=0o500)
     status, errors, _ = run_check(capsys, "save_loc=closed/run")
     assert status == 2 and "cannot be written" in errors[0]
+
+
+def test_spare_ranks_of_a_job_that_goes_on_without_nodes(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of five ranks, four divide the global batch; each takes two batches of one sample, as train_batch_size allows."""
+    slurm = "slurm={cluster: slurm, walltime: 1h, nodes: 5, min_nodes: 3, ranks_per_node: 1, gpus_per_node: 0}"
+    batch = "trainer.global_batch_size=8", "trainer.train_batch_size=1"
+    status, errors, output = run_check(capsys, slurm, *batch)
+    assert (status, errors) == (0, []), errors
+    assert "ranks: 4 = replicate 1 x shard 4" in output
+    assert "of 8 samples (2 x 1 on each data-parallel rank); an epoch has 1" in output
+    status, errors, _ = run_check(capsys, slurm.replace("min_nodes: 3, ", ""), *batch)
+    assert status == 2 and "8 samples cannot be divided equally among 5 ranks" in " ".join(errors)

@@ -12,7 +12,7 @@ import yaml
 
 from credit.cli import main
 from credit.cli.doctor import sections
-from credit.cli.doctor.redact import is_secret, redact
+from credit.config.redact import is_secret, redact
 from tests.unit.cli.world import damage_checkpoints
 
 LOG = """2026-01-01T00:00:00Z INFO credit: reading https://alice:Hunter2Hunter2@data.example.org/era5.zarr
@@ -54,6 +54,7 @@ def patient(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.M
                     "setup": ["export MY_TOKEN=second-secret"]}  # fmt: skip
     Path("config.yml").write_text(yaml.safe_dump(raw))
     Path("run/logs").mkdir(exist_ok=True)
+    Path("run/logs/rank_00000.log").write_text("2026-01-01T00:00:05Z INFO root: step 7\n")
     Path("run/logs/rank_00001.log").write_text(LOG)
     return tmp_path
 

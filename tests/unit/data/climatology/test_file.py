@@ -214,7 +214,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     path = write(wb2(), tmp_path / "a.nc")
     with pytest.raises(DataError, match="climatology.path: .*none.nc does not exist.* contains a.nc"):
         load(tmp_path / "none.nc")
-    with pytest.raises(DataError, match="grid is not that of the data: .*verification.grid brings both to one"):
+    with pytest.raises(DataError, match="grid is not that of the data: .*set verification.grid to regrid both"):
         load(path, grid=make_grid(8, 8), rename=NAMES)
     with pytest.raises(DataError, match="has no level 300"):
         load(
@@ -222,15 +222,15 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
             channels=ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": []}}, [300.0]).time_varying_stored,
             rename=NAMES,
         )
-    with pytest.raises(DataError, match="geopotential lies on levels, but t2m has none"):
+    with pytest.raises(DataError, match="geopotential has levels, but t2m has none"):
         load(path, channels=CHANNELS[-1:], rename={"t2m": "geopotential"})
-    with pytest.raises(DataError, match="2m_temperature has no levels, but t850 needs one"):
+    with pytest.raises(DataError, match="2m_temperature has no levels, but t850 is on a level"):
         load(path, channels=CHANNELS[2:4], rename={"t": "2m_temperature"})
     with pytest.raises(DataError, match="coordinate dayofyear, 1, 2, ... 366, but has 1 to 365, 183 values"):
         load(write(wb2().isel(dayofyear=slice(None, None, 2)), tmp_path / "b.nc"), rename=NAMES)
     with pytest.raises(DataError, match="dayofyear.* no such coordinate.*groupby"):
         load(write(wb2().rename(dayofyear="day"), tmp_path / "c.nc"), rename=NAMES)
-    with pytest.raises(DataError, match="has the dimensions quantile, .*cut the file to one position"):
+    with pytest.raises(DataError, match="has the dimensions quantile, .*select one position along them"):
         load(write(wb2().expand_dims(quantile=[0.1, 0.9]), tmp_path / "d.nc"), rename=NAMES)
     with pytest.raises(DataError, match="stands for 4 files"):
         load(tmp_path / "*.nc")

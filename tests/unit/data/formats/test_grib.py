@@ -186,7 +186,7 @@ def test_forecasts_have_their_valid_time(tmp_path: Path) -> None:
 
 def test_one_message_twice(tmp_path: Path) -> None:
     path = write_grib(tmp_path / "a.grib", message(field_number(0)), message(field_number(0)))
-    with pytest.raises(DataError, match=r"a.grib: 2000-01-01T00:00 is there twice \(t\); remove one"):
+    with pytest.raises(DataError, match=r"a.grib: 2000-01-01T00:00 occurs twice \(t\); remove one"):
         open_sources(config(path, p2=["t"]))
 
 

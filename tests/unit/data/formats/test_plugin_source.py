@@ -229,7 +229,7 @@ def label_with_another_time(field: np.ndarray) -> xr.DataArray:
         (with_attributes(variables={"t": SourceVariable("K", (500, 500))}), ["the levels of t hold a value twice"]),
         (with_attributes(times=[]), ["times must be at least one date"]),
         (with_attributes(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
-        (with_attributes(times=[START] * 4), ["2000-01-01T00:00 is there twice"]),
+        (with_attributes(times=[START] * 4), ["2000-01-01T00:00 occurs twice"]),
         (with_attributes(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
         (with_attributes(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
         (with_attributes(latitude=["north"] * H), ["latitude fails", "could not convert"]),

@@ -134,5 +134,5 @@ def test_a_hole_in_a_static_field(tmp_path: Path) -> None:
 def test_a_first_field_without_any_value(tmp_path: Path) -> None:
     sst = random_fields(4, H, W)
     sst[0] = np.nan
-    with pytest.raises(DataError, match="sst: the whole first field is missing"):
+    with pytest.raises(DataError, match="sst: all values of the first field"):
         open_sources(make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **DECLARED))

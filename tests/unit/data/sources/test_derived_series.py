@@ -212,7 +212,7 @@ def test_everything_on_one_grid(tmp_path: Path) -> None:
     other = write_file(tmp_path / "sp.nc", pressure, world.HOURS, attributes={"sp": {"units": "Pa"}})
     sources = [{"path": str(column), "vertical": {"surface_pressure": "sp"}}, {"path": str(other)}]
     grid = {"rows": 5, "columns": 8, "poles": True}
-    with pytest.raises(DataError, match=r"t is made of what is in .*ml\.nc and .*sp\.nc, which are on different grids"):
+    with pytest.raises(DataError, match=r"t: its inputs in .*ml\.nc and .*sp\.nc are on different grids"):
         open_sources(make_config("", sources=sources, p3=["t"], levels=[200], grid=grid))
 
 
@@ -255,7 +255,7 @@ def test_surface_pressure_in_other_files(tmp_path: Path, all_variables: Path) ->
     sources[1]["path"] = str(early)
     with pytest.raises(
         DataError,
-        match=r"t needs lnsp at the same times, but lnsp is not there at 10 of 40, the first is 2000-01-08T12:00",
+        match=r"t needs lnsp at the same times, but lnsp is missing at 10 of 40, the first is 2000-01-08T12:00",
     ):
         open_sources(make_config("", sources=sources, p3=["t"], levels=LEVELS))
 
@@ -320,7 +320,7 @@ def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
     with xr.open_dataset(world.write(tmp_path / "q.nc", "ecmwf", fields_of("q")), decode_times=False) as file:
         file.isel(lev=slice(4, None)).to_netcdf(tmp_path / "low.nc")
     sources = [{"path": str(column), "vertical": GROUND}, {"path": str(tmp_path / "low.nc"), "vertical": GROUND}]
-    with pytest.raises(DataError, match=r"z is made of what is on 24 levels in .*ml\.nc and on 20 others in .*low\.nc"):
+    with pytest.raises(DataError, match=r"z: its inputs are on 24 levels in .*ml\.nc and on 20 others in .*low\.nc"):
         open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
     sources[0]["path"] = str(tmp_path / "gap.nc")
     with xr.open_dataset(column, decode_times=False) as file:

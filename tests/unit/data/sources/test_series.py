@@ -89,8 +89,10 @@ def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = write_file(tmp_path / "b.nc", {"t": T[:4, 0]}, range(480, 504, 6))
     sources = [{"path": [str(path), str(later)], "period": ["2000-01-01", "2000-01-03"]}]
     assert len(open_sources(make_config("", sources=sources, p2=["t"])).times) == 8
-    assert f"{later} gives nothing: its times lie outside of data.sources.0.period" in caplog.text
-    with pytest.raises(DataError, match=r"sources.0.period: t has no time in it; its files have 2000-01-01T00:00 to"):
+    assert f"{later} gives nothing: period and every of data.sources.0 leave out all its times" in caplog.text
+    with pytest.raises(
+        DataError, match=r"sources.0: period, every and .* leave t no time; its files have 2000-01-01T00"
+    ):
         open_period("2001-01-01", "2001-12-31")
     with pytest.raises(DataError, match=r"data.sources.0.period: 1999-01-01 is before 2000-01-01"):
         open_period("2000-01-01", "1999-01-01")
@@ -243,6 +245,6 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
         "2000-01-02T00:00..2000-01-02T18:00, 4 times; t",
     ]
     caplog.clear()
-    with pytest.raises(DataError, match="data.sources.2.period: t has no time in it"):
+    with pytest.raises(DataError, match="data.sources.2: period, every and .* leave t no time"):
         open_sources(make_config("", sources=sources, p3=["t"], levels=[500, 850]))
     assert "oldest.nc gives nothing" in caplog.text, "an error may come of it"

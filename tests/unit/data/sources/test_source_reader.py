@@ -210,7 +210,7 @@ def test_files_that_overlap(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 def test_a_time_twice_in_a_file(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)}, hours=[0, 6, 6, 12])
-    with pytest.raises(DataError, match=r"a\.nc: 2000-01-01T06:00 is there twice"):
+    with pytest.raises(DataError, match=r"a\.nc: 2000-01-01T06:00 occurs twice"):
         open_sources(make_config(path, p2=["t2m"]))
 
 
@@ -304,7 +304,7 @@ def test_time_axis_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"d\.nc: the time axis has no time"):
         open_sources(make_config(empty, p2=["t2m"]))
     other = write_file(tmp_path / "c.nc", {"u10": fields["t2m"]})
-    with pytest.raises(DataError, match=r"b\.nc: t2m has no time axis there"):
+    with pytest.raises(DataError, match=r"b\.nc: t2m has no time axis in the file"):
         open_sources(make_config([without, other], p2=["t2m", "u10"]))
 
 

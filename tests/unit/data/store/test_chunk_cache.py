@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -42,11 +44,16 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, np.
     return reader, t, tmp_path / "store.zarr" / "fields" / "c", folder
 
 
+def copied_files(folder: Path) -> list[str]:
+    """Return the names of the copies, without lock files."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock_"))
+
+
 def test_what_was_read_is_read_there(opened: tuple) -> None:
     reader, t, chunks, folder = opened
     for index in (3, 5):
         np.testing.assert_array_equal(reader.read(index)[0], t[index].astype(np.float32))
-    assert sorted(path.name for path in folder.iterdir()) == ["0", "3", "5"]
+    assert copied_files(folder) == ["0", "3", "5"]
     shutil.rmtree(chunks / "3")
     np.testing.assert_array_equal(reader.read(3)[0], t[3].astype(np.float32))
 
@@ -75,5 +82,52 @@ def test_a_full_disk(opened: tuple, monkeypatch: pytest.MonkeyPatch, caplog: pyt
     with caplog.at_level(logging.WARNING):
         for index in (3, 4):
             np.testing.assert_array_equal(reader.read(index)[0], t[index].astype(np.float32))
-    assert [path.name for path in folder.iterdir()] == ["0"]
+    assert copied_files(folder) == ["0"]
     assert caplog.text.count("takes no more copies") == 1
+
+
+def test_a_lost_original_is_an_error_and_no_fault_of_the_cache(opened: tuple, caplog: pytest.LogCaptureFixture) -> None:
+    reader, t, chunks, folder = opened
+    shutil.rmtree(chunks / "7")
+    with pytest.raises(DataError, match="its chunk is lost"):
+        reader.read(7)
+    assert "takes no more copies" not in caplog.text
+    reader.read(8)
+    assert copied_files(folder) == ["0", "8"]
+
+
+def read_in_a_process(origin: str, folder: Path, reads: Path) -> None:
+    """Read eight files through a cache, and leave a file in `reads` for each copy of an original that was made."""
+    copyfile = shutil.copyfile
+
+    def copy_and_note(source: str, target: Path) -> None:
+        (reads / f"{Path(source).name}.{os.getpid()}").touch()
+        copyfile(source, target)
+
+    chunk_cache.shutil.copyfile = copy_and_note
+    cache = chunk_cache.ChunkCache(folder)
+    for number in range(8):
+
+        def read_file(path: str, number: int = number) -> None:
+            assert Path(path).read_text() == f"content {number}"
+            assert path.startswith(str(folder)), "the original is read by copying it only"
+
+        cache.read_cached(str(number), f"{origin}/{number}", read_file)
+
+
+# Newer versions of Python warn of forks beside threads; the children here use none.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_processes_of_a_node_read_each_original_once(tmp_path: Path) -> None:
+    for name in ("origin", "reads"):
+        (tmp_path / name).mkdir()
+    for number in range(8):
+        (tmp_path / "origin" / str(number)).write_text(f"content {number}")
+    context = multiprocessing.get_context("fork")
+    arguments = (str(tmp_path / "origin"), tmp_path / "near", tmp_path / "reads")
+    processes = [context.Process(target=read_in_a_process, args=arguments) for _ in range(16)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 16
+    assert sorted(path.name.split(".")[0] for path in (tmp_path / "reads").iterdir()) == [str(n) for n in range(8)]

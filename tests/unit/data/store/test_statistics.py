@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
+from credit.data.kernels import compute_moments
 from credit.data.store.statistics import Moments, Statistics, find_coarse_packing, fit_statistics
 from credit.errors import DataError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -72,6 +76,41 @@ def test_the_same_whatever_the_split(fields: np.ndarray) -> None:
         np.testing.assert_allclose(merged.mean, moments_at_once.mean, rtol=1e-12)
         np.testing.assert_allclose(merged.std(), moments_at_once.std(), rtol=1e-12)
         np.testing.assert_array_equal(merged.count, moments_at_once.count)
+
+
+@pytest.mark.parametrize("compute", [Moments.of_fields, compute_moments])
+@pytest.mark.parametrize("cells", [1, 63, 64, 65, 200])
+def test_moments_of_any_number_of_cells(cells: int, compute: Callable[..., Moments]) -> None:
+    """Cells beyond a multiple of 64 are summed one by one."""
+    random = np.random.default_rng(cells)
+    fields, before = random.normal(280.0, 20.0, (2, 3, 1, cells)).astype(np.float32)
+    valid = random.random((3, 1, cells)) < 0.7
+    # One channel without masked cells, and one without valid cells.
+    valid[0] = True
+    valid[1] = False
+    for earlier in (None, before):
+        moments = compute(fields, valid, earlier)
+        difference = fields.astype(np.float64) - (0.0 if earlier is None else earlier)
+        for channel in range(3):
+            values = difference[channel][valid[channel]]
+            mean = values.mean() if len(values) else 0.0
+            expected = [
+                len(values),
+                mean,
+                ((values - mean) ** 2).sum(),
+                values.min(initial=np.inf),
+                values.max(initial=-np.inf),
+            ]
+            np.testing.assert_allclose(moments.to_rows()[:, channel], expected, rtol=1e-12, atol=1e-10)
+
+
+def test_a_start_without_a_store_does_not_wait_for_numba() -> None:
+    """Its import and compilation take longer than the statistics of a small run."""
+    script = (
+        "import sys, numpy as np; from credit.data.store.statistics import Moments; "
+        "Moments.of_fields(np.ones((1, 2, 3), np.float32), np.ones((1, 2, 3), bool)); assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_masked_cells_do_not_count(fields: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import random
@@ -100,7 +101,7 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
     assert [int(d) for d in group["digest"][:]] == [
-        store_writer.hash_fields(reader.read(n)) for n in range(len(reader.times))
+        store_writer.hash_fields(reader.read(n), "crc32c") for n in range(len(reader.times))
     ]
 
 
@@ -132,6 +133,35 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     sources = open_sources(conf)
     for number, minutes in enumerate(reader.times.tolist()):
         np.testing.assert_array_equal(reader.read(number), sources.read(sources.index_of(minutes)))
+
+
+@pytest.mark.parametrize("compression", store_creation._COMPRESSORS)
+def test_a_chunk_has_the_bytes_that_zarr_writes(folder: Path, compression: str) -> None:
+    conf = make(folder)
+    write_training_store(conf, PreprocessConfig(compression=compression))
+    file = Path(conf.store) / "fields/c/7/0/0/0"
+    fields = zarr.open_group(conf.store, mode="r+")["fields"]
+    values = np.random.default_rng(0).normal(280.0, 20.0, (1, ROWS, COLUMNS)).astype(np.float32)
+    fields[7] = values
+    written_by_zarr = file.read_bytes()
+    file.unlink()
+    store_writer.write_chunk(fields, file, values)
+    assert file.read_bytes() == written_by_zarr
+    assert [path.name for path in file.parent.iterdir()] == ["0"]
+
+
+def test_stores_of_before_keep_their_checksums(folder: Path) -> None:
+    conf = make(folder)
+    write_training_store(conf)
+    digest = zarr.open_group(conf.store, mode="r+")["digest"]
+    assert store_writer.digest_algorithm(digest) == "crc32c"
+    del digest.attrs["algorithm"]
+    assert store_writer.digest_algorithm(digest) == "blake2b"
+    values = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    expected = hashlib.blake2b(values.tobytes(), digest_size=8).digest()
+    assert store_writer.hash_fields(values, "blake2b") == int.from_bytes(expected, "little")
+    # The CRC32C of 32 zero bytes is in RFC 3720.
+    assert store_writer.hash_fields(np.zeros(8, np.float32), "crc32c") == 2**32 + 0x8A9136AA
 
 
 def test_statistics_are_numpys(folder: Path) -> None:

@@ -11,10 +11,13 @@ from itertools import pairwise
 import pytest
 
 from credit.cli import main
+from credit.config.sections.execution import MixedPrecisionConfig
 from credit.config.sections.trainer import TrainerConfig
 from credit.errors import ConfigError
 from credit.hpc.planner import report
+from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
+from credit.hpc.planner.matrices import Matrix, count_matrix_collectives, estimate_matrix_seconds
 from credit.hpc.planner.memory import (
     Precision,
     Schedule,
@@ -29,8 +32,7 @@ from credit.hpc.planner.mesh import CHECKPOINTING, list_busy_ranks
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.planned_run import MemberBatches, PlannedRun
 from credit.hpc.planner.report import format_plan, to_dict
-from credit.hpc.planner.times import estimate_matrix_seconds
-from credit.hpc.planner.trace import Collective, trace_step
+from credit.hpc.planner.trace import trace_step
 from credit.hpc.planner.traffic import estimate_seconds
 from credit.losses import member_loss
 from credit.parallel.domain.division import divide_field
@@ -85,15 +87,23 @@ def test_muon_by_hand() -> None:
     assert memory.optimizer == 2 * 3 * 3 * 4 + 4 + 2 * 5 * 4
     gpu = find_gpu("h100")
     trainer = TrainerConfig(max_steps=1, optimizer="muon", tf32=True)
+    matrices = [Matrix(8, 4, flops, "dp", 0) for flops in (4e12, 2e12, 2e12)]
     one_rank, replicas, shards = (
-        estimate_matrix_seconds([4e12, 2e12, 2e12], degrees, trainer, gpu)
+        estimate_matrix_seconds(matrices, degrees, trainer, gpu)
         for degrees in (ParallelDims(1, 1, 1), ParallelDims(2, 1, 1), ParallelDims(1, 2, 1))
     )
     assert one_rank == replicas == gpu.estimate_kernel_seconds("tf32", 8e12, 0)
     assert shards == gpu.estimate_kernel_seconds("tf32", 4e12, 0)
     amp = trainer.model_copy(update={"amp": True})
-    assert estimate_matrix_seconds([8e12], ParallelDims(1, 1, 1), amp, gpu) < one_rank
+    assert estimate_matrix_seconds(matrices, ParallelDims(1, 1, 1), amp, gpu) < one_rank
+    policy = MixedPrecisionConfig(param_dtype="float32")
+    float32_weights = amp.model_copy(update={"fsdp2_mp_policy": policy})
+    assert estimate_matrix_seconds(matrices, ParallelDims(1, 1, 1), float32_weights, gpu) == one_rank
     assert estimate_matrix_seconds([], ParallelDims(1, 1, 1), amp, gpu) == 0
+    # The owner of the first matrix receives its 32 bytes, and each of two ranks gets its half of all three back.
+    exchanges = count_matrix_collectives(matrices, ParallelDims(1, 2, 1))
+    assert exchanges == {Collective("all-to-all", 2, 64): 1, Collective("all-to-all", 2, 48): 1}
+    assert not count_matrix_collectives(matrices, ParallelDims(2, 1, 1))
 
 
 def test_in_flight_by_hand() -> None:
@@ -186,6 +196,18 @@ def test_report(plan: Plan) -> None:
     assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
     assert facts["configured"]["shard"] == 16
     assert len(facts["meshes"]) == len(plan.meshes)
+    assert f"a checkpoint has at most {facts['checkpoint_files']} files" in text
+
+
+def test_reads_of_a_step(plan: Plan) -> None:
+    """16 samples read three times each. Two ranks that divide the fields open each chunk, and read half of it."""
+    run = replace(planned_run_of(), times_per_sample=3, bytes_per_time=10**9)
+    seconds = plan.best.step_seconds
+    assert " 48 GB of fields, uncompressed, with 48 opens of chunks of the training store " in format_plan(plan, run)
+    divided = replace(plan.best, degrees=replace(plan.best.degrees, domain=2))
+    text = report.describe_reads(divided, run)
+    assert " 48 GB of fields, uncompressed, with 96 opens of chunks of the training store " in text
+    assert f"estimate: {96 / seconds:.0f} opens/s, {48 / seconds:.3g} GB/s" in text
 
 
 def test_tables_end_with_an_empty_line(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,3 +163,17 @@ def test_a_copy_normalises_its_own_weights() -> None:
             ours, theirs = model(fields()), twin(fields())
     assert torch.isfinite(theirs).all()
     assert not torch.allclose(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (1, 5)])
+def test_gradient_of_a_matrix_is_that_of_autograd(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    matrix, grad_y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    u, v = (torch.randn(length, generator=generator, dtype=torch.float64) for length in shape)
+    matrix.requires_grad_()
+    y = matrix / torch.dot(u, torch.mv(matrix, v))
+    (expected,) = torch.autograd.grad(y, matrix, grad_y)
+    normalized = spectral_norm_batched.normalize_matrix(matrix, u, v)
+    (gradient,) = torch.autograd.grad(normalized, matrix, grad_y)
+    torch.testing.assert_close(normalized, y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)

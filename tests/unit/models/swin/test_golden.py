@@ -84,7 +84,7 @@ def test_names_that_are_unknown_or_missing() -> None:
     with pytest.raises(CheckpointError, match="unknown keys u_transformer.noise_inject.style.weight"):
         convert_published_state({**state, "u_transformer.noise_inject.style.weight": torch.zeros(1)})
     del state["u_transformer.layer.blocks.1.attn.logit_scale"]
-    with pytest.raises(CheckpointError, match="it has no u_transformer.layer.blocks.1.attn.logit_scale"):
+    with pytest.raises(CheckpointError, match="u_transformer.layer.blocks.1.attn.logit_scale is missing"):
         convert_published_state(state)
 
 

@@ -249,14 +249,14 @@ def test_lora() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "model.heads: 3 does not divide model.dim: 16; the nearest number that does is 2"),
-        ({"num_groups": 5}, "model.num_groups: 5 does not divide model.dim: 16; the nearest number that does is 4"),
-        ({"window_size": 4}, r"model.window_size: 4 .* along lon; the nearest window that does is 3"),
+        ({"heads": 3}, "model.heads: 3 does not divide model.dim: 16; the nearest divisor is 2"),
+        ({"num_groups": 5}, "model.num_groups: 5 does not divide model.dim: 16; the nearest divisor is 4"),
+        ({"window_size": 4}, r"model.window_size: 4 .* along lon; the nearest window that fits is 3"),
         ({"padding": {"lat": [1, 1]}}, r"18 cells of the padded grid along lat; model.padding.lat: \[4, 4\] fits"),
         ({"padding": {"lon": [4, 4]}}, r"model.padding.lon: \[4, 4\]: with model.edges: sphere .* \[0, 0\]"),
         ({"image_width": 44, "window_size": "auto"}, "auto finds no window .* 44 columns .* another model.patch_size"),
         ({"image_width": 22, "window_size": "auto"}, "auto finds no window .* 22 columns"),
-        ({"image_width": 22}, "choose a model.patch_size of which twice is a divisor of 22"),
+        ({"image_width": 22}, r"choose a model.patch_size such that 2 \* patch_size divides 22"),
         ({"padding": None, "edges": "published", "patch_size": 20}, "model.patch_size: 20 is larger than the 16 cells"),
         (
             {"image_height": 17, "padding": None, "edges": "published", "interp": False},

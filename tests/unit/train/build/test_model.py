@@ -19,6 +19,7 @@ from credit.models.layers import spectral_norm
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.up_sampling import UpBlockPS
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build import model as build_model
 from credit.train.build.dry_run import dummy_assets
@@ -59,7 +60,7 @@ def test_a_missing_compiler_is_refused(
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"trainer.compile: true, but .*({missing})"):
+    with pytest.raises(ConfigError, match=f"trainer.compile is set, but .*({missing})"):
         build_model.require_compiler(torch.device(device))
     config = small_config("trainer.compile=true")
     assets = dummy_assets(config, build_grid(GRID), {})
@@ -180,10 +181,11 @@ def test_equal_blocks_share_a_graph() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_compiles_blocks_of_several_shapes() -> None:
+@pytest.mark.parametrize("mode", [None, CUDA_GRAPHS])
+def test_inductor_compiles_blocks_of_several_shapes(mode: str | None) -> None:
     """With dynamic shapes, torch's default for the second block, inductor fails on these blocks (torch 2.13)."""
     plain, model = two_up_blocks(), two_up_blocks()
-    compile_blocks(model)
+    compile_blocks(model, mode=mode)
     for network in (plain, model):
         network(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
     assert count_graphs() == 2

@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credit.errors import CheckpointError, ConfigError
-from credit.train.checkpoint import checkpoint, retention, sharded
+from credit.train.checkpoint import checkpoint, retention
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
+from credit.train.checkpoint.sharded import writer
 
 
 def tensors(step: float) -> dict[str, dict[str, Tensor]]:
@@ -87,13 +88,13 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training changes its tensors as soon as `save` returns, long before they are written."""
-    go, wrote = threading.Event(), sharded.save_file
+    go, wrote = threading.Event(), writer.write_ranges
 
-    def late(*args: object, **options: object) -> None:
+    def late(*args: object) -> int:
         assert go.wait(60)
-        wrote(*args, **options)
+        return wrote(*args)
 
-    monkeypatch.setattr(sharded, "save_file", late)
+    monkeypatch.setattr(writer, "write_ranges", late)
     live, meta = tensors(1), {"position": 1}
     with AsyncCheckpointer(tmp_path) as checkpointer:
         path = checkpointer.save(1, live, ASSETS, meta)
@@ -219,6 +220,26 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
     assert checkpoint.newest_checkpoint(tmp_path) == path
 
 
+def test_files_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps files that another process has open, so their folder stays for a while."""
+    path = save(tmp_path, 4)
+
+    def keep_files(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists() and not ignore_errors:
+            raise OSError("Directory not empty")
+
+    with monkeypatch.context() as context:
+        context.setattr(retention.shutil, "rmtree", keep_files)
+        with AsyncCheckpointer(tmp_path) as checkpointer:
+            checkpointer.save(4, tensors(40), ASSETS, {})
+        assert checkpoint.newest_checkpoint(tmp_path) == path
+        assert same(checkpoint.load_tensors(path, "model"), tensors(40)["model"])
+        retention.remove_checkpoints_after(tmp_path, 3)
+        assert checkpoint.list_checkpoints(tmp_path) == []
+    save(tmp_path, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000005"]
+
+
 def test_links_and_pruning(tmp_path: Path) -> None:
     keep = retention.Retention(last=2)
     with AsyncCheckpointer(tmp_path) as checkpointer:
@@ -240,6 +261,23 @@ def test_retention(tmp_path: Path) -> None:
     assert len(checkpoint.list_checkpoints(tmp_path)) == 11
     retention.prune_checkpoints(tmp_path, keep)
     assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [92, 100, 104, 110]
+
+
+def test_a_removal_that_is_killed_leaves_no_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 2, 4)
+
+    def remove_a_file_and_stop(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            (path / "meta.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(retention.shutil, "rmtree", remove_a_file_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            retention.prune_checkpoints(tmp_path, retention.Retention(last=1))
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step_00000004"]
+    save(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000004", "step_00000006"]
 
 
 def test_going_back(tmp_path: Path) -> None:

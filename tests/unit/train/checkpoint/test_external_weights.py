@@ -111,3 +111,24 @@ def test_a_truncated_file_of_torch(tmp_path: Path, zipped: bool) -> None:
     file.write_bytes(file.read_bytes()[:20_000])
     with pytest.raises(CheckpointError, match="or is damaged; copy it again"):
         read_state_file(file)
+
+
+@pytest.mark.parametrize("name", ["file.safetensors", "file.pt"])
+def test_a_file_is_mapped_and_not_read(tmp_path: Path, name: str) -> None:
+    """So a rank reads only the parts that it needs."""
+    path = tmp_path / name
+    state = {"weight": torch.arange(5000.0)}
+    if path.suffix == ".pt":
+        torch.save(state, path)
+    else:
+        save_file(state, path)
+    weight = read_state_file(path)["weight"]
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    address = weight.untyped_storage().data_ptr()
+    owners = []
+    for mapping in mappings:
+        begin, end = (int(number, 16) for number in mapping.split()[0].split("-"))
+        if begin <= address < end:
+            owners.append(mapping.split()[-1])
+    assert owners == [str(path)]
+    assert torch.equal(weight, state["weight"])

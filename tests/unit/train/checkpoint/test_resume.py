@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from credit.config import build_config
+from credit.config.batch_division import divide_global_batch
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.config_changes import require_same_run
 from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, prepare_folder
+from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from tests.unit.config.test_load import MINIMAL, with_key
 
 
@@ -94,3 +96,18 @@ def test_the_shorthand_of_hyperdiffusion_is_no_change(caplog: pytest.LogCaptureF
     listed = build_config(with_key("model.postprocess", [{"kind": "hyperdiffusion"}]))
     require_same_run(listed, shorthand.model_dump(mode="json"), Path("step_00000001"))
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_checkpoint_of_any_number_of_ranks_is_continued(num_ranks: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The batches of a rank, such as 2 x 3 of a global batch of 12 on two ranks, are no change of the config."""
+    raw = with_key("trainer.global_batch_size", 12)
+    raw["trainer"]["train_batch_size"] = 3
+    config = build_config(raw)
+    divided = divide_global_batch(config, num_ranks)
+    meta = build_checkpoint_meta(divided, SimpleNamespace(to_meta=dict), TrainState(), "standard", num_ranks)
+    assert meta["samples_a_step"] == 12
+    assert build_config(meta["config"]).trainer.global_batch_size == 12
+    with caplog.at_level(logging.WARNING):
+        require_same_run(config, meta["config"], Path("step_00000004"))
+    assert not caplog.records

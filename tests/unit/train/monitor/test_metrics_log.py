@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import resource
-import sys
 from pathlib import Path
 
 import pytest
 
-from credit.errors import ConfigError
 from credit.train.monitor.metrics_log import MetricsLog, rank_log, write_status
 from credit.train.monitor.run_files import is_repeated_failure
 
@@ -20,20 +18,20 @@ def rows(folder: Path) -> list[dict]:
 
 
 def test_rows_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     for step in range(1, 6):
         log.write({"step": step, "loss": 1.0})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # killed while writing
-    log = MetricsLog(tmp_path, 3, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 3, enabled=True)
     log.write({"step": 4, "loss": 2.0})
     log.close()
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
 
 
 def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     for step in (1, 2, 3):
         log.write({"step": step, "loss": 1.0})
     log.rewind(1)
@@ -43,14 +41,14 @@ def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     log.write({"step": 1, "loss": float("nan"), "valid": {"loss": float("inf"), "rmse": 2.0}})
     log.close()
     assert rows(tmp_path) == [{"step": 1, "loss": None, "valid": {"loss": None, "rmse": 2.0}}]
 
 
 def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # in the middle of the second row
     try:
@@ -76,23 +74,9 @@ def test_a_rank_keeps_its_log_and_the_error_that_ended_it(tmp_path: Path) -> Non
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=False, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=False)
     log.write({"step": 1})
     log.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=True)
-    log.write({"step": 1, "loss": 0.5, "valid": {"skill": 0.9}})
-    log.close()
-    assert list((tmp_path / "tensorboard").glob("events.*"))
-
-
-def test_without_tensorboard_no_file_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"trainer\.tensorboard: true needs TensorBoard; .*\[tensorboard\]"):
-        MetricsLog(tmp_path, 0, enabled=True, tensorboard=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -136,7 +136,7 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
 
 def test_a_request_to_stop_is_heard_between_forecasts(tmp_path: Path) -> None:
     network, asked = Network().train(), iter([False, True])
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     assert not make(network, DeviceGrid(), tmp_path)(5, log, lambda: next(asked))
     log.close()
     assert network.calls == 4 and network.training
@@ -147,7 +147,7 @@ def test_what_cannot_be_drawn_is_a_warning(tmp_path: Path, caplog: pytest.LogCap
     def full(*_: object) -> list[Path]:
         raise CreditError("early_rmse.png: cannot be written (No space left on device); is the disk full?")
 
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     with caplog.at_level(logging.WARNING):
         assert make(Network(), DeviceGrid(), tmp_path, full)(5, log, lambda: False)
     log.close()
@@ -164,7 +164,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
 
     network = Network()
     view = make(network, DeviceGrid(), tmp_path, draw)
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     names = {"early_rmse.png", "early_map_tp.png", "early_map_t2m.png", "early_map_z500.png"}
     pictures = []
     for step in (5, 10, 15):
@@ -181,7 +181,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
 
 
 def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, enabled=True)
     view = make(Network(torch.inf), DeviceGrid(), tmp_path, draw_preview)
     assert view(5, log, lambda: False)
     log.close()

@@ -153,3 +153,14 @@ def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Pa
             time.sleep(0.05)
         run_lock.require_ownership()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lost_host_of_the_same_launch_is_not_waited_for(tmp_path: Path) -> None:
+    """torchrun restarts the ranks on other nodes; with another launch, the lock waits for a sign of life."""
+    elsewhere = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "7", "launch_id": "7.1", "beat": 3}
+    for launch_id, waits in (("7.1", False), ("7.2", True)):
+        (tmp_path / "heartbeat.json").write_text(json.dumps(elsewhere))
+        start_time = time.monotonic()
+        with RunLock(tmp_path, "7", launch_id, beat=0.05, silence=1.5):
+            assert read_heartbeat(tmp_path)["launch_id"] == launch_id
+        assert (time.monotonic() - start_time > 1.5) == waits

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from credit.cli.plan import build_grid
 from credit.hpc.planner.gpus import find_peak_rates, list_gpu_names
+from credit.parallel.mesh import DeviceGrid, ParallelDims
+from credit.train.build.dry_run import dummy_assets
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.summary import build_summary, format_summary
-from credit.train.monitor.usage import UsageMeter
+from credit.train.monitor.usage import UsageMeter, build_usage_meter
+from tests.unit.hpc.measured import GRID, small_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}
@@ -68,6 +72,15 @@ def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
     meter.add_energy(1.0)
     assert "energy_kwh" not in meter.add_steps([1], seconds=1.0, wait=0.0), "a part of it is not all of it"
     assert "tflops" not in build_meter(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_counts_operations(rank: int) -> None:
+    config = small_config()
+    assets = dummy_assets(config, build_grid(GRID), {})
+    mesh = DeviceGrid(ParallelDims(replicate=2), rank)
+    meter = build_usage_meter(config, assets, CPU, mesh, 4, {}, time.perf_counter())
+    assert ("tflops" in meter.add_steps([1], seconds=1.0, wait=0.0)) == (rank == 0)
 
 
 def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:

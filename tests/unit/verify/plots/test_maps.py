@@ -13,17 +13,16 @@ from matplotlib.figure import Figure
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.grid import LatLonGrid
-from credit.verify.plots.maps import (
+from credit.drawing.maps import (
     FIELD_COLORMAP,
     MapBackground,
     create_map_axes,
     draw_map,
     equal_earth,
-    plot_map_and_histogram,
-    plot_maps,
 )
-from credit.verify.plots.style import new_figure, save_figure
+from credit.drawing.style import new_figure, save_figure
+from credit.grid import LatLonGrid
+from credit.verify.plots.maps import plot_map_and_histogram, plot_maps
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 GRIDS = {

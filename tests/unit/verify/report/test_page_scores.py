@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from credit.channels import Channel
+from credit.drawing.style import format_units
 from credit.verify.plots.scores import forecast_styles, plot_scorecard
-from credit.verify.plots.style import format_units
 from credit.verify.report.page_scores import build_page_scores, encode_page_scores, pack_curves, superscript_units
 from credit.verify.report.score_descriptions import SCORE_DESCRIPTIONS
 from credit.verify.table.table import ScoreTable

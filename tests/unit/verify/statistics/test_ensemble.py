@@ -134,7 +134,7 @@ def test_parts_are_joined_in_any_order() -> None:
 def test_unlike_ensembles_are_refused() -> None:
     cases = draw_cases(1, MEMBERS)
     sums = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, MEMBERS + 1)
-    with pytest.raises(DataError, match="here: has 5 members, other forecasts have 6"):
+    with pytest.raises(DataError, match="here: has 5 members, all cases must have 6"):
         sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
     sums.initial_times += 1440
     with pytest.raises(DataError, match="cannot be joined: they depend on the number"):

@@ -1,0 +1,8 @@
+"""credit_products for launchers that want a script: python applications/products.py CONFIG [key=value ...]."""
+
+import sys
+
+from credit.cli.main import products
+
+if __name__ == "__main__":
+    sys.exit(products())

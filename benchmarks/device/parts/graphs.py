@@ -1,0 +1,67 @@
+"""A whole training step as one CUDA graph: the time that is left if the host starts a step with a single call.
+
+`trainer.compile: reduce-overhead` replays the blocks as graphs, and starts what lies between them one by one. This part
+shows what a graph of the whole step would bring beyond that. Only its time is of use: the learning rate and the step
+number are fixed in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from unittest import mock
+
+import torch
+
+from benchmarks.device.cases import NETWORKS, Run, quickstart, starter
+from benchmarks.device.context import Context, time_steps
+from benchmarks.device.parts import Row
+from benchmarks.device.work import TrainingWork
+
+
+def run(context: Context) -> Iterator[Row]:
+    """Yield the row of each small network and of the 1 degree starter."""
+    yield from context.measure_cases(_list_cases(context))
+
+
+def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Yield the name and the measurement of each run."""
+    runs = [quickstart("wxformer", context.fast), starter(context.fast)]
+    runs += [quickstart(name, context.fast) for name in NETWORKS if name != "wxformer"]
+    if context.run is not None:
+        runs = [context.run]
+    for case_run in context.select(runs):
+        yield case_run.name, partial(measure_graph, context, case_run.in_precision("bfloat16"))
+
+
+def measure_graph(context: Context, run: Run) -> Row:
+    """Return the time of a step and of its replay, and whether the replay takes the loss down as the step does."""
+    accelerator = context.accelerator
+    if not accelerator.is_gpu:
+        return {"note": "a CPU has no CUDA graphs"}
+    seconds = 0.0 if context.fast else 1.0
+    work = TrainingWork(run, accelerator.device)
+    # The step seeds torch's generators for dropout, which a graph cannot contain, and which these networks lack.
+    with mock.patch.object(torch, "manual_seed"):
+        timing = time_steps(accelerator, work.step, seconds)
+        losses = []
+        replay = accelerator.capture(lambda: losses.append(work.step()))
+    accelerator.reset_peak()
+    # The graph writes the loss of each replay to the memory of this tensor.
+    loss = losses[-1]
+    replay()
+    first_loss = loss.item()
+    replay_timing = time_steps(accelerator, replay, seconds)
+    last_loss = loss.item()
+    profile = accelerator.profile(replay)
+    return {
+        "ms": timing.median * 1e3,
+        "graph ms": replay_timing.median * 1e3,
+        "speed-up": timing.median / replay_timing.median,
+        "kernels": profile.kernels,
+        "device ms": profile.busy_s * 1e3,
+        "first loss": first_loss,
+        "last loss": last_loss,
+        # The batch is always the same, so further steps must fit it better.
+        "ok": last_loss < first_loss,
+    }

@@ -1,0 +1,178 @@
+"""A trained model as a prognostic model of earth2studio 0.19 (protocol ``earth2studio.models.px.PrognosticModel``)."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from credit.api.arguments import Duration
+from credit.api.interop.channel_fields import LeveledVariable, build_state, name_channel, read_channels
+from credit.api.loading import load
+from credit.api.model import Model
+from credit.errors import ConfigError
+
+Coords = OrderedDict[str, np.ndarray]
+Hook = Callable[[Tensor, Coords], tuple[Tensor, Coords]]
+# The last dimensions of all fields; batch dimensions, such as ``ensemble``, come before them.
+_DIMS = ("time", "lead_time", "variable", "lat", "lon")
+# Overrides that request all outputs of the network and no ensemble, regardless of the config of the run.
+_PLAIN_OUTPUT = (
+    "derive={}",
+    "pressure_levels=null",
+    "variables=null",
+    "levels=null",
+    "keep_bits=null",
+    "ensemble=null",
+)
+
+
+def _pass_through(x: Tensor, coords: Coords) -> tuple[Tensor, Coords]:
+    """Return the arguments unchanged; this is the default hook."""
+    return x, coords
+
+
+class PrognosticModel:
+    """Trained model for the workflows of earth2studio, such as ``earth2studio.run.deterministic``.
+
+    The input has the prognostic variables and the dynamic forcing that is read from data, such as ``sst``, at the input
+    times. The output has the prognostic and the diagnostic variables. Each field is forecast on its own, so the values
+    are those of ``credit rollout`` with ``inference.batch_size=1``, bit for bit. With a hook the state passes through
+    physical units between two steps, which changes the last digits.
+
+    Args:
+        model: the model of `credit.load`, without noise. Use `load` unless ``inference`` selects all outputs.
+        names: name of a variable in the model -> its name in earth2studio without the level, for variables whose name
+            is not known or whose units are not those of earth2studio.
+        max_lead_time: largest lead time of an iterator.
+
+    Attributes:
+        front_hook: function of the input and its coordinates that `create_iterator` calls before each step.
+        rear_hook: function of the output and its coordinates that `create_iterator` calls after each step.
+
+    Raises:
+        ConfigError: if earth2studio has no name or other units for a variable, or the model draws noise.
+    """
+
+    def __init__(self, model: Model, names: Mapping[str, str] | None = None, max_lead_time: Duration = "3650d") -> None:
+        if model.is_stochastic:
+            raise ConfigError(f"{model.path}: was trained with model.noise; make its ensembles with credit rollout")
+        self.front_hook: Hook = _pass_through
+        self.rear_hook: Hook = _pass_through
+        self._model = model
+        self._max_lead_time = max_lead_time
+        self._inputs: dict[str, LeveledVariable] = {}
+        self._outputs: dict[str, LeveledVariable] = {}
+        for variable in model.variables:
+            is_prognostic = variable.group == "prognostic"
+            for level in variable.levels or (None,):
+                if is_prognostic or (variable.group == "dynamic_forcing" and variable.source == "data"):
+                    self._inputs[name_channel(model, variable, level, names or {})] = (variable, level)
+                if is_prognostic or variable.group == "diagnostic":
+                    self._outputs[name_channel(model, variable, level, names or {})] = (variable, level)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike, *, device: str = "auto", overrides: Iterable[str] = (), **arguments: object
+    ) -> PrognosticModel:
+        """Return the model of a run, a checkpoint or an exported file; see `credit.load` and the class."""
+        plain = [f"inference.{text}" for text in _PLAIN_OUTPUT]
+        return cls(load(path, device=device, overrides=[*overrides, *plain]), **arguments)
+
+    def to(self, device: object) -> PrognosticModel:
+        """Move the model to a device and return it."""
+        self._model.to(str(device))
+        return self
+
+    def input_coords(self) -> Coords:
+        """Return the coordinates of the input; ``batch`` and ``time`` are free."""
+        offsets = np.arange(1 - self._model.num_input_times, 1) * self._model.time_step
+        return self._coords(offsets, self._inputs)
+
+    def output_coords(self, input_coords: Coords) -> Coords:
+        """Return the coordinates of the output one step after an input.
+
+        Raises:
+            ValueError: if the input has other dimensions, variables, grid or lead times than the model.
+        """
+        expected = self.input_coords()
+        if tuple(input_coords)[-len(_DIMS) :] != _DIMS:
+            raise ValueError(f"the last dimensions must be {', '.join(_DIMS)}; they are {', '.join(input_coords)}")
+        for name in ("variable", "lat", "lon"):
+            if not np.array_equal(input_coords[name], expected[name]):
+                raise ValueError(f"{name}: the input must have {expected[name]}, it has {input_coords[name]}")
+        lead_times = np.asarray(input_coords["lead_time"])
+        if not np.array_equal(lead_times - lead_times[-1], expected["lead_time"]):
+            raise ValueError(f"lead_time: {lead_times} must end in steps as {expected['lead_time']}")
+        output = input_coords.copy()
+        output["lead_time"] = lead_times[-1:] + self._model.time_step
+        output["variable"] = np.array(list(self._outputs))
+        return output
+
+    def __call__(self, x: Tensor, coords: Coords) -> tuple[Tensor, Coords]:
+        """Return the output one step after an input, (..., time, 1, variable, lat, lon), and its coordinates."""
+        output, _ = self._step(x, coords)
+        return output, self.output_coords(coords)
+
+    def create_iterator(self, x: Tensor, coords: Coords) -> Iterator[tuple[Tensor, Coords]]:
+        """Yield the initial state, with NaN for diagnostic variables, and then the output of each step."""
+        coords = coords.copy()
+        output_coords = self.output_coords(coords)
+        initial = torch.full((*x.shape[:-4], 1, len(self._outputs), *x.shape[-2:]), torch.nan, device=x.device)
+        input_names = list(self._inputs)
+        for index, name in enumerate(self._outputs):
+            if name in self._inputs:
+                initial[..., index, :, :] = x[..., -1:, input_names.index(name), :, :]
+        yield initial, OrderedDict({**output_coords, "lead_time": np.asarray(coords["lead_time"])[-1:]})
+        if self.front_hook is _pass_through and self.rear_hook is _pass_through:
+            iterators = [self._model.iterate(state, self._max_lead_time) for state in self._datasets(x, coords)]
+            for steps in zip(*iterators, strict=True):
+                yield self._stack(steps, self._outputs, initial), output_coords
+                output_coords = output_coords.copy()
+                output_coords["lead_time"] = output_coords["lead_time"] + self._model.time_step
+            raise ConfigError(f"max_lead_time: the forecast has reached {self._max_lead_time}; give a longer one")
+        while True:
+            x, coords = self.front_hook(x, coords)
+            output, next_x = self._step(x, coords)
+            output, output_coords = self.rear_hook(output, self.output_coords(coords))
+            for index, name in enumerate(self._outputs):
+                if name in self._inputs:
+                    next_x[..., -1:, input_names.index(name), :, :] = output[..., index, :, :]
+            yield output, output_coords
+            x = next_x
+            coords = coords.copy()
+            coords["lead_time"] = np.asarray(coords["lead_time"]) + self._model.time_step
+
+    def _coords(self, lead_times: np.ndarray, channels: Mapping[str, LeveledVariable]) -> Coords:
+        """Return the coordinates of fields at given lead times, with free batch and time dimensions."""
+        grid = self._model.grid
+        values = (np.empty(0), lead_times, np.array(list(channels)), grid.lat, grid.lon)
+        return OrderedDict(batch=np.empty(0), **dict(zip(_DIMS, values, strict=True)))
+
+    def _step(self, x: Tensor, coords: Coords) -> tuple[Tensor, Tensor]:
+        """Return the output of one step, and the input of the next one."""
+        self.output_coords(coords)
+        states = [self._model.step(state) for state in self._datasets(x, coords)]
+        newest = [state.isel(time=[-1]) for state in states]
+        return self._stack(newest, self._outputs, x), self._stack(states, self._inputs, x)
+
+    def _datasets(self, x: Tensor, coords: Coords) -> list[xr.Dataset]:
+        """Return the input of each batch element and time as a dataset with the variables of the model."""
+        fields = x.detach().cpu().float().reshape(-1, *x.shape[-5:]).numpy()
+        datasets = []
+        for batch_fields in fields:
+            for time, fields_TCHW in zip(np.asarray(coords["time"]), batch_fields, strict=True):
+                valid_times = (time + np.asarray(coords["lead_time"])).astype("datetime64[ns]")
+                datasets.append(build_state(self._model, list(self._inputs.values()), fields_TCHW, valid_times))
+        return datasets
+
+    def _stack(self, steps: Iterable[xr.Dataset], channels: Mapping[str, LeveledVariable], like: Tensor) -> Tensor:
+        """Return datasets, one for each batch element and time, as a tensor with the leading dimensions of `like`."""
+        fields = [read_channels(step, list(channels.values())) for step in steps]
+        stacked = torch.from_numpy(np.stack(fields)).to(like.device)
+        return stacked.reshape(*like.shape[:-4], *stacked.shape[1:])

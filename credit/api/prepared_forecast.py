@@ -1,0 +1,264 @@
+"""Preparation of a forecast from a dataset: reader of the initial state, network, description of the outputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import nn
+
+from credit.api.arguments import to_calendar_minutes
+from credit.api.datasets import open_dataset
+from credit.config import Config
+from credit.config.sections.data import DataConfig
+from credit.data.reader import FieldReader
+from credit.data.samples.frames import FrameReader
+from credit.errors import DataError
+from credit.forecast.ensemble.perturbations import enable_dropout, lag_minutes
+from credit.forecast.forecast_function import build_forecast_function
+from credit.forecast.io.schema import ForecastSchema, OutputOptions, build_schema
+from credit.forecast.online import ForecastBatching, OnlineForecasts
+from credit.forecast.rollout import ForecastInputs
+from credit.train.build.assets import ModelAssets, build_model_spec
+from credit.train.build.forecaster import Forecaster, build_output_diagnostics, describe_run
+from credit.train.build.initial_condition_checks import describe_distribution_shift, find_masked_cells
+from credit.train.build.model import set_tf32
+from credit.train.build.open_data import build_frame_reader
+from credit.train.build.stepper import build_stepper
+from credit.train.checkpoint.trained_fields import require_same_fields
+from credit.utils.progress import ProgressBar
+
+logger = logging.getLogger(__name__)
+
+# Settings of section `inference` with which all outputs of the network are returned as they are.
+_PLAIN_OUTPUT = {"derive": {}, "pressure_levels": None, "variables": None, "levels": None, "keep_bits": None}
+
+
+class LoadedModel:
+    """Network with its weights, and the assets of its checkpoint.
+
+    Weights that were imported from published files have no attributes of the variables, such as the standard names by
+    which the network recognises winds. Their network is built at the first forecast, with the attributes of the data.
+
+    Args:
+        assets: channels, grid, statistics and static fields of the model.
+        build_network: function that returns the network for assets with all attributes on a device.
+        path: checkpoint or exported file.
+        trained_steps: number of optimizer steps that the weights were trained for.
+        weights: checksum of the weights.
+        device: device of the network.
+
+    Attributes:
+        assets: as above, with the attributes of the data once the network is built.
+        network: the network in eval mode, on `device`; None before it is built.
+    """
+
+    def __init__(
+        self,
+        assets: ModelAssets,
+        build_network: Callable[[ModelAssets, torch.device], nn.Module],
+        path: Path,
+        trained_steps: int,
+        weights: str,
+        device: torch.device,
+    ) -> None:
+        self.assets = assets
+        self.path = path
+        self.trained_steps = trained_steps
+        self.weights = weights
+        self.device = device
+        self.network: nn.Module | None = None
+        self._build_network = build_network
+        variables = {channel.variable for channel in (*assets.channels.input, *assets.channels.output)}
+        computed = {channel.variable for channel in assets.channels.input if channel.source != "data"}
+        if variables - computed <= assets.attributes.keys():
+            self.network = build_network(assets, device)
+
+    def move(self, device: torch.device) -> None:
+        """Move the network to a device."""
+        self.device = device
+        if self.network is not None:
+            self.network.to(device)
+
+    def require_network(self, reader: FieldReader) -> nn.Module:
+        """Return the network; if it is not built yet, build it with the attributes of the data."""
+        if self.network is None:
+            self.assets = replace(self.assets, attributes={**reader.attributes, **self.assets.attributes})
+            self.network = self._build_network(self.assets, self.device)
+        return self.network
+
+
+@dataclass(frozen=True)
+class PreparedForecast:
+    """Forecast that is ready to be made.
+
+    Attributes:
+        forecasts: makes the forecast step by step.
+        network: the network that makes it.
+        uses_dropout: True if dropout is active in the steps.
+        schema: variables and dimensions of its dataset.
+        frames: reader of the initial state and the forcing.
+        initial_minutes: initial time in minutes.
+        lead_minutes: (N,) lead times in minutes.
+    """
+
+    forecasts: OnlineForecasts
+    network: nn.Module
+    uses_dropout: bool
+    schema: ForecastSchema
+    frames: FrameReader
+    initial_minutes: int
+    lead_minutes: np.ndarray
+
+    def read_steps(self, progress: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the index of each lead time and its fields (M, C, H, W), of M members and C output channels.
+
+        Args:
+            progress: True to show a progress bar.
+        """
+        with ProgressBar(total=len(self.lead_minutes), desc="forecast", unit="step", disable=not progress) as bar:
+            for lead_index in range(len(self.lead_minutes)):
+                # Another forecast of the same network, with or without dropout, may run between two steps.
+                self.network.eval()
+                if self.uses_dropout:
+                    enable_dropout(self.network)
+                yield lead_index, self.forecasts.read_members(self.initial_minutes, lead_index)
+                bar.update()
+
+
+def prepare_forecast(
+    model: LoadedModel,
+    config: Config,
+    data: DataConfig,
+    initial: xr.Dataset,
+    lead_minutes: np.ndarray,
+    initial_time: object = None,
+    with_diagnostics: bool = True,
+) -> PreparedForecast:
+    """Check the initial state and prepare a forecast from it.
+
+    Args:
+        model: the model.
+        config: config of the forecast, with the settings that the weights depend on and the ensemble.
+        data: section ``data`` by which the initial state is read; its units may differ from those of training.
+        initial: the initial state.
+        lead_minutes: (N,) lead times in minutes.
+        initial_time: time to start from; None for the last one of `initial`.
+        with_diagnostics: True for the outputs that section ``inference`` selects and derives, False for all outputs of
+            the network as they are.
+
+    Raises:
+        DataError: if `initial` lacks a variable, level or time, or has another grid or other units.
+        ConfigError: if the network cannot make the ensemble.
+    """
+    # The fields of the dataset, checked against those that the model was trained with.
+    reader = open_dataset(data, initial, "initial")
+    require_same_fields(model.assets, reader, model.path, data.channel_map())
+    network = model.require_network(reader)
+    assets = model.assets
+    frames = build_frame_reader(config, reader, assets, None, find_masked_cells(assets, reader, model.path))
+    initial_minutes = _choose_initial_time(reader, initial_time)
+    _require_observed_forcing(config.data, assets, reader, initial_minutes, int(lead_minutes[-1]))
+
+    # The description of the outputs.
+    inference = config.inference
+    if not with_diagnostics:
+        inference = inference.model_copy(update=_PLAIN_OUTPUT)
+        config = config.model_copy(update={"inference": inference})
+    set_tf32(config.trainer.tf32, model.device)
+    stepper = build_stepper(config, assets, network, model.device, inference.amp)
+    time_text = reader.calendar.format(initial_minutes)
+    warning = describe_distribution_shift(assets, stepper.normalizer, frames.prognostic(initial_minutes), time_text)
+    if warning:
+        logger.warning("%s", warning)
+    forecaster = Forecaster(config, assets, stepper, frames, frames, model.trained_steps, model.path, model.weights)
+    schema, forecasts = _describe_forecast(forecaster, reader, initial_minutes, lead_minutes)
+    uses_dropout = inference.ensemble is not None and inference.ensemble.dropout
+    return PreparedForecast(forecasts, network, uses_dropout, schema, frames, initial_minutes, lead_minutes)
+
+
+def _describe_forecast(
+    forecaster: Forecaster, reader: FieldReader, initial_minutes: int, lead_minutes: np.ndarray
+) -> tuple[ForecastSchema, OnlineForecasts]:
+    """Return the description of the dataset of a forecast, and the forecast, which is made when its fields are read.
+
+    Args:
+        forecaster: the model with the reader of the initial state.
+        reader: reader of the dataset.
+        initial_minutes: initial time in minutes.
+        lead_minutes: (N,) lead times in minutes.
+    """
+    config = forecaster.config
+    assets = forecaster.assets
+    inference = config.inference
+    diagnostics = build_output_diagnostics(forecaster, int(lead_minutes[-1]))
+    fields = diagnostics.output_fields(assets.grid, reader.calendar)
+    attributes = describe_run(forecaster) | diagnostics.global_attributes
+    num_members = None if inference.ensemble is None else inference.ensemble.members
+    options = OutputOptions(variables=inference.variables, levels=inference.levels, keep_bits=inference.keep_bits)
+    schema = build_schema(fields, lead_minutes.tolist(), options, num_members, attributes)
+    spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
+    inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len)
+    forecasts = OnlineForecasts(
+        build_forecast_function(inference.ensemble, forecaster.stepper, inputs, spec, config.model, forecaster.path),
+        fields,
+        [initial_minutes],
+        lead_minutes.tolist(),
+        ForecastBatching(inference.batch_size, num_members, lag_minutes(inference.ensemble)),
+        origin=forecaster.path,
+        attributes=attributes,
+        diagnostics=diagnostics,
+    )
+    return schema, forecasts
+
+
+def _choose_initial_time(reader: FieldReader, initial_time: object) -> int:
+    """Return the initial time in minutes: the given one, or the last one of the data if it is None.
+
+    Raises:
+        DataError: if the data do not have it.
+    """
+    if initial_time is None:
+        return int(reader.times[-1])
+    minutes = to_calendar_minutes(initial_time, reader.calendar, "initial_time")
+    if reader.index_of(minutes) is None:
+        first, last = reader.calendar.format(int(reader.times[0])), reader.calendar.format(int(reader.times[-1]))
+        raise DataError(
+            f"initial_time: {reader.calendar.format(minutes)} is not among the {len(reader.times)} times of initial, "
+            f"{first} to {last}"
+        )
+    return minutes
+
+
+def _require_observed_forcing(
+    data: DataConfig, assets: ModelAssets, reader: FieldReader, initial_minutes: int, last_lead: int
+) -> None:
+    """Refuse a forecast that needs values of forcing after the initial time which the dataset does not have.
+
+    Args:
+        data: section ``data`` of the forecast.
+        assets: channels of the model.
+        reader: reader of the dataset.
+        initial_minutes: initial time in minutes.
+        last_lead: longest lead time in minutes.
+
+    Raises:
+        DataError: naming the variable.
+    """
+    for channel in assets.channels.group("dynamic_forcing"):
+        if channel.source != "data" or data.options_of(channel.variable).in_forecast != "observed":
+            continue
+        # The last step starts one step before the last lead time.
+        for minutes in range(initial_minutes, initial_minutes + last_lead, data.step_minutes):
+            if reader.index_of(minutes) is None:
+                raise DataError(
+                    f"initial: {channel.variable}: its values after the initial time are observed "
+                    f"(data.variable_options.{channel.variable}.in_forecast), but initial has none at "
+                    f"{reader.calendar.format(minutes)}; add this time, or load the model with "
+                    f"overrides=['data.variable_options.{channel.variable}.in_forecast=persist']"
+                )

@@ -1,0 +1,107 @@
+"""Completion of the words of a command line, which the shell asks for by calling ``credit`` itself.
+
+argcomplete finds the word and what the parser accepts there. This module chooses the parser and completes config keys.
+Only the parser of the command on the line is built, so that the answer is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+import argcomplete
+from argcomplete.completers import FilesCompleter
+from argcomplete.lexers import split_line
+
+from credit.cli.main import COMMANDS, build_parser
+
+# Name of an argument that takes overrides ``section.key=value`` -> True if it also takes paths.
+_OVERRIDE_ARGUMENTS = {"overrides": False, "grid": False, "ranges": False, "rest": True, "runs": True}
+
+
+def complete() -> NoReturn:
+    """Print the completions of the command line in the environment variable COMP_LINE, and end the process."""
+    line = os.environ["COMP_LINE"]
+    words = split_line(line, int(os.environ["COMP_POINT"]))[3]
+    if len(words) > 1 and words[1] in COMMANDS:
+        parser = build_parser(words[1], f"credit {words[1]}")
+        add_completers(parser, words[1])
+        # The number of the first word of the parser, which is the name of the command.
+        os.environ["_ARGCOMPLETE"] = "2"
+    else:
+        parser = argparse.ArgumentParser(prog="credit")
+        parser.add_argument("--version", action="store_true")
+        parser.add_argument("command", choices=list(COMMANDS))
+    argcomplete.autocomplete(parser, always_complete_options=False)
+    # `autocomplete` ends the process itself.
+    raise SystemExit(1)
+
+
+def add_completers(parser: argparse.ArgumentParser, command: str) -> None:
+    """Attach functions that complete values to the arguments of a command's parser.
+
+    Args:
+        parser: parser of the command.
+        command: name of the command.
+    """
+    for action in parser._actions:
+        completer: Callable[..., list[str]] | None = None
+        if action.dest in _OVERRIDE_ARGUMENTS and action.nargs in ("*", "+"):
+            completer = complete_override
+            if _OVERRIDE_ARGUMENTS[action.dest]:
+                completer = complete_path_or_override
+        elif command == "init" and action.dest == "name":
+            completer = complete_starter_config
+        elif action.dest == "cluster":
+            completer = complete_cluster
+        elif action.dest == "job":
+            completer = complete_job_kind
+        if completer is not None:
+            # The attribute by which argcomplete finds the function.
+            action.completer = completer  # type: ignore[attr-defined]
+
+
+def complete_override(prefix: str, **context: object) -> list[str]:
+    """Return the keys that begin with a prefix, or the values of a key, as ``section.key=`` and ``section.key=value``.
+
+    Args:
+        prefix: the word so far. An empty word has no completions, because there are hundreds of keys.
+        context: further arguments of argcomplete, which are not used.
+    """
+    if not prefix:
+        return []
+    from credit.config.keys import list_keys
+
+    keys = list_keys()
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        return [f"{key}={value}" for value in keys.get(key, [])]
+    return [f"{name}=" for name in keys]
+
+
+def complete_path_or_override(prefix: str, **context: object) -> list[str]:
+    """Return the files and the overrides that begin with a prefix; the arguments are those of `complete_override`."""
+    return [*FilesCompleter()(prefix), *complete_override(prefix)]
+
+
+def complete_starter_config(prefix: str, **context: object) -> list[str]:
+    """Return the names of the starter configs; the arguments are those of `complete_override`."""
+    from credit.cli.init import load_starter_configs
+
+    return sorted(load_starter_configs())
+
+
+def complete_cluster(prefix: str, **context: object) -> list[str]:
+    """Return the names of clusters and the files that begin with a prefix, as for `complete_override`."""
+    from credit.hpc.cluster import cluster_names
+
+    return [*cluster_names(), *FilesCompleter(("yml", "yaml"))(prefix)]
+
+
+def complete_job_kind(prefix: str, **context: object) -> list[str]:
+    """Return the kinds of jobs; the arguments are those of `complete_override`."""
+    from credit.hpc.job import JOB_KINDS
+
+    return list(JOB_KINDS)

@@ -1,0 +1,5 @@
+"""``credit products``: make products of forecasts that exist."""
+
+from credit.cli.products.command import HELP, add_arguments, run_command
+
+__all__ = ["HELP", "add_arguments", "run_command"]

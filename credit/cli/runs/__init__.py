@@ -1,0 +1,5 @@
+"""``credit runs``: list the runs in a folder with their state, progress and time left."""
+
+from credit.cli.runs.command import HELP, add_arguments, run_command
+
+__all__ = ["HELP", "add_arguments", "run_command"]

@@ -1,0 +1,138 @@
+"""Remote zarr stores: s3://, gs://, https:// and all other protocols of fsspec."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import xarray as xr
+import zarr
+
+from credit.data.formats.zarr.anemoi import is_anemoi, open_anemoi
+from credit.data.formats.zarr.array_chunks import REMOTE_ARRAYS, RemoteArrays
+from credit.data.formats.zarr.fetching_store import FetchError, FetchingStore
+from credit.errors import CreditError, DataError, UnavailableError
+from credit.utils.installation import install_command
+
+_URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
+# Files that describe a store, of formats 3 and 2 (consolidated or not).
+_DESCRIPTION_NAMES = ("zarr.json", ".zmetadata", ".zgroup")
+# Attributes by which ARCO-ERA5 states up to which date it is filled.
+_GROWTH_ATTRIBUTES = ("valid_time_stop", "valid_time_stop_era5t", "last_updated")
+# Number of requests that run at the same time, unless `preprocess.fetches` sets another.
+DEFAULT_FETCHES = 8
+
+
+def is_remote(path: Path | str) -> bool:
+    """Return True if the path of a source is a URL, such as ``s3://bucket/store.zarr``."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def open_remote_store(
+    url: str, storage_options: Mapping[str, object], max_fetches: int = DEFAULT_FETCHES, **options: object
+) -> xr.Dataset:
+    """Open a remote zarr store of format 2 or 3 lazily.
+
+    The encoding of the dataset has the entry `REMOTE_ARRAYS`, by which chunks can be fetched in advance.
+
+    Args:
+        url: address of the store.
+        storage_options: options of the file system, such as ``{"anon": True}``.
+        max_fetches: largest number of requests that run at the same time.
+        **options: options of ``xarray.open_dataset``.
+
+    Raises:
+        DataError: if the library of the protocol is not installed, or the address has no readable zarr store.
+    """
+    with _explain_errors(url):
+        store = FetchingStore(url, storage_options, max_fetches)
+        name, description = _read_first_description(store)
+        # xarray warns if it is told to use consolidated metadata and there are none. Format 2 has them in a file of
+        # their own, format 3 in zarr.json.
+        is_consolidated = True
+        if name != ".zmetadata":
+            is_consolidated = json.loads(description).get("consolidated_metadata") is not None
+        group = zarr.open_group(store, mode="r", use_consolidated=is_consolidated)
+        if is_anemoi(group.attrs):
+            dataset = open_anemoi(group, url)
+        else:
+            dataset = xr.open_dataset(store, engine="zarr", consolidated=is_consolidated, **options)
+    dataset.encoding[REMOTE_ARRAYS] = RemoteArrays(store, group)
+    return dataset
+
+
+def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
+    """Return the size in bytes and the CRC32 checksum of the metadata file of a remote zarr store.
+
+    They change when this file changes, except for the dates up to which a growing store is filled
+    (``valid_time_stop``), which change every month.
+
+    Args:
+        url: address of the store.
+        storage_options: options of the file system, such as ``{"anon": True}``.
+
+    Raises:
+        DataError: if there is no such file, or it cannot be read.
+    """
+    with _explain_errors(url):
+        store = FetchingStore(url, storage_options, max_fetches=1)
+        name, description = _read_first_description(store)
+        store.close()
+    content = json.loads(description)
+    attributes = content.get("attributes", {})
+    if name == ".zmetadata":
+        attributes = content.get("metadata", {}).get(".zattrs", {})
+    if not attributes.keys().isdisjoint(_GROWTH_ATTRIBUTES):
+        for key in _GROWTH_ATTRIBUTES:
+            attributes.pop(key, None)
+        description = json.dumps(content, sort_keys=True).encode()
+    return [len(description), zlib.crc32(description)]
+
+
+def _read_first_description(store: FetchingStore) -> tuple[str, bytes]:
+    """Return the name and the content of the metadata file of a remote store.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    for name in _DESCRIPTION_NAMES:
+        description = store.read_object(name)
+        if description is not None:
+            return name, description
+    raise FileNotFoundError
+
+
+@contextmanager
+def _explain_errors(url: str) -> Iterator[None]:
+    """Context that turns the errors of libraries into errors that name the remote store and give advice.
+
+    Raises:
+        UnavailableError: in place of a `FetchError`.
+        DataError: in place of any other error.
+    """
+    try:
+        yield
+    except CreditError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{url}: there is no zarr store ({', '.join(_DESCRIPTION_NAMES)}); check the address, and whether the "
+            "store is public"
+        ) from error
+    except ImportError as error:
+        raise DataError(f"{url}: {error}; for s3, gs and http install: {install_command('cloud')}") from error
+    except Exception as error:
+        # xarray and zarr raise a dozen kinds of errors for damaged metadata.
+        error_class = DataError
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, FetchError):
+            error_class = UnavailableError
+            reason = str(error)
+        raise error_class(
+            f"{url}: cannot be read as a zarr store ({reason}); check the address, the network "
+            "and the key storage_options next to its path (for public buckets {anon: true})"
+        ) from error

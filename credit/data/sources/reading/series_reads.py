@@ -1,0 +1,94 @@
+"""Files and positions that must be read for some times of a variable, and the memory for reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from credit.data.sources.accumulation import TimeAggregation
+from credit.data.sources.derived_series import DerivedSeries
+from credit.data.sources.file_scanner import FileVariable
+from credit.data.sources.series import JoinedSeries, VariableSeries
+
+# Approximate number of copies of a variable while it is unpacked and brought into the order of the grid.
+_COPIES = 3
+
+
+def list_inputs(series: VariableSeries) -> list[VariableSeries]:
+    """Return the inputs of a derived or interpolated variable except the main input; empty for other variables."""
+    if not isinstance(series, DerivedSeries):
+        return []
+    return [input_series for input_series, _ in series.inputs.values()]
+
+
+def list_file_variables(series: VariableSeries) -> list[FileVariable]:
+    """Return the variables, in all files, from which a variable and its inputs are read."""
+    if isinstance(series, JoinedSeries):
+        return [file_variable for part in series.parts for file_variable in list_file_variables(part)]
+    file_variables = list(series.file_variables)
+    for input_series in list_inputs(series):
+        file_variables += list_file_variables(input_series)
+    return file_variables
+
+
+def count_read_bytes(series: VariableSeries) -> int:
+    """Return the memory in bytes that is needed to read one time of a variable."""
+    if isinstance(series, JoinedSeries):
+        return max(count_read_bytes(part) for part in series.parts)
+    # Packed values are unpacked as float64. All inputs of a derived variable are held at once, as float32.
+    num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in list_inputs(series))
+    num_values = series.file_variables[0].layout.values_per_time
+    return 8 * _COPIES * num_values + 4 * num_input_values
+
+
+def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
+    """Return the largest number of file times that one of `times` needs, because chunks are read as a whole."""
+    if isinstance(series, JoinedSeries):
+        return max(count_file_times_per_time(part, times) for part in series.parts)
+    max_file_times = 1
+    for read_series in (series, *list_inputs(series)):
+        for file_variable in read_series.file_variables:
+            layout = file_variable.layout
+            if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
+                continue
+            # If files have shorter intervals than the run, the times between those of the run are read as well.
+            file_interval = int(np.diff(layout.times).min())
+            interval_ratio = int(np.diff(times).min()) // file_interval
+            max_file_times = max(max_file_times, min(interval_ratio, layout.times_per_chunk))
+    return max_file_times
+
+
+def list_series_indices(aggregation: TimeAggregation, window_indices: np.ndarray) -> np.ndarray:
+    """Return the indices, in a series, of all values that contribute to some windows; increasing, without duplicates.
+
+    Args:
+        aggregation: how the values of the series are combined.
+        window_indices: indices in the times of the aggregation.
+    """
+    needed = [np.zeros(0, dtype=np.int64)]
+    for weights, indices in aggregation.terms:
+        is_needed = weights[window_indices] != 0
+        needed.append(indices[window_indices][is_needed])
+    return np.unique(np.concatenate(needed))
+
+
+def list_file_reads(series: VariableSeries, indices: np.ndarray) -> Iterator[tuple[FileVariable, np.ndarray]]:
+    """Yield the variables of files that some times of a variable are read from, with the positions of these times.
+
+    Args:
+        series: series of the variable.
+        indices: indices of the times in the series.
+    """
+    if isinstance(series, JoinedSeries):
+        for number, part in enumerate(series.parts):
+            is_in_part = series.part_index[indices] == number
+            yield from list_file_reads(part, series.index_in_part[indices][is_in_part])
+        return
+    file_index = series.file_index[indices]
+    position = series.position[indices]
+    for number in np.unique(file_index).tolist():
+        yield series.file_variables[number], position[file_index == number]
+    if isinstance(series, DerivedSeries):
+        for input_series, input_index in series.inputs.values():
+            yield from list_file_reads(input_series, input_index[indices])

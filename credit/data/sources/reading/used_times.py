@@ -1,0 +1,99 @@
+"""Times of a file that a source uses: its period, its interval, and the dates up to which the file is filled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from credit.calendar import Calendar, parse_duration
+from credit.config.sections.source import SourceConfig
+from credit.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Global attributes with the first and the last date of the values. The stores of ARCO-ERA5 have a time axis from 1900
+# to 2050, and these dates; the values at other times are missing or preliminary.
+_FIRST_VALID = "valid_time_start"
+_LAST_VALID = "valid_time_stop"
+
+
+def find_used_times(
+    times: np.ndarray, source: SourceConfig, key: str, attributes: Mapping[str, Any], calendar: Calendar, origin: str
+) -> np.ndarray:
+    """Return (N,) bool, True at the times of a file that its source uses.
+
+    Args:
+        times: (N,) times of the file in minutes since 1900.
+        source: section of the source in the config.
+        key: key of this section, such as ``data.sources.0``.
+        attributes: global attributes of the file.
+        calendar: calendar of the times.
+        origin: name of the file, for error messages.
+
+    Raises:
+        ConfigError: if ``period`` ends before it begins, or a date in the config is wrong.
+    """
+    is_used = np.ones(len(times), dtype=bool)
+    if source.period is not None:
+        first = calendar.parse(source.period[0], f"{key}.period")
+        last = calendar.parse_period_end(source.period[1], f"{key}.period")
+        if last < first:
+            raise ConfigError(f"{key}.period: {source.period[1]} is before {source.period[0]}; write [first, last]")
+        is_used &= (times >= first) & (times <= last)
+    if source.every is not None:
+        # Minutes count from a midnight, so multiples of 6 h are 00, 06, 12 and 18 UTC.
+        is_used &= times % parse_duration(source.every, f"{key}.every") == 0
+    first_valid = _parse_attribute(_FIRST_VALID, attributes, calendar.parse, origin)
+    if first_valid is not None:
+        is_used &= times >= first_valid
+    last_valid = _parse_attribute(_LAST_VALID, attributes, calendar.parse_period_end, origin)
+    if last_valid is not None:
+        is_used &= times <= last_valid
+    return is_used
+
+
+def _parse_attribute(name: str, attributes: Mapping[str, Any], parse: Callable[[str], int], origin: str) -> int | None:
+    """Return the date in an attribute in minutes since 1900; None if there is none, or it is not an ISO date.
+
+    Other programs may use these names for something else, so such a value is not an error.
+    """
+    if name not in attributes:
+        return None
+    text = str(attributes[name])
+    try:
+        return parse(text)
+    except ConfigError:
+        _warn_of_attribute(name, text, origin)
+        return None
+
+
+@cache
+def _warn_of_attribute(name: str, text: str, origin: str) -> None:
+    """Warn once for each file, and not for each of its variables."""
+    logger.warning('%s: the attribute %s is ignored, because "%s" is not a date such as 2000-01-01', origin, name, text)
+
+
+def require_instantaneous(every: str | None, name: str, temporal: str, key: str) -> None:
+    """Require that a variable of a source with ``every`` is instantaneous.
+
+    The length of the windows of means and sums may follow from the interval between the times, and shorter windows are
+    combined, so no time of the file may be left out.
+
+    Args:
+        every: ``data.sources.N.every``; None if all times are used.
+        name: name of the variable.
+        temporal: ``data.variable_options.NAME.temporal``.
+        key: key of the source, such as ``data.sources.0``.
+
+    Raises:
+        ConfigError: if a time would be left out.
+    """
+    if every is not None and temporal != "instant":
+        raise ConfigError(
+            f"{key}.every: {name} has temporal: {temporal} and needs all times of the files; list the same path a "
+            f"second time without every, with variables: [{name}], and leave {name} out of variables here"
+        )

@@ -1,0 +1,1 @@
+"""Export of forecasts to the layouts of other programs."""

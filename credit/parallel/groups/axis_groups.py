@@ -1,0 +1,110 @@
+"""Process groups of the axes of a device mesh: each rank creates the groups that it is in, and no others.
+
+torch's own device meshes create more. On CPUs every rank takes part in the creation of the groups of all others, which
+are thousands of calls on thousands of ranks. On GPUs the group of each axis gets a second communicator, of gloo, for
+tensors in host memory. Here only the group of all ranks has one; objects travel through it (`object_tree`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_minutes: int | None = None) -> DeviceMesh:
+    """Collective: return a mesh of all ranks, as `init_device_mesh` does.
+
+    Args:
+        device_type: ``"cpu"`` or ``"cuda"``.
+        axis_sizes: name -> length of each axis; the product is the number of ranks.
+        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
+    """
+    with _create_few_groups(device_type, timeout_minutes):
+        return init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
+
+
+def merge_mesh_axes(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
+    """Collective in the first call for these axes: return a one-dimensional mesh of the same ranks.
+
+    Args:
+        mesh: mesh with named axes, which may be part of a larger one.
+        name: name of the merged axis; None to join the names of the axes.
+    """
+    with _create_few_groups(mesh.device_type):
+        return mesh._flatten(name)
+
+
+def build_group(
+    ranks_GN: torch.Tensor, device_type: str, description: str, timeout_minutes: int | None = None
+) -> dist.ProcessGroup:
+    """Collective: divide all ranks into groups and return the process group of this rank.
+
+    Args:
+        ranks_GN: (G groups, N ranks of a group) ranks; it contains every rank of the run once.
+        device_type: ``"cpu"`` or ``"cuda"``.
+        description: name of the group in reports.
+        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
+    """
+    rows = ranks_GN.tolist()
+    timeout = _to_timeout(timeout_minutes)
+    if dist.group.WORLD.bound_device_id is not None and ranks_GN.shape[1] > 1:
+        return _split_all_ranks(split_ranks=rows, timeout=timeout, group_desc=description)
+    rank = dist.get_rank()
+    row = next(row for row in rows if rank in row)
+    return _create_group(row, device_type, timeout=timeout, group_desc=description)
+
+
+def _to_timeout(minutes: int | None) -> timedelta | None:
+    """Return a time-out as torch takes it; None for torch's default."""
+    return None if minutes is None else timedelta(minutes=minutes)
+
+
+def _create_group(ranks: Sequence[int], device_type: str, **options: Any) -> dist.ProcessGroup:
+    """Collective over `ranks`: return a new process group of them; options as of `dist.new_group`."""
+    # The groups of a GPU run have only one of its two backends, that of GPUs.
+    backend = "nccl" if f"{device_type}:nccl" in dist.get_backend_config() else None
+    # With local synchronisation, torch names a group by a hash of its ranks, else by a number. A process with fake
+    # groups may be one rank after another. DTensor's caches then have meshes of the rank before, and find groups by
+    # name, so that the names must not depend on the rank.
+    is_fake = dist.get_backend() == "fake"
+    return dist.new_group(ranks, backend=backend, use_local_synchronization=not is_fake, **options)
+
+
+def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
+    """Collective: return a part of the group of all ranks, for GPU tensors; options as of `dist.split_group`."""
+    # Versions of torch without this option add a communicator of gloo.
+    if "backend" in inspect.signature(dist.split_group).parameters:
+        options["backend"] = "nccl"
+    return dist.split_group(**options)
+
+
+@contextmanager
+def _create_few_groups(device_type: str, timeout_minutes: int | None = None) -> Iterator[None]:
+    """Context in which torch's device meshes create their process groups as `build_group` does."""
+    timeout = _to_timeout(timeout_minutes)
+    rank = dist.get_rank()
+
+    def create_group(ranks: Sequence[int], group_desc: str, **_: Any) -> dist.ProcessGroup | None:
+        # Device meshes call this for each row of ranks, and have no use for the groups of other rows.
+        if rank not in ranks:
+            return None
+        return _create_group(ranks, device_type, timeout=timeout, group_desc=group_desc)
+
+    def split_group(split_ranks: list[list[int]], group_desc: str, **_: Any) -> dist.ProcessGroup:
+        return build_group(torch.tensor(split_ranks), device_type, group_desc, timeout_minutes)
+
+    # Device meshes have no option for it. They look these two functions up in their module.
+    torch_functions = (device_mesh.new_group, device_mesh.split_group)
+    device_mesh.new_group, device_mesh.split_group = create_group, split_group
+    try:
+        yield
+    finally:
+        device_mesh.new_group, device_mesh.split_group = torch_functions

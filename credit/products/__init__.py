@@ -1,0 +1,1 @@
+"""Forecast products: derived fields, ensemble statistics, station values, cyclone tracks, maps and meteograms."""

@@ -1,0 +1,83 @@
+"""List of stations, from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit.errors import DataError, did_you_mean
+
+_COLUMNS = ("name", "latitude", "longitude")
+
+
+@dataclass(frozen=True)
+class Station:
+    """A station.
+
+    Attributes:
+        name: name, unique in its list.
+        latitude: degrees north.
+        longitude: degrees east, from -180 to below 180.
+    """
+
+    name: str
+    latitude: float
+    longitude: float
+
+
+def load_stations(path: Path, key: str) -> list[Station]:
+    """Return the stations of a CSV file with the columns ``name``, ``latitude`` and ``longitude``.
+
+    Further columns are ignored.
+
+    Args:
+        path: the file.
+        key: config key that names it, for messages.
+
+    Raises:
+        DataError: if the file cannot be read, lacks a column, has no station, repeats a name, or has coordinates that
+            are not numbers in their range.
+    """
+    try:
+        # The signature that spreadsheets write at the beginning is skipped.
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            columns = [str(name).strip().lower() for name in rows.fieldnames or ()]
+            rows.fieldnames = columns
+            for name in _COLUMNS:
+                if name not in columns:
+                    raise DataError(
+                        f"{key}: {path} has no column {name}{did_you_mean(name, columns)}; its first line must name "
+                        f"the columns {', '.join(_COLUMNS)}"
+                    )
+            stations = [_parse_station(row, f"{key}: {path}, line {rows.line_num}") for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{key}: {path} cannot be read ({reason}); name a CSV file of stations") from error
+    if not stations:
+        raise DataError(f"{key}: {path} has no stations; write one on each line")
+    names = [station.name for station in stations]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'{key}: {path}: the station "{name}" is listed twice; give each its own name')
+    return stations
+
+
+def _parse_station(row: dict[str, str | None], origin: str) -> Station:
+    """Return the station of a line; `origin` names the line in messages."""
+    name = (row["name"] or "").strip()
+    if not name:
+        raise DataError(f"{origin}: the station has no name; write one")
+    numbers = []
+    for column, limit in (("latitude", 90.0), ("longitude", 360.0)):
+        text = (row[column] or "").strip()
+        try:
+            number = float(text)
+        except ValueError as error:
+            raise DataError(f'{origin}: {column} "{text}" of {name} is not a number; write decimal degrees') from error
+        if not abs(number) <= limit:
+            raise DataError(f"{origin}: {column} {text} of {name} is outside -{limit:g}..{limit:g} degrees; correct it")
+        numbers.append(number)
+    latitude, longitude = numbers
+    return Station(name, latitude, (longitude + 180.0) % 360.0 - 180.0)

@@ -1,0 +1,65 @@
+"""The time of the day, deadlines, and waiting; tests replace the clock by one that does not wait."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+
+from credit.calendar import Calendar, parse_duration
+from credit.errors import ConfigError
+
+_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_MINUTES_PER_DAY = 1440
+
+
+class Clock:
+    """Clock of the system in UTC.
+
+    Attributes:
+        deadline: end of all waiting, in seconds since 1970; None without a deadline.
+    """
+
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+
+    def seconds(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def minutes(self) -> int:
+        """Return the present time in whole minutes since 1900-01-01 00:00 UTC."""
+        now = datetime.fromtimestamp(self.seconds(), UTC)
+        return Calendar().parse(now.strftime("%Y-%m-%dT%H:%M"))
+
+    def set_deadline(self, text: str) -> None:
+        """Set the deadline of ``--until``.
+
+        Args:
+            text: time of the day HH:MM in UTC, or a duration from now such as 90min. A time of the day that has passed
+                less than 12 hours ago leaves no time to wait, because a job that starts too late must not wait for the
+                next day.
+
+        Raises:
+            ConfigError: if the text is neither.
+        """
+        match = _TIME_OF_DAY.fullmatch(text.strip())
+        if match is None:
+            try:
+                self.deadline = self.seconds() + 60 * parse_duration(text, "--until")
+            except ConfigError as error:
+                raise ConfigError(f'--until: "{text}": write a time in UTC such as 05:30, or a duration') from error
+            return
+        now = datetime.fromtimestamp(self.seconds(), UTC)
+        minutes = 60 * int(match[1]) + int(match[2]) - (60 * now.hour + now.minute)
+        # The nearest such time, at most 12 hours before or after now.
+        minutes = (minutes + _MINUTES_PER_DAY // 2) % _MINUTES_PER_DAY - _MINUTES_PER_DAY // 2
+        self.deadline = self.seconds() - now.second + 60 * minutes
+
+    def can_wait(self, seconds: float) -> bool:
+        """Return True if a wait of `seconds` ends before the deadline, or if there is no deadline."""
+        return self.deadline is None or self.seconds() + seconds <= self.deadline

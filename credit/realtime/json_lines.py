@@ -1,0 +1,40 @@
+"""Files of JSON lines to which records are appended, one line each, by one process at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file; an incomplete last line, which a killed process has left, is ignored."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in _complete_part(path.read_text(encoding="utf-8")).splitlines()]
+
+
+def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append records, and flush them to the disk; an incomplete last line is removed first.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    if not records:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        complete = _complete_part(file.read().decode("utf-8"))
+        file.truncate(len(complete.encode("utf-8")))
+        for record in records:
+            file.write((json.dumps(record) + "\n").encode("utf-8"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _complete_part(text: str) -> str:
+    """Return a text up to its last end of a line."""
+    return text[: text.rfind("\n") + 1]

@@ -1,0 +1,55 @@
+"""The file STATUS and the record of finished cycles, in the folder ``realtime`` of a run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from credit.calendar import Calendar
+from credit.realtime.clock import Clock
+from credit.realtime.json_lines import append_json_lines, read_json_lines
+from credit.utils.atomic import atomic_write_text
+
+
+class StatusFiles:
+    """Writer of STATUS, which names the cycle and the state, and of ``cycles.jsonl``, which lists finished cycles.
+
+    Args:
+        folder: folder of both files.
+        clock: clock of the call.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    def write(self, state: str, cycle: int | None, message: str = "") -> None:
+        """Replace STATUS.
+
+        Args:
+            state: ``waiting``, ``fetching``, ``forecasting``, ``scoring``, ``done``, ``earlier_cycle`` or ``failed``.
+            cycle: cycle that the state is about, in minutes since 1900; None if there is none.
+            message: reason of the state, in one line.
+        """
+        cycle_text = "none" if cycle is None else Calendar().format(cycle)
+        lines = [f"state: {state}", f"cycle: {cycle_text}", f"updated: {self._now()}"]
+        if message:
+            lines.append(f"message: {' '.join(message.split())}")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(self._folder / "STATUS", "\n".join(lines) + "\n")
+
+    def is_finished(self, cycle: int, forecast_folder: str) -> bool:
+        """Return True if the forecast of a cycle has been made in a folder and earlier ones have been scored."""
+        key = (Calendar().format(cycle), forecast_folder)
+        records = read_json_lines(self._folder / "cycles.jsonl")
+        return any((record["cycle"], record["folder"]) == key for record in records)
+
+    def add_finished(self, cycle: int, forecast_folder: str, facts: dict[str, Any]) -> None:
+        """Append a finished cycle to ``cycles.jsonl``, with the folder of its forecast and the entries of `facts`."""
+        record = {"cycle": Calendar().format(cycle), "folder": forecast_folder, "finished": self._now(), **facts}
+        append_json_lines(self._folder / "cycles.jsonl", [record])
+
+    def _now(self) -> str:
+        """Return the present time as text."""
+        return datetime.fromtimestamp(self._clock.seconds(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

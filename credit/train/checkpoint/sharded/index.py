@@ -1,0 +1,230 @@
+"""Index of the files of a stem, from which every rank computes where each part of each tensor is stored.
+
+A stem is a set of tensors, such as ``model`` or ``optimizer``, and has a folder of its own. The index is a formula, not
+a list: it has name, dtype, shape and division (`Split`) of each tensor, and the number of ranks that share a file. So
+its size does not depend on the number of ranks, and ranks agree on files without communication.
+
+The ranks of a host write their parts of a tensor next to each other. Parts that follow each other along the first
+dimension become one slab, which is stored as a single array. The usual shards of FSDP2 give one slab for each host and
+tensor. Parts that do not follow each other, as with tensor parallelism, give several slabs. The n-th slab of each
+tensor goes into the n-th file of the host, because the format of DCP (torch.distributed.checkpoint) allows one array of
+a name in a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import Metadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from credit.errors import CheckpointError
+from credit.parallel.dtensor import local_slices
+from credit.train.checkpoint.sharded.split import Box, Split, find_split, whole_box
+
+INDEX = "index.json"
+# Names of the dtypes in safetensors files.
+DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Description of a whole tensor and its division over the ranks that saved it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    split: Split
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Part of a tensor that is stored as one array.
+
+    Attributes:
+        box: the part.
+        parts: (box, ranks that hold it) of the parts of which the slab consists, in the order of their bytes.
+    """
+
+    box: Box
+    parts: tuple[tuple[Box, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """File of a slab; DCP's reader of safetensors files looks for this attribute."""
+
+    relative_path: str
+
+
+@dataclass(frozen=True)
+class StemIndex:
+    """Index of a stem.
+
+    Attributes:
+        tensors: name -> description of the tensor.
+        ranks_per_file: number of neighbouring ranks that write into the same files.
+    """
+
+    tensors: dict[str, StoredTensor]
+    ranks_per_file: int
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], num_ranks: int, ranks_per_file: int) -> StemIndex:
+        """Return the index of tensors that `num_ranks` ranks are about to save; it is equal on all ranks.
+
+        Args:
+            tensors: name -> DTensor, or plain tensor that every rank holds whole.
+            num_ranks: number of ranks that save.
+            ranks_per_file: a divisor of `num_ranks`.
+
+        Raises:
+            CheckpointError: if the ranks of a mesh are not evenly spaced, or safetensors files do not have a dtype.
+        """
+        # Most tensors share a few meshes and placements.
+        splits: dict[object, Split] = {}
+        stored = {}
+        for name, tensor in tensors.items():
+            if tensor.dtype not in DTYPE_NAMES:
+                raise CheckpointError(f"{name}: safetensors files have no {tensor.dtype}; store another dtype")
+            key = (getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None))
+            if key not in splits:
+                splits[key] = find_split(tensor, num_ranks)
+            stored[name] = StoredTensor(tensor.dtype, tuple(tensor.shape), splits[key])
+        return cls(stored, ranks_per_file)
+
+    def to_text(self) -> str:
+        """Return the contents of the file `INDEX`."""
+        splits = list(dict.fromkeys(tensor.split for tensor in self.tensors.values()))
+        split_numbers = {split: number for number, split in enumerate(splits)}
+        tensors = {}
+        for name, tensor in self.tensors.items():
+            tensors[name] = [DTYPE_NAMES[tensor.dtype], tensor.shape, split_numbers[tensor.split]]
+        content = {
+            "ranks_per_file": self.ranks_per_file,
+            "splits": [[split.sizes, split.strides, split.dims] for split in splits],
+            "tensors": tensors,
+        }
+        return json.dumps(content, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> StemIndex:
+        """Return the index from the output of `to_text`."""
+        content = json.loads(text)
+        splits = [Split(*map(tuple, fields)) for fields in content["splits"]]
+        tensors = {}
+        for name, (dtype, shape, number) in content["tensors"].items():
+            tensors[name] = StoredTensor(_DTYPES[dtype], tuple(shape), splits[number])
+        return cls(tensors, content["ranks_per_file"])
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return name -> shape of the whole tensor."""
+        return {name: torch.Size(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Return name -> dtype."""
+        return {name: tensor.dtype for name, tensor in self.tensors.items()}
+
+    def find_slabs(self, tensor: StoredTensor, box: Box) -> Iterator[tuple[str, Box]]:
+        """Yield (name of the file, box) of the slabs of a tensor that overlap with `box`."""
+        groups = {rank // self.ranks_per_file for rank, _ in tensor.split.find_parts(tensor.shape, box)}
+        for group in sorted(groups):
+            for number, slab in enumerate(self.slabs_of_group(tensor, group)):
+                if _overlap(slab.box, box):
+                    yield file_name(group * self.ranks_per_file, number), slab.box
+
+    def slabs_of_group(self, tensor: StoredTensor, group: int) -> list[Slab]:
+        """Return the slabs of a tensor in the files of a group of ranks, in the order of the files.
+
+        Args:
+            tensor: description of the tensor.
+            group: number of the group; the first has the ranks from 0 to `ranks_per_file` - 1.
+        """
+        if 0 in tensor.shape:
+            box = whole_box(tensor.shape)
+            return [Slab(box, ((box, (0,)),))] if group == 0 else []
+        ranks = range(group * self.ranks_per_file, (group + 1) * self.ranks_per_file)
+        holders: dict[Box, list[int]] = {}
+        for rank in ranks:
+            coordinate = tensor.split.coordinate(rank)
+            # Replicas on other hosts do not write.
+            if coordinate is None or tensor.split.first_holder(coordinate) not in ranks:
+                continue
+            box = tensor.split.box_at(coordinate, tensor.shape)
+            # The last ranks may hold nothing.
+            if all(start < stop for start, stop in box):
+                holders.setdefault(box, []).append(rank)
+        return _merge_boxes(holders)
+
+    def restricted_metadata(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
+        """Return DCP's metadata of those parts alone that this rank needs to fill `state`.
+
+        Args:
+            folder: folder of the stem.
+            state: name -> tensor to fill, a plain tensor or a DTensor on any mesh.
+        """
+        entries: dict[str, TensorStorageMetadata] = {}
+        files: dict[MetadataIndex, StoredChunk] = {}
+        # Many tensors have the same shape and division.
+        slabs_by_key: dict[object, list[tuple[str, Box]]] = {}
+        for name, target in state.items():
+            tensor = self.tensors[name]
+            box = tuple((part.start, part.stop) for part in local_slices(target))
+            key = (tensor.split, tensor.shape, box)
+            if key not in slabs_by_key:
+                slabs_by_key[key] = list(self.find_slabs(tensor, box))
+            chunks = []
+            for file, slab_box in slabs_by_key[key]:
+                offsets = torch.Size([start for start, _ in slab_box])
+                sizes = torch.Size([stop - start for start, stop in slab_box])
+                chunks.append(ChunkStorageMetadata(offsets, sizes))
+                files[MetadataIndex(name, offsets)] = StoredChunk(str(folder / file))
+            properties = TensorProperties(dtype=tensor.dtype)
+            entries[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
+        return Metadata(state_dict_metadata=entries, storage_data=files)
+
+
+def file_name(first_rank: int, number: int) -> str:
+    """Return the name of a file of the group of ranks that begins with `first_rank`; the files count from 0."""
+    suffix = f"_{number}" if number else ""
+    return f"rank_{first_rank:05d}{suffix}.safetensors"
+
+
+def _merge_boxes(holders: Mapping[Box, list[int]]) -> list[Slab]:
+    """Return the slabs that result if boxes that follow each other along the first dimension are joined.
+
+    Args:
+        holders: box -> ranks that hold it; no two boxes overlap.
+    """
+    slabs: list[Slab] = []
+    for box in sorted(holders, key=lambda box: (box[1:], box[:1])):
+        part = (box, tuple(holders[box]))
+        previous = slabs[-1] if slabs else None
+        if previous and box and previous.box[1:] == box[1:] and previous.box[0][1] == box[0][0]:
+            joined = ((previous.box[0][0], box[0][1]), *box[1:])
+            slabs[-1] = Slab(joined, (*previous.parts, part))
+        else:
+            slabs.append(Slab(box, (part,)))
+    return sorted(slabs, key=lambda slab: slab.box)
+
+
+def _overlap(first: Box, second: Box) -> bool:
+    """Return True if two boxes of a tensor have common elements, or the tensor has no elements."""
+    pairs = zip(first, second, strict=True)
+    return all(max(a[0], b[0]) < min(a[1], b[1]) or a == b for a, b in pairs)

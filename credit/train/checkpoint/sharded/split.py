@@ -1,0 +1,159 @@
+"""Division of a tensor over ranks, from which every rank computes the parts of all others without communication.
+
+A box is a part of a tensor, as (start, stop) for each dimension. Ranks that hold the same box are replicas; the first
+of them (coordinate 0 along every mesh axis that splits nothing) represents the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from credit.errors import CheckpointError
+from credit.parallel.dtensor import shard_dim
+
+# (start, stop) for each dimension of a tensor.
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Division of a tensor over the axes of a mesh of ranks, whose first rank is rank 0.
+
+    Attributes:
+        sizes: number of ranks along each axis.
+        strides: difference of the numbers of neighbouring ranks along each axis.
+        dims: tensor dimension that each axis splits; None for an axis along which all ranks hold the same.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dims: tuple[int | None, ...]
+
+    @classmethod
+    def of_whole(cls, num_ranks: int) -> Split:
+        """Return the division of a plain tensor, which every rank holds whole."""
+        return cls((num_ranks,), (1,), (None,))
+
+    @classmethod
+    def of_dtensor(cls, tensor: DTensor) -> Split:
+        """Return the division of a DTensor.
+
+        Raises:
+            CheckpointError: if its ranks are not evenly spaced along the axes of its mesh.
+        """
+        mesh = tensor.device_mesh
+        return cls(tuple(mesh.shape), _find_strides(mesh), tuple(map(shard_dim, tensor.placements)))
+
+    def coordinate(self, rank: int) -> tuple[int, ...] | None:
+        """Return the position of a rank along each axis, None if it is not in the mesh of rank 0."""
+        position = [0] * len(self.sizes)
+        remainder = rank
+        for axis in sorted(range(len(self.sizes)), key=lambda axis: -self.strides[axis]):
+            # The stride of an axis of one rank has no meaning.
+            if self.sizes[axis] > 1:
+                position[axis], remainder = divmod(remainder, self.strides[axis])
+        if remainder or any(index >= size for index, size in zip(position, self.sizes, strict=True)):
+            return None
+        return tuple(position)
+
+    def first_holder(self, coordinate: tuple[int, ...]) -> int:
+        """Return the first of the ranks that hold the same box as the rank at `coordinate`."""
+        rank = 0
+        for index, stride, dim in zip(coordinate, self.strides, self.dims, strict=True):
+            if dim is not None:
+                rank += index * stride
+        return rank
+
+    def box_at(self, coordinate: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+        """Return the box of the rank at `coordinate` in a tensor of this shape; it may be empty."""
+        box = [(0, length) for length in shape]
+        for axis in self._nesting():
+            dim = self.dims[axis]
+            start, stop = box[dim]
+            length = _part_length(start, stop, self.sizes[axis])
+            first = min(start + length * coordinate[axis], stop)
+            box[dim] = (first, min(first + length, stop))
+        return tuple(box)
+
+    def find_parts(self, shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, Box]]:
+        """Yield (first holder, box) of all parts of a tensor of this shape that overlap with `box`.
+
+        A tensor without elements has one part, which is the whole tensor on rank 0.
+        """
+        if 0 in shape:
+            yield 0, tuple((0, length) for length in shape)
+            return
+        # dimension -> [(offset of the rank, interval)]
+        parts_by_dim: list[list[tuple[int, tuple[int, int]]]] = [[(0, (0, length))] for length in shape]
+        for axis in self._nesting():
+            dim = self.dims[axis]
+            parts = []
+            for rank, (start, stop) in parts_by_dim[dim]:
+                length = _part_length(start, stop, self.sizes[axis])
+                lower = max(box[dim][0], start)
+                upper = min(box[dim][1], stop)
+                # The range of indices whose parts overlap with the box.
+                for index in range((lower - start) // length, math.ceil((upper - start) / length)):
+                    first = start + index * length
+                    parts.append((rank + index * self.strides[axis], (first, min(first + length, stop))))
+            parts_by_dim[dim] = parts
+        for combination in itertools.product(*parts_by_dim):
+            yield sum(rank for rank, _ in combination), tuple(interval for _, interval in combination)
+
+    def _nesting(self) -> Iterator[int]:
+        """Yield the axes that split a dimension, the outermost division first.
+
+        Tensor parallelism, the last axis, splits first, and FSDP2 splits the result, see
+        `credit.parallel.dtensor.local_slices`.
+        """
+        for axis in reversed(range(len(self.sizes))):
+            if self.dims[axis] is not None:
+                yield axis
+
+
+def whole_box(shape: tuple[int, ...]) -> Box:
+    """Return the box of a whole tensor."""
+    return tuple((0, length) for length in shape)
+
+
+def _part_length(start: int, stop: int, num_parts: int) -> int:
+    """Return the length of all parts but the last ones, as `torch.chunk` divides; at least 1."""
+    return max(math.ceil((stop - start) / num_parts), 1)
+
+
+def _find_strides(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return the difference of the numbers of neighbouring ranks along each axis of a mesh.
+
+    Raises:
+        CheckpointError: if the differences along an axis vary.
+    """
+    ranks = mesh.mesh.cpu()
+    strides = []
+    expected_ranks = ranks.flatten()[0].clone()
+    for axis, size in enumerate(ranks.shape):
+        first_ranks = ranks[tuple(slice(None) if other == axis else 0 for other in range(ranks.ndim))]
+        stride = int(first_ranks[1] - first_ranks[0]) if size > 1 else 1
+        strides.append(stride)
+        axis_shape = [size if other == axis else 1 for other in range(ranks.ndim)]
+        expected_ranks = expected_ranks + (torch.arange(size) * stride).view(axis_shape)
+    if min(strides) < 1 or not torch.equal(ranks, expected_ranks.expand(ranks.shape).to(ranks.dtype)):
+        raise CheckpointError(
+            f"a tensor is sharded over the mesh {mesh}, whose ranks are not evenly spaced; checkpoints need a mesh of "
+            "init_device_mesh, or a part of one"
+        )
+    return tuple(strides)
+
+
+def find_split(tensor: Tensor, num_ranks: int) -> Split:
+    """Return the division of a DTensor, or of a plain tensor, which each of `num_ranks` ranks holds whole."""
+    if isinstance(tensor, DTensor):
+        return Split.of_dtensor(tensor)
+    return Split.of_whole(num_ranks)

@@ -1,0 +1,1 @@
+"""Export of a trained model as a program that runs without this package."""

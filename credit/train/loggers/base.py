@@ -1,0 +1,153 @@
+"""Base class of loggers, and the registry behind ``trainer.loggers``."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from credit.config.registry import register_class
+from credit.errors import ConfigError, did_you_mean
+from credit.utils.installation import install_command
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """Description of a run for its loggers.
+
+    Attributes:
+        name: name of the run, its `experiment`.
+        run_id: text that identifies the run. It is the same after a restart, so that a logger continues its record.
+        folder: folder of the run.
+        config: config with all defaults as plain values; secrets are hidden.
+        first_step: number of optimizer steps that the run has taken already.
+    """
+
+    name: str
+    run_id: str
+    folder: Path
+    config: Mapping[str, Any]
+    first_step: int
+
+
+@dataclass(frozen=True)
+class LoggedRow:
+    """Metrics of one optimizer step or validation.
+
+    Attributes:
+        step: number of optimizer steps taken.
+        metrics: name -> finite number.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LoggedPicture:
+    """Picture of a run at one step.
+
+    Attributes:
+        name: name of the picture, which is the same at all steps.
+        png: content of the PNG file.
+        step: number of optimizer steps taken.
+    """
+
+    name: str
+    png: bytes
+    step: int
+
+
+class RunLogger(ABC):
+    """Base class of loggers.
+
+    Only the main process has loggers. `credit.train.loggers.background.BackgroundLogger` calls all methods in one
+    thread of their own, so that they may wait for a network without slowing the training. An error that they raise is
+    logged as a warning, and the training goes on.
+
+    Attributes:
+        package: import name of the package that the logger needs.
+        extra: extra of ``setup.cfg`` that installs it; empty for loggers of plugins.
+    """
+
+    package: ClassVar[str]
+    extra: ClassVar[str] = ""
+
+    @abstractmethod
+    def start(self, run: LoggedRun) -> str:
+        """Begin the record of a run, or continue that of an earlier start, and return its address for the user.
+
+        Rows after ``run.first_step`` will come again if an earlier start was killed after its last checkpoint.
+        """
+
+    @abstractmethod
+    def log(self, rows: Sequence[LoggedRow]) -> None:
+        """Add rows to the record, in the order of their steps."""
+
+    def log_image(self, picture: LoggedPicture) -> None:  # noqa: B027
+        """Add a picture, such as a figure of a preview; by default it is left out."""
+
+    @abstractmethod
+    def close(self, status: str) -> None:
+        """Complete the record.
+
+        Args:
+            status: ``done``, ``requeue`` if the run will be continued, or ``failed``.
+        """
+
+
+LoggerClass = TypeVar("LoggerClass", bound=type[RunLogger])
+_LOGGERS: dict[str, type[RunLogger]] = {}
+
+
+def register_logger(name: str) -> Callable[[LoggerClass], LoggerClass]:
+    """Class decorator that makes a logger available in ``trainer.loggers``.
+
+    Args:
+        name: entry of ``trainer.loggers`` in a config.
+
+    Raises:
+        ConfigError: if another class has the name, or if the decorated class does not derive from `RunLogger`.
+    """
+
+    def register(cls: LoggerClass) -> LoggerClass:
+        return register_class(_LOGGERS, "logger", name, cls, RunLogger)
+
+    return register
+
+
+def logger_class(name: str) -> type[RunLogger]:
+    """Return the class of the logger with a name, an entry of ``trainer.loggers``.
+
+    Raises:
+        ConfigError: if no logger has the name; the message gives the most similar one.
+    """
+    # The built-in loggers register themselves when they are imported, and import their packages only when they start.
+    import credit.train.loggers.mlflow_logger
+    import credit.train.loggers.tensorboard_logger
+    import credit.train.loggers.wandb_logger  # noqa: F401
+
+    if name not in _LOGGERS:
+        raise ConfigError(f'trainer.loggers: "{name}" is not a logger{did_you_mean(name, _LOGGERS)}')
+    return _LOGGERS[name]
+
+
+def require_loggers(names: Iterable[str]) -> None:
+    """Require that loggers exist and that their packages are installed.
+
+    Args:
+        names: entries of ``trainer.loggers``.
+
+    Raises:
+        ConfigError: if a name is unknown, or a package is missing.
+    """
+    for name in names:
+        cls = logger_class(name)
+        if importlib.util.find_spec(cls.package) is None:
+            remedy = "install it"
+            if cls.extra:
+                remedy = f"install it with: {install_command(cls.extra)}"
+            raise ConfigError(f"trainer.loggers: {name} needs the package {cls.package}; {remedy}")

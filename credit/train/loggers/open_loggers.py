@@ -1,0 +1,53 @@
+"""Start of the loggers of a run, and the id by which they continue their records after a restart."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from credit.config import Config
+from credit.config.redact import redact_config
+from credit.train.loggers.background import BackgroundLogger
+from credit.train.loggers.base import LoggedRun, logger_class
+from credit.utils.atomic import atomic_write_text
+
+# File in the run's folder with the id.
+_ID_FILE = "logger_id"
+
+
+def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
+    """Start the loggers of ``trainer.loggers`` and return them, without waiting for their servers.
+
+    Only the main process calls this function.
+
+    Args:
+        config: the config of the run.
+        first_step: number of optimizer steps that the run has taken already.
+
+    Raises:
+        ConfigError: if a logger is unknown.
+        CreditError: if the id cannot be written into the run's folder.
+    """
+    names = config.trainer.loggers
+    if not names:
+        return []
+    folder = Path(config.save_loc)
+    run = LoggedRun(
+        name=config.experiment,
+        run_id=_obtain_run_id(folder),
+        folder=folder,
+        # The record may be public, and storage options of sources may contain keys.
+        config=redact_config(config),
+        first_step=first_step,
+    )
+    return [BackgroundLogger(name, logger_class(name)(), run) for name in names]
+
+
+def _obtain_run_id(folder: Path) -> str:
+    """Return the id of the run in a folder; at the first start, it is drawn and written to a file there."""
+    path = folder / _ID_FILE
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    run_id = uuid.uuid4().hex[:16]
+    atomic_write_text(path, run_id + "\n")
+    return run_id

@@ -1,0 +1,382 @@
+"""Profile of some steps of a run: a table of the phases and a timeline, in the folder ``profile`` of the run.
+
+The profile has two parts, because torch's profiler slows down steps with many small operations. In the first part only
+the phases are timed, and the table comes from it. In the second part torch's profiler records a few steps for the
+timeline. Two values come from this second part: the hidden communication, and all times of a GPU, which works behind
+the host.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from credit.errors import CreditError
+from credit.train.adamw import AdamW
+from credit.train.build.components import TrainingComponents
+from credit.train.monitor.flops import choose_rate
+from credit.train.profile import table
+from credit.train.profile.account import RankAccount, RankSummary, gather_accounts
+from credit.train.profile.calibration import measure_rates
+from credit.train.profile.collectives import count_sent_bytes, newest_collective, timed_waits
+from credit.train.profile.device_trace import account_for_device
+from credit.train.profile.request import TRACED_STEPS, ProfileRequest
+from credit.train.profile.spans import (
+    Interval,
+    SpanRecorder,
+    StepAccount,
+    account_for,
+    intersect,
+    merge_intervals,
+    subtract,
+    total,
+)
+from credit.train.profile.timeline import STEP, Timeline, add_threads, find_collectives, find_steps, write_trace
+from credit.utils.atomic import atomic_write_text
+from credit.utils.profiling.phases import Phase, recorded_by
+from credit.utils.progress import ProgressBar, is_quiet
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "profile"
+
+
+@contextmanager
+def profiled(request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> Iterator[None]:
+    """Collective: context in which the steps of a request are profiled.
+
+    Args:
+        request: steps to be profiled.
+        parts: the components of the trainer.
+        steps_taken: optimizer steps before this start of the run.
+
+    Raises:
+        ConfigError: if the run does not take these steps.
+    """
+    profiler = StepProfiler(request, parts, steps_taken)
+    with profiler.resources:
+        yield
+        # After an error this is not reached, because the other ranks may be gone.
+        profiler.finish()
+
+
+class StepProfiler:
+    """Recorder that profiles some steps and then writes table and timeline; building it is collective.
+
+    Args:
+        request: steps to be profiled.
+        parts: the components of the trainer.
+        steps_taken: optimizer steps before this start of the run.
+
+    Attributes:
+        resources: what is in use until the profile is complete; the caller closes it in any case.
+
+    Raises:
+        ConfigError: if the run does not take these steps.
+    """
+
+    def __init__(self, request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> None:
+        self._parts = parts
+        self._request = request
+        self._first_step = request.choose_first_step(steps_taken, parts.total_steps, parts.launch.world)
+        sharded = parts.mesh.device_mesh is not None and parts.config.trainer.parallelism.data != "none"
+        self._rate = choose_rate(parts.config, sharded)
+        if parts.device.type == "cpu" and self._rate == "tf32":
+            # A CPU has no TF32.
+            self._rate = "float32"
+        # Both before the first step, so that their time does not count as that of a step. Counting takes a second, and
+        # would otherwise happen when the first rows are logged.
+        self._passes = self._count_passes()
+        dtype = torch.bfloat16 if self._rate == "bfloat16" else torch.float32
+        self._rates = measure_rates(parts.device, dtype)
+        if parts.device.type == "cuda":
+            # The memory of the measurement is not that of the run, whose peak metrics.jsonl shows.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(parts.device)
+        self._recorder = SpanRecorder()
+        self._timed_windows: list[Interval] = []
+        self._traced_windows: list[Interval] = []
+        self._step_start = 0.0
+        self._is_in_step = False
+        self._timeline: Timeline | None = None
+        self._step_range: Any = None
+        self._newest_collective = -1
+        self._sent_bytes: float | None = None
+        self._is_complete = False
+        self.resources = ExitStack()
+        # The code of the steps finds this object as the recorder.
+        self.resources.enter_context(recorded_by(self))
+
+    def span(self, name: Phase) -> Any:
+        """Return a context that records a phase."""
+        return self._recorder.span(name)
+
+    def begin_step(self, step: int) -> None:
+        """Collective at the first and last steps of a part of the profile; see `Recorder.begin_step`."""
+        now = time.perf_counter()
+        number = step + 1
+        index = number - self._first_step
+        num_timed = self._request.num_steps
+        if self._is_complete or (index < 0 and not self._is_in_step):
+            return
+        if self._is_in_step and index != len(self._timed_windows) + len(self._traced_windows) + 1:
+            # The run has gone back to a checkpoint: the step before this one did not end, and others would come twice.
+            logger.warning("--profile: the run went back to an earlier step, so the profile ends here")
+            self.finish()
+            return
+        # The step before this one has ended.
+        if self._timeline is not None:
+            self._step_range.__exit__(None, None, None)
+            self._traced_windows.append((self._step_start, now))
+        elif self._is_in_step:
+            self._timed_windows.append((self._step_start, now))
+        self._is_in_step = True
+        # Without a gap between steps, so that their windows become one.
+        self._step_start = now
+        if index == 0:
+            self._begin_timing()
+            self._step_start = time.perf_counter()
+        elif index == num_timed:
+            self._end_timing()
+            self._recorder.traces = True
+            self._timeline = Timeline(self._parts.device)
+            self._step_start = time.perf_counter()
+        elif index == num_timed + TRACED_STEPS:
+            self.finish()
+            return
+        if self._timeline is not None:
+            self._step_range = torch.profiler.record_function(f"{STEP}{number}")
+            self._step_range.__enter__()
+
+    def finish(self) -> None:
+        """Collective: write table and timeline of the steps so far, unless that is done, or no step is complete."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        self._recorder.traces = False
+        trace = None
+        if self._timeline is not None:
+            self._timeline.stop()
+            trace = self._timeline.export() if self._traced_windows else None
+            self._timeline = None
+        elif self._timed_windows:
+            self._end_timing()
+        self.resources.close()
+        if self._timed_windows:
+            self._write(trace)
+        else:
+            logger.warning("--profile: no measured step was completed, so there is no table")
+
+    def _begin_timing(self) -> None:
+        """Begin to record phases and waits for collectives."""
+        self._recorder.spans.clear()
+        if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
+            self.resources.enter_context(timed_waits())
+            self._newest_collective = newest_collective()
+
+    def _end_timing(self) -> None:
+        """Read the bytes that were sent during the timed steps, as long as torch remembers them."""
+        if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
+            num_bytes = count_sent_bytes(self._newest_collective)
+            self._sent_bytes = None if num_bytes is None else num_bytes / len(self._timed_windows)
+
+    def _write(self, trace: dict[str, Any] | None) -> None:
+        """Collective: gather the accounts of all ranks; rank 0 writes the table, the chosen rank the timeline.
+
+        If a file cannot be written, a warning is logged, because the run must not fail for that.
+
+        Args:
+            trace: Chrome trace of this rank; None if the run ended before it was recorded.
+        """
+        spans = [span for span in self._recorder.spans if span.thread == self._recorder.main_thread]
+        host_account = account_for(spans, self._timed_windows)
+        summary = gather_accounts(self._build_account(host_account, trace))
+        try:
+            self._write_files(summary, host_account, trace)
+        except (CreditError, OSError) as error:
+            logger.warning("--profile: not written: %s", error)
+
+    def _write_files(self, summary: RankSummary, host_account: StepAccount, trace: dict[str, Any] | None) -> None:
+        """Write the table on rank 0, and the timeline on the chosen rank.
+
+        Args:
+            summary: accounts of all ranks.
+            host_account: account of the host in all timed steps.
+            trace: Chrome trace of this rank; None if the run ended before it was recorded.
+
+        Raises:
+            CreditError, OSError: if a file cannot be written.
+        """
+        parts = self._parts
+        folder = Path(parts.config.save_loc) / FOLDER
+        trace_name = None
+        if trace is not None:
+            trace_name = f"trace_rank{self._request.trace_rank:05d}.json.gz"
+            if parts.launch.rank == self._request.trace_rank:
+                folder.mkdir(exist_ok=True)
+                offset = find_steps(trace["traceEvents"])[0][0] - self._traced_windows[0][0] * 1e6
+                write_trace(
+                    folder / trace_name,
+                    add_threads(trace, self._traced_spans(), self._recorder.main_thread, offset),
+                )
+        if not parts.launch.is_main:
+            return
+        num_steps = len(self._timed_windows)
+        within = {}
+        for name, seconds in host_account.communication.items():
+            within["outside of all phases" if name is None else name.value] = seconds / num_steps
+        steps = table.ProfiledSteps(
+            first=self._first_step,
+            last=self._first_step + num_steps - 1,
+            step_seconds=[end - start for start, end in self._timed_windows],
+            clock="device" if self._uses_device_clock(trace) else "host",
+            device=_describe_device(parts.device),
+            threads=torch.get_num_threads(),
+            precision=self._rate,
+            passes=self._passes,
+            communication_within=within,
+            trace=trace_name,
+            trace_steps=len(self._traced_windows),
+        )
+        content = table.to_json(summary, steps, table.build_lines(summary, steps))
+        text = table.render(content)
+        folder.mkdir(exist_ok=True)
+        atomic_write_text(folder / "table.json", json.dumps(content, indent=1) + "\n")
+        atomic_write_text(folder / "table.txt", text)
+        if not is_quiet():
+            ProgressBar.write(f"\n{text}\nThe table is in {folder}; the run goes on.", file=sys.stderr)
+
+    def _uses_device_clock(self, trace: dict[str, Any] | None) -> bool:
+        """Return True if the phases are those of a GPU, which works behind the host."""
+        return self._parts.device.type == "cuda" and trace is not None
+
+    def _build_account(self, host_account: StepAccount, trace: dict[str, Any] | None) -> RankAccount:
+        """Return the account of a mean step of this rank.
+
+        Args:
+            host_account: account of the host in all timed steps.
+            trace: Chrome trace of this rank; None without one.
+        """
+        parts = self._parts
+        num_steps = len(self._timed_windows)
+        common = {
+            "rates": self._rates,
+            "hidden_loader": self._hidden_seconds(Phase.LOADER) / num_steps,
+            "hidden_checkpoint": self._hidden_seconds(Phase.CHECKPOINT) / num_steps,
+            "loaded_bytes": float(parts.order.bytes_a_step),
+            "updated_bytes": _count_updated_bytes(parts),
+        }
+        if self._uses_device_clock(trace):
+            steps = find_steps(trace["traceEvents"])
+            account = account_for_device(trace["traceEvents"], steps)
+            num_traced = len(steps)
+            return RankAccount(
+                wall=account.wall / num_traced,
+                seconds={name: seconds / num_traced for name, seconds in account.seconds.items()},
+                processor={},
+                idle=account.idle / num_traced,
+                hidden_communication=account.hidden_communication / num_traced,
+                hidden_copy=account.hidden_copies / num_traced,
+                sent_bytes=None if account.sent_bytes is None else account.sent_bytes / num_traced,
+                **common,
+            )
+        return RankAccount(
+            wall=total(self._timed_windows) / num_steps,
+            seconds={name: seconds / num_steps for name, seconds in host_account.seconds.items()},
+            processor={name: seconds / num_steps for name, seconds in host_account.processor.items()},
+            hidden_communication=self._hidden_communication(trace),
+            sent_bytes=self._sent_bytes,
+            **common,
+        )
+
+    def _hidden_seconds(self, name: Phase) -> float:
+        """Return the seconds of the timed steps in which other threads are in a phase that the main thread is not in.
+
+        The seconds of several threads add up.
+        """
+        windows = merge_intervals(self._timed_windows)
+        waits: list[Interval] = []
+        threads: dict[int, list[Interval]] = {}
+        for span in self._recorder.spans:
+            if span.name != name:
+                continue
+            if span.thread == self._recorder.main_thread:
+                waits.append((span.start, span.end))
+            else:
+                threads.setdefault(span.thread, []).append((span.start, span.end))
+        waits = merge_intervals(waits)
+        seconds = 0.0
+        for intervals in threads.values():
+            work = intersect(merge_intervals(intervals), windows)
+            seconds += total(subtract(work, waits))
+        return seconds
+
+    def _hidden_communication(self, trace: dict[str, Any] | None) -> float:
+        """Return the seconds a step in which gloo works and the main thread does not wait, in the traced steps.
+
+        Args:
+            trace: Chrome trace of this rank; None without one.
+        """
+        if trace is None:
+            return 0.0
+        steps = find_steps(trace["traceEvents"])
+        offset = steps[0][0] - self._traced_windows[0][0] * 1e6
+        collectives = intersect(merge_intervals(find_collectives(trace["traceEvents"])), merge_intervals(steps))
+        waits = []
+        for span in self._traced_spans():
+            if span.name == Phase.COMMUNICATION and span.thread == self._recorder.main_thread:
+                waits.append((span.start * 1e6 + offset, span.end * 1e6 + offset))
+        hidden = subtract(collectives, merge_intervals(waits))
+        return total(hidden) / 1e6 / len(steps)
+
+    def _traced_spans(self) -> list[Any]:
+        """Return the recorded phases that end after the first traced step has begun."""
+        start = self._traced_windows[0][0]
+        return [span for span in self._recorder.spans if span.end > start]
+
+    def _count_passes(self) -> tuple[float, float] | None:
+        """Return the mean operations of a timed step in the forward and the backward pass, in 1e12; None if unknown."""
+        num_steps = self._request.num_steps
+        forward = backward = 0.0
+        for step in range(self._first_step - 1, self._first_step - 1 + num_steps):
+            length = self._parts.training_step.counted(step)[-1]
+            passes = self._parts.meter.count_passes(length)
+            if passes is None:
+                return None
+            forward += passes[0] / num_steps
+            backward += passes[1] / num_steps
+        return forward, backward
+
+
+def _count_updated_bytes(parts: TrainingComponents) -> float | None:
+    """Return the bytes that clipping, AdamW and the average read and write in a step; None for other optimizers.
+
+    The norm reads the gradient; AdamW reads weight, gradient and both moments, and writes all but the gradient; the
+    average is read with the weight, and written.
+    """
+    # Muon is a subclass, and has other passes.
+    if type(parts.optimizer) is not AdamW:
+        return None
+    passes = 8 if parts.average is None else 11
+    num_bytes = 0
+    for group in parts.optimizer.param_groups:
+        for parameter in group["params"]:
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            num_bytes += passes * local.numel() * local.element_size()
+    return float(num_bytes)
+
+
+def _describe_device(device: torch.device) -> str:
+    """Return the name of a GPU, or CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "CPU"

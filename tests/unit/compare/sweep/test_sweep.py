@@ -1,0 +1,158 @@
+"""Sweeps whose trainings are replaced by a function: what runs, what is repeated, and what the results say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from credit.cli.main import main
+from credit.config import load_config
+from credit.train.monitor.metrics_log import write_status
+from credit.train.monitor.run_overview import find_runs
+from credit.utils.file_lock import file_lock
+from tests.unit.compare.configs import QUICKSTART
+from tests.unit.compare.finished_process import FinishedProcess
+
+# Skill of a training as a function of its learning rate.
+SKILL = {1e-4: 0.9, 3e-4: 0.5, 1e-3: 0.7}
+GRID = ("--grid", "trainer.learning_rate=1e-4,3e-4,1e-3")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the trials that were trained, by a function in place of a process; 3e-4 fails once."""
+    names: list[str] = []
+
+    def train(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> FinishedProcess:
+        config = load_config(words[words.index("train") + 1])
+        folder = Path(config.save_loc)
+        names.append(folder.name)
+        assert config.experiment == f"quickstart_{folder.name}"
+        folder.mkdir(exist_ok=True)
+        rate = config.trainer.learning_rate
+        if rate == 3e-4 and names.count(folder.name) == 1:
+            log_path.write_text("credit train: step 7: the loss is not finite\n")
+            write_status(folder, "failed", 7, "the loss is not finite", "")
+            return FinishedProcess(1)
+        (folder / "config.yml").write_text("trainer: {monitor: skill}\n")
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 20, "valid": {"skill": SKILL[rate]}}) + "\n")
+        (folder / "summary.json").write_text("{}")
+        write_status(folder, "done", 20, "", "")
+        return FinishedProcess(0)
+
+    monkeypatch.setattr("credit.compare.execution.start_process", train)
+    return names
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., int]:
+    """Function that calls ``credit sweep`` on the quickstart, with the folder ``sweep``."""
+
+    def call(*arguments: str) -> int:
+        return main(["sweep", str(QUICKSTART), "-o", str(tmp_path / "sweep"), *arguments])
+
+    return call
+
+
+def test_a_failed_trial_is_named_and_the_same_command_repeats_only_this(
+    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*GRID) == 1
+    assert trained == ["trial_0001", "trial_0002", "trial_0003"]
+    output = capsys.readouterr().out
+    assert "train trial_0002 failed: credit train: step 7: the loss is not finite (log " in output
+    # The best first, the failed one last.
+    names = [line.split()[0] for line in output.splitlines() if line.startswith("trial_")]
+    assert names == ["trial_0003", "trial_0001", "trial_0002"]
+
+    assert sweep(*GRID) == 0
+    assert trained[3:] == ["trial_0002"]
+    capsys.readouterr()
+    assert sweep(*GRID, "--json") == 0 and len(trained) == 4
+    results = json.loads(capsys.readouterr().out)
+    assert [(row["trial"], row["best"], row["values"]) for row in results] == [
+        ("trial_0002", 0.5, {"trainer.learning_rate": "3e-4"}),
+        ("trial_0003", 0.7, {"trainer.learning_rate": "1e-3"}),
+        ("trial_0001", 0.9, {"trainer.learning_rate": "1e-4"}),
+    ]
+    with (tmp_path / "sweep" / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["trial"], row["skill"], row["state"]) for row in rows] == [
+        ("trial_0002", "0.5", "done"),
+        ("trial_0003", "0.7", "done"),
+        ("trial_0001", "0.9", "done"),
+    ]
+
+
+def test_values_may_be_added_and_the_config_may_not_change(
+    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("--grid", "trainer.learning_rate=1e-3") == 0
+    # Another order of the values does not rename a trial that exists.
+    assert sweep("--grid", "trainer.learning_rate=1e-4,1e-3") == 0
+    assert trained == ["trial_0001", "trial_0002"]
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
+    assert [(row["name"], row["overrides"]) for row in record] == [
+        ("trial_0001", ["trainer.learning_rate=1e-3"]),
+        ("trial_0002", ["trainer.learning_rate=1e-4"]),
+    ]
+    capsys.readouterr()
+    assert sweep("trainer.weight_decay=0.5", "--grid", "trainer.learning_rate=1e-3") == 2
+    assert "trainer.weight_decay was 0.01 and is now 0.5" in capsys.readouterr().err
+    # Settings of forecasts, scores and jobs do not concern the trainings.
+    assert sweep("inference.lead_time=24h", "slurm.account=A1", "--grid", "trainer.learning_rate=1e-3") == 0
+    assert len(trained) == 2
+
+
+def test_a_wrong_value_is_refused_before_anything_runs(
+    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("--grid", "trainer.learning_rate=1e-4,-1") == 2
+    message = capsys.readouterr().err
+    assert "trial_0002 (trainer.learning_rate=-1)" in message and "greater than 0" in message
+    assert sweep("--grid", "trainer.learning_rat=1e-4") == 2
+    assert trained == [] and not (tmp_path / "sweep" / "sweep.json").exists()
+    for arguments in (
+        [],
+        [*GRID, "--random", "2"],
+        ["--random", "2"],
+        [*GRID, "--jobs", "0"],
+        [*GRID, "--cluster=pbs"],
+    ):
+        assert sweep(*arguments) == 2
+
+
+def test_one_sweep_at_a_time(
+    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Locks of one process do not exclude each other, so another process must hold the lock.
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    parent, child = context.Pipe()
+    holder = context.Process(target=hold_lock, args=(tmp_path / "sweep" / ".lock", child))
+    holder.start()
+    assert parent.recv() == "held"
+    assert sweep(*GRID) == 1
+    parent.send("release")
+    holder.join()
+    assert "another credit sweep works in this folder" in capsys.readouterr().err and trained == []
+
+
+def hold_lock(path: Path, connection: object) -> None:
+    """Hold a lock until a message arrives."""
+    with file_lock(path):
+        connection.send("held")
+        connection.recv()
+
+
+def test_credit_runs_lists_the_trials_of_a_submitted_sweep_and_not_the_sweep(
+    tmp_path: Path, trained: list[str], sweep: Callable[..., int]
+) -> None:
+    assert sweep("--random", "2", "--range", "trainer.learning_rate=choice:1e-4,1e-3", "--search-seed", "1") == 0
+    (tmp_path / "sweep" / "jobs.json").write_text("{}")
+    assert {path.name for path in find_runs(tmp_path)} == set(trained)

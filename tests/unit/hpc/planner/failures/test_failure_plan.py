@@ -1,0 +1,90 @@
+"""Failures of a planned run: numbers by hand, the table, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from credit.cli.planning.failure_options import add_failure_arguments, read_failure_assumptions
+from credit.errors import ConfigError
+from credit.hpc.planner.failures.failure_plan import (
+    MTBF_HOURS_PER_GPU,
+    FailureAssumptions,
+    FailurePlan,
+    failures_to_dict,
+    format_failures,
+    plan_failures,
+)
+from credit.hpc.planner.gpus import find_gpu
+from credit.hpc.planner.plan import make_plan
+from tests.unit.hpc.planner.test_plan import planned_run_of
+
+HOUR = 3600.0
+# 1,024 GPUs with a failure every 50 hours, a checkpoint of 1 TB that is copied in 8 s and written in 100 s.
+PLAN = FailurePlan(
+    FailureAssumptions(mtbf_hours_per_gpu=51_200.0), world=1024, mtbf=50 * HOUR, checkpoint_bytes=1e12, stall=8.0,
+    write=100.0, read=100.0, work=300 * HOUR, step=2.0, configured_steps=36_000,
+)  # fmt: skip
+
+
+def test_the_default_is_that_of_llama_3() -> None:
+    """419 unexpected interruptions in 54 days on 16,384 GPUs."""
+    assert pytest.approx(16_384 * 54 * 24 / 419, rel=0.02) == MTBF_HOURS_PER_GPU
+
+
+def test_by_hand() -> None:
+    # Young's interval is sqrt(2 x 8 s x 180,000 s) = 1697 s, Daly's 4 s shorter; 844 steps of 2 s.
+    assert PLAN.best_steps == pytest.approx(844, abs=3)
+    assert PLAN.restart == 35 + 60 + 100
+    # A loss of 8 s in 1697 s, and of 195 s + 100 s + half an interval in 50 h.
+    assert PLAN.lost_share(PLAN.best_steps) == pytest.approx(8 / 1697 + (295 + 848) / (50 * HOUR), rel=0.02)
+    # An interval of 20 h costs 10 h and more in 50 h.
+    assert PLAN.lost_share(PLAN.configured_steps) == pytest.approx(0.19, abs=0.01)
+    text = format_failures(PLAN)
+    assert "a failure every 50 h on 1024 GPUs" not in text and "a failure every 2.083 days on 1024 GPUs" in text
+    assert "| 36000 | 20 h |" in text and "| the config's |" in text
+    document = failures_to_dict(PLAN)
+    assert document["best"]["lost_share"] < document["configured"]["lost_share"]
+    assert document["restart_seconds"] == 195
+
+
+def test_a_checkpoint_is_written_before_the_next_one() -> None:
+    slow = replace(PLAN, write=4000.0)
+    assert slow.best_steps == round((4000.0 - 8.0) / 2)
+    # A shorter interval waits for the write: the stall is longer.
+    assert slow.expected_time(500) > slow.work * 4000 / 1000
+    # An interval is no longer than the run.
+    assert replace(PLAN, work=600.0).best_steps == 300
+    endless = failures_to_dict(replace(PLAN, mtbf=1.0))
+    assert endless["configured"]["run_seconds"] is None and "never" in format_failures(replace(PLAN, mtbf=1.0))
+
+
+def test_a_planned_run() -> None:
+    """The size of a checkpoint is that of weights, averaged weights and AdamW's two moments."""
+    run = planned_run_of("trainer.checkpoint_every=7")
+    plan = make_plan(run, 1, find_gpu("h100"))
+    failures = plan_failures(plan, run, FailureAssumptions(mtbf_hours_per_gpu=1.0, file_system_gbs=2.0))
+    assert failures.mtbf == HOUR and failures.configured_steps == 7
+    assert failures.checkpoint_bytes == pytest.approx(16 * plan.parameters, rel=1e-3)
+    assert failures.write == pytest.approx(failures.checkpoint_bytes / 2e9)
+    assert failures.work == pytest.approx(plan.best.steps * failures.step)
+
+
+def parse(*options: str) -> FailureAssumptions:
+    parser = argparse.ArgumentParser()
+    add_failure_arguments(parser)
+    return read_failure_assumptions(parser.parse_args(options))
+
+
+def test_options() -> None:
+    assert parse() == FailureAssumptions()
+    assumptions = parse("--mtbf-per-gpu", "1200h", "--file-system", "3", "--startup", "20", "--stall", "1.5")
+    assert assumptions == FailureAssumptions(1200.0, 3.0, 20.0, 1.5)
+    with pytest.raises(ConfigError, match="--mtbf-per-gpu: 50000 needs a unit"):
+        parse("--mtbf-per-gpu", "50000")
+    with pytest.raises(ConfigError, match="--mtbf-per-gpu: .*often"):
+        parse("--mtbf-per-gpu", "often")
+    with pytest.raises(ConfigError, match="--stall: 0 must be more than 0"):
+        parse("--stall", "0")

@@ -1,0 +1,75 @@
+"""A binomial tree of ranks: combinations in the order of ranks, broadcasts to all, and few messages."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import queue
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from credit.errors import DataError
+from credit.parallel.groups import object_tree
+from credit.parallel.groups.object_tree import RankTree
+from credit.parallel.object_collectives import _run
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8, 13])
+def test_values_of_all_members_in_their_order(num_ranks: int) -> None:
+    """Each rank is a thread, and its messages go through queues."""
+    mailboxes: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
+    num_messages: Counter[int] = Counter()
+    # Neighbouring ranks of a larger run.
+    members = range(100, 100 + num_ranks)
+
+    class ThreadTree(RankTree):
+        def _send(self, payload: bytes, index: int) -> None:
+            num_messages[self.index] += 1
+            mailboxes[self.members[self.index], self.members[index]].put(payload)
+
+        def _receive(self, index: int) -> bytes:
+            num_messages[self.index] += 1
+            return mailboxes[self.members[index], self.members[self.index]].get(timeout=20)
+
+    def run(index: int) -> tuple[list[int], list[int]]:
+        tree = ThreadTree(None, members, index)
+        combined = tree.reduce([index], operator.add)
+        return combined, tree.share(combined)
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        results = list(pool.map(run, range(num_ranks)))
+    everyone = list(range(num_ranks))
+    assert results[0][0] == everyone
+    assert [shared for _, shared in results] == [everyone] * num_ranks
+    # Two messages to and from each peer, of which there are log2(N) at most.
+    assert max(num_messages.values(), default=0) <= 2 * (num_ranks - 1).bit_length()
+
+
+def test_messages_are_sizes_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    monkeypatch.setattr(object_tree, "has_host_backend", lambda _: True)
+    monkeypatch.setattr(object_tree.dist, "send", lambda tensor, group, group_dst: sent.append((tensor, group_dst)))
+    object_tree.send_bytes(b"abc", 5, None)
+    assert [(tensor.tolist(), peer) for tensor, peer in sent] == [([3], 5), ([97, 98, 99], 5)]
+    messages = [tensor for tensor, _ in sent]
+    monkeypatch.setattr(object_tree.dist, "recv", lambda tensor, **_: tensor.copy_(messages.pop(0)))
+    assert object_tree.receive_bytes(5, None) == b"abc"
+
+
+class OverlapError(DataError):
+    """Error whose class takes more than the message, which is all that pickle passes."""
+
+    def __init__(self, name: str, place: str) -> None:
+        super().__init__(f"{name} is in {place}")
+
+
+def test_an_error_that_cannot_be_unpickled_keeps_its_kind() -> None:
+    def fail() -> None:
+        raise OverlapError("t2m", "two sources")
+
+    error = _run(fail).error
+    assert type(error) is DataError and str(error) == "t2m is in two sources"
+    assert type(error.__cause__) is OverlapError
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
