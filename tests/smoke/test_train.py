@@ -94,7 +94,6 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
     for override, says in (
         ("model.dim=[16,32,64,128]", "model.dim: [8, 16, 32, 64] in the checkpoint"),
         ("model.residual=false", "model.residual: True in the checkpoint"),
-        ("trainer.train_batch_size=3", "4 samples a step"),
         ("data.levels=[850]", "other channels"),
         ("trainer.resume=never", "would be lost"),
     ):
@@ -102,6 +101,9 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
         assert done.returncode in (1, 2) and says in done.stderr, (override, done.stderr)
         assert "Traceback" not in done.stderr
     assert [row[0] for row in rows(small_run / "run")] == [1, 2]
+    # Another batch of a rank is no other run: the samples of a step stay those of the checkpoint.
+    done = command("train", config, "trainer.max_steps=4", "trainer.train_batch_size=3")
+    assert done.returncode == 0 and "4 samples a step" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

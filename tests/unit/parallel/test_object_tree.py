@@ -58,14 +58,12 @@ def test_messages_are_sizes_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert object_tree.receive_bytes(5, None) == b"abc"
 
 
-class OverlapError(DataError):
-    """Error whose class takes more than the message, which is all that pickle passes."""
-
-    def __init__(self, name: str, place: str) -> None:
-        super().__init__(f"{name} is in {place}")
-
-
 def test_an_error_that_cannot_be_unpickled_keeps_its_kind() -> None:
+    # Pickle finds no class that is defined inside a function.
+    class OverlapError(DataError):
+        def __init__(self, name: str, place: str) -> None:
+            super().__init__(f"{name} is in {place}")
+
     def fail() -> None:
         raise OverlapError("t2m", "two sources")
 

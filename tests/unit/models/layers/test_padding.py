@@ -129,8 +129,8 @@ def test_automatic_pads(size: int, strides: tuple, windows: tuple, expected: tup
         ({"mode": "earht"}, r'model\.padding\.mode: \'earht\'.*did you mean "earth"'),
         ({"lat": [1]}, r"model\.padding\.lat: \[1\] must be `auto` or two numbers"),
         ({"lat": [1, -1]}, r"model\.padding\.lat: \[1, -1\] must be whole numbers of cells, 0 or more"),
-        ({"lat": [9, 0]}, r"model\.padding\.lat: \[9, 0\] is more than the 8 cells"),
-        ({"lat": [8, 0], "mode": "mirror"}, r"model\.padding\.lat: \[8, 0\] is more than the 7 cells"),
+        ({"lat": [9, 0]}, r"model\.padding\.lat: \[9, 0\] exceeds the 8 cells"),
+        ({"lat": [8, 0], "mode": "mirror"}, r"model\.padding\.lat: \[8, 0\] exceeds the 7 cells"),
         ({"lat": [1, 1], "mode": "mirror", "pole": "exact"}, r"model\.padding\.pole: exact needs .*mode: earth"),
     ],
 )
