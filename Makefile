@@ -5,7 +5,7 @@
 VENV ?= .venv
 CONFIG ?= config/quickstart.yml
 # at most eight processes: a login node's hundred cores belong to others too; a file's tests share what it has started
-PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
 
 # the build of the documentation runs its notebooks (force), or leaves their outputs out (off)
 NOTEBOOKS ?= force
