@@ -5,6 +5,7 @@ Otherwise the ranks without an error would wait for the failed rank in the next 
 
 from __future__ import annotations
 
+import copy
 import operator
 import pickle
 from collections.abc import Callable, Iterator
@@ -34,6 +35,14 @@ class _Outcome(Generic[T]):
 
     result: T | None = None
     error: CreditError | None = None
+
+    def __getstate__(self) -> dict[str, T | CreditError | None]:
+        # The cause of an error stays on its rank, because it may be of a class that cannot be pickled. Pickle leaves it
+        # out, unless a library such as `distributed` has taught it to include causes and tracebacks.
+        error = copy.copy(self.error)
+        if error is not None:
+            error.__cause__ = error.__context__ = error.__traceback__ = None
+        return {"result": self.result, "error": error}
 
 
 def current_rank(group: dist.ProcessGroup | None = None) -> int:
@@ -174,7 +183,7 @@ def _run(function: Callable[[], T]) -> _Outcome[T]:
         return _Outcome(_call(function))
     except CreditError as error:
         try:
-            pickle.loads(pickle.dumps(error))
+            pickle.loads(pickle.dumps(_Outcome(error=error)))
         except Exception:
             # A class whose constructor takes more than the message. Its base keeps the kind and the exit code.
             bases = [base for base in type(error).__mro__ if base.__module__ == CreditError.__module__]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import operator
 import pickle
 import queue
@@ -58,7 +59,15 @@ def test_messages_are_sizes_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert object_tree.receive_bytes(5, None) == b"abc"
 
 
-def test_an_error_that_cannot_be_unpickled_keeps_its_kind() -> None:
+def _reduce_with_cause(error: Exception) -> tuple:
+    """Reduction of an error as libraries install it that let pickle include causes."""
+    return type(error), error.args, {"__cause__": error.__cause__}
+
+
+@pytest.mark.parametrize("pickles_causes", [False, True])
+def test_an_error_that_cannot_be_unpickled_keeps_its_kind(
+    pickles_causes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Pickle finds no class that is defined inside a function.
     class OverlapError(DataError):
         def __init__(self, name: str, place: str) -> None:
@@ -67,7 +76,12 @@ def test_an_error_that_cannot_be_unpickled_keeps_its_kind() -> None:
     def fail() -> None:
         raise OverlapError("t2m", "two sources")
 
-    error = _run(fail).error
-    assert type(error) is DataError and str(error) == "t2m is in two sources"
-    assert type(error.__cause__) is OverlapError
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    if pickles_causes:
+        monkeypatch.setitem(copyreg.dispatch_table, DataError, _reduce_with_cause)
+    else:
+        monkeypatch.delitem(copyreg.dispatch_table, DataError, raising=False)
+    outcome = _run(fail)
+    assert type(outcome.error) is DataError and str(outcome.error) == "t2m is in two sources"
+    assert type(outcome.error.__cause__) is OverlapError
+    received_error = pickle.loads(pickle.dumps(outcome)).error
+    assert type(received_error) is DataError and str(received_error) == str(outcome.error)
