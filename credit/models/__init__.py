@@ -1,7 +1,7 @@
 """Networks, the layers that they share, and the registry that finds models by name.
 
-Each name in `__all__` is imported when it is first used, not when this package is imported. So projects that have
-installed neither the packages for the config nor those for weather data can use the layers and LoRA.
+Each name in `__all__` is imported when it is first used, not when this package is imported. A project can therefore use
+the layers and LoRA without the packages for the config and for weather data.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ class ModelSpec:
     vector_pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse vector channels that the input does not have.
+        """Check that the input has all channels in `vector_channels`.
 
         Raises:
-            ConfigError: if an index is out of range; the message names the indices.
+            ConfigError: if an index is out of range; the message names these indices.
         """
         outside = [channel for channel in self.vector_channels if not 0 <= channel < self.in_channels]
         if outside:
@@ -69,7 +69,7 @@ class ModelSpec:
 
     @property
     def vector_inputs(self) -> tuple[int, ...]:
-        """Indices of `vector_channels` in `ForecastModel.flatten_frames`, counted as channel * input_frames + frame."""
+        """Indices of the vector channels after `ForecastModel.flatten_frames`: channel * input_frames + frame."""
         indices: list[int] = []
         for channel in self.vector_channels:
             indices += range(channel * self.input_frames, (channel + 1) * self.input_frames)
@@ -98,10 +98,13 @@ class ModelSpec:
         vector_channels: tuple[int, ...] = (),
         pole_points: bool = False,
     ) -> ModelSpec:
-        """Return a spec with numbered channels in place of variables, for published weights, tests and other projects.
+        """Return a spec with numbered channels instead of named variables.
 
-        The first min(in_channels, out_channels) channels of input and output are prognostic. Further input channels are
-        forcings, further output channels are diagnostic. The grid's rows are equally spaced in latitude.
+        It serves published weights, tests and other projects, which have no list of variables.
+
+        The first min(in_channels, out_channels) channels of input and output are prognostic. Any further input channels
+        are forcings, and any further output channels are diagnostic. The rows of the grid are equally spaced in
+        latitude.
 
         Args:
             image_height: number of latitude rows.
@@ -133,24 +136,24 @@ class ModelSpec:
 class ForecastModel(nn.Module):
     """Base class of all models.
 
-    A subclass is built from a `ModelSpec` and its own config section, and knows nothing of ranks, normalisation or the
-    rest of the config. Its input and output are normalised fields. `credit.forecast.stepper.Stepper` calls it in a
-    forecast: the stepper adds a predicted change to the state, feeds the new state back as input and applies the
-    post-processing.
+    A subclass is built from a `ModelSpec` and its own config section. It does not depend on ranks, normalisation or the
+    rest of the config. Its input and output are normalised fields. `credit.forecast.stepper.Stepper` calls the model in
+    a forecast: the stepper adds the predicted change to the state, applies the post-processing and feeds the new state
+    back as input.
 
-    The networks of this package end their constructor with `initialise_unless_meta`. A network on the meta device stays
-    without values; any other network gets initial values from a seed that torch's global generator draws.
+    The networks of this package end their constructor with `initialise_unless_meta`. A network on the meta device
+    is left without values. Any other network gets initial values from a random seed.
 
     A model may also declare:
 
     - ``_fsdp2_shard = True`` in the class of a block: the block is a unit of sharding, activation checkpointing and
-      compilation, and its output may get noise in an ensemble (`inference.ensemble.feature_noise`).
+      compilation, and an ensemble may add noise to its output (`inference.ensemble.feature_noise`).
     - ``_tp_plan = {"attention.to_qkv": "colwise", ...}`` in the class of a block: its linear layers may be split over
       tensor-parallel ranks (docs/parallelism.md).
-    - ``plan_domain(num_parts)``: method that returns how the network is split over ranks that each have a part of the
-      grid (`credit.parallel.domain`). Without it, domain parallelism refuses the network.
-    - ``_fsdp2_forward_methods = ("encode",)``: methods that may be called in place of `forward`. FSDP2 gathers the
-      sharded weights for them as it does for `forward`.
+    - ``plan_domain(num_parts)``: method that describes how the network is split over ranks that each have a part of the
+      grid (`credit.parallel.domain`). A network without this method does not support domain parallelism.
+    - ``_fsdp2_forward_methods = ("encode",)``: methods that may be called instead of `forward`. FSDP2 gathers sharded
+      weights for them as it does for `forward`.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -158,14 +161,14 @@ class ForecastModel(nn.Module):
 
     Attributes:
         spec: channels, grid and frames of the data.
-        domain: the ranks that share the grid, and this rank's part of it, set by domain parallelism; None if this rank
-            takes and returns the whole grid.
+        domain: the ranks that divide the grid among them, and this rank's part of the grid. Domain parallelism sets it;
+            None if this rank has the whole grid.
         output_is_new: True if each call returns a new tensor and the model keeps no reference to it. A forecast then
             writes its next state into this tensor, which saves the memory of one state.
-        casts_weights: True if linear layers and convolutions need their weights in the autocast dtype only. Forecasts
-            with ``inference.amp`` then cast these weights once, not in each call.
-        conditions: kinds of noise (``model.noise``) that `forward` takes in its argument `condition`; empty for a model
-            that depends on its input alone. `credit.models.registry.build_model` refuses other kinds.
+        casts_weights: True if linear layers and convolutions use their weights only in the autocast dtype. Forecasts
+            with ``inference.amp`` then cast these weights once instead of in each call.
+        conditions: kinds of noise (``model.noise``) that `forward` accepts in its argument `condition`; empty for a
+            model without noise. `credit.models.registry.build_model` raises an error for all other kinds.
     """
 
     output_is_new: ClassVar[bool] = False
@@ -182,9 +185,9 @@ class ForecastModel(nn.Module):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: dict from each kind of noise in the config to its tensor: ``global`` (batch, channels of noise),
-                ``cell`` and ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of
-                ``memory``) int64 seeds; None for a forecast without noise.
+            condition: kind of noise -> its tensor, for each kind in the config: ``global`` (batch, noise channels),
+                ``cell`` and ``spherical`` (batch, noise channels, rows, columns), ``dropout`` int64 seeds
+                (batch, number of values of ``memory``). None for a forecast without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised.
@@ -197,22 +200,22 @@ class ForecastModel(nn.Module):
     def initialise(self, seed: int) -> None:
         """Fill every parameter and buffer in place with values that depend only on the seed and the tensor's name.
 
-        Fill a sharded model from `credit.models.initialise.initial_values` instead.
+        For a sharded model, use `credit.models.initialise.initial_values` instead.
         """
         initialise_(self, seed)
 
     def initialise_unless_meta(self) -> None:
-        """Initialise the model from a random seed, unless it is on the meta device; constructors end with this call.
+        """Initialise the model from a random seed, unless it is on the meta device. Call it last in a constructor.
 
-        torch's global generator draws the seed. A model on the meta device gets its values after it has been sharded.
+        The seed comes from torch's global generator. A model on the meta device gets its values after sharding.
         """
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
     def flatten_frames(self, x_BCTHW: Tensor) -> Tensor:
-        """Return the input with frames as channels (B, C * T, H, W), in the dtype in which the network computes.
+        """Return the input with its frames as channels (B, C * T, H, W), in the dtype in which the network computes.
 
-        The frames of one channel become neighbouring channels.
+        The T frames of a channel become T neighbouring channels.
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
@@ -223,7 +226,8 @@ class ForecastModel(nn.Module):
         require_input_shape(x_BCTHW, self.spec, self.domain)
         x_BCHW = x_BCTHW.flatten(1, 2)
         if autocast_dtype(x_BCHW) is None:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
+            # FSDP2 already casts the input to the dtype of the weights, unless
+            # trainer.fsdp2_mp_policy.cast_forward_inputs is false.
             x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
         return x_BCHW
 
@@ -249,15 +253,15 @@ class ForecastModel(nn.Module):
 
 
 def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec, domain: Domain | None = None) -> None:
-    """Refuse an input whose shape differs from the one that the model was built for; the batch may have any size.
+    """Check that an input has the shape for which the model was built; the batch may have any size.
 
     Args:
         x_BCTHW: input to check, of any shape.
         spec: description of the data that the model was built from.
-        domain: the ranks that share the grid; None if the input has the whole grid.
+        domain: the ranks that divide the grid, and this rank's part of the grid; None if the input has the whole grid.
 
     Raises:
-        ValueError: if the shapes differ; the message names both.
+        ValueError: if the shapes differ; the message contains both shapes.
     """
     in_shape = spec.in_shape
     if domain is not None:

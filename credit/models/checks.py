@@ -1,4 +1,4 @@
-"""Checks of settings that several networks share. Their messages suggest valid values."""
+"""Checks of config keys and arguments that several networks share. Their error messages suggest valid values."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def find_nearest_divisor(number: int, target: int) -> int:
 def parse_keyword_arguments(
     section_class: type[Section], defaults: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[ModelSpec, Section]:
-    """Split keyword arguments into a `ModelSpec` and a config section, to build a network without a config file.
+    """Convert keyword arguments to a `ModelSpec` and a config section, to build a network without a config file.
 
     Args:
         section_class: class of the network's config section.
-        defaults: values of section keys that `arguments` omits; must contain ``type``.
+        defaults: default values of section keys that are not in `arguments`; must contain ``type``.
         arguments: arguments of `ModelSpec.from_sizes` and keys of the section.
 
     Raises:
@@ -48,7 +48,7 @@ def parse_keyword_arguments(
     sizes = {key: arguments[key] for key in SIZE_ARGUMENTS if key in arguments}
     options = {key: value for key, value in arguments.items() if key not in SIZE_ARGUMENTS}
     settings = {**defaults, **options}
-    # Unknown keys are refused here, because the message can suggest arguments of both groups.
+    # Check for unknown arguments here, because this message can suggest names of both groups of arguments.
     for key in settings:
         if key not in section_class.model_fields:
             names = [*SIZE_ARGUMENTS, *section_class.model_fields]

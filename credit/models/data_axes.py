@@ -1,9 +1,9 @@
 """Weights whose size depends on the channels or rows of the data, and their conversion to other channels or rows.
 
 A network declares these weights where it builds the layers (`mark_input_layer`, `mark_output_layer`, and the attribute
-`row_dims`). A run may then start from the weights of a run that had fewer channels or another grid
-(``trainer.resume_changes``). The entries of new channels are zero, so the outputs of the old channels do not change.
-Entries of rows are interpolated in latitude.
+`row_dims`). A run may then start from the weights of a run that had fewer channels or a different grid
+(``trainer.resume_changes``). The weights of new channels are zero, so the outputs of the old channels do not change.
+Weights that belong to rows of the grid are interpolated in latitude.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
-# Diagonal weight of a new channel in a layer that maps output channels to output channels, as a fraction of the largest
-# singular value of the weight. A fraction below 1 leaves that value, and so the spectral norm, unchanged.
+# In a layer that maps output channels to output channels, the weight from a new channel to itself, as a fraction of the
+# largest singular value of the weight matrix. A fraction below 1 leaves this singular value, and so spectral
+# normalisation, unchanged.
 NEW_CHANNEL_GAIN = 0.5
 
 
@@ -31,14 +32,14 @@ NEW_CHANNEL_GAIN = 0.5
 class ChannelAxis:
     """Dimension of a tensor that has entries for each channel.
 
-    From index `start` on, the dimension is a flattened array (outer, channels, inner).
+    From index `start` on, the entries along the dimension are a flattened array of shape (outer, channels, inner).
 
     Attributes:
-        group: ``input`` or ``output``: the channels of the spec to which the entries belong.
+        group: ``input`` or ``output``: the entries belong to the input or to the output channels of the network.
         dim: index of the dimension in the tensor.
         start: number of entries before the entries of the channels.
-        outer: number of repetitions of the list of channels.
-        inner: number of neighbouring entries of a channel, such as one for each time frame.
+        outer: number of times that the whole list of channels is repeated.
+        inner: number of neighbouring entries of each channel, such as one for each time frame.
     """
 
     group: Literal["input", "output"]
@@ -48,9 +49,9 @@ class ChannelAxis:
     inner: int = 1
 
     def fits(self, stored: Tensor, trained: ChannelMap) -> bool:
-        """Return True if `stored` is long enough for the entries of the channels `trained` along this dimension.
+        """Return True if `stored` has enough entries along this dimension for all channels in `trained`.
 
-        The tensor may be longer, because other entries, such as those of tokens, may follow the channels.
+        The tensor may be longer, because other entries, such as the channels of tokens, may follow.
         """
         channels = trained.input if self.group == "input" else trained.output
         return (
@@ -58,12 +59,12 @@ class ChannelAxis:
         )
 
     def extend(self, stored: Tensor, stored_names: Sequence[str], names: Sequence[str]) -> Tensor:
-        """Return the tensor for the channels `names`, with zeros for the channels that `stored` does not have.
+        """Return `stored` extended to the channels `names`, with zeros for the new channels.
 
         Args:
             stored: whole (unsharded) tensor for the stored channels.
-            stored_names: names of the stored channels in order; all of them must be among `names`.
-            names: names of all channels in order.
+            stored_names: names of the channels of `stored`, in order; all of them must be in `names`.
+            names: names of the channels of the result, in order.
         """
         channel_entries = self.outer * len(stored_names) * self.inner
         after = stored.shape[self.dim] - self.start - channel_entries
@@ -82,10 +83,10 @@ def mark_input_layer(layer: nn.Module, frames: int, start: int = 0, inner: int =
     """Declare that a linear layer or convolution reads the input channels.
 
     Args:
-        layer: the layer; dimension 1 of its weight counts its inputs.
-        frames: number of input frames; the frames of a channel are neighbours.
-        start: number of inputs before the inputs of the channels.
-        inner: number of neighbouring inputs of a frame of a channel, such as the cells of a patch.
+        layer: the layer; dimension 1 of its weight corresponds to its inputs.
+        frames: number of input frames; the frames of a channel must be neighbouring inputs.
+        start: number of other inputs that precede the input channels.
+        inner: number of neighbouring inputs for each frame of a channel, such as the cells of a patch.
     """
     layer.channel_axes = {"weight": (ChannelAxis("input", 1, start, inner=frames * inner),)}
 
@@ -94,10 +95,10 @@ def mark_output_layer(layer: nn.Module, frames: int, outer: int = 1, inner: int 
     """Declare that a linear layer or convolution writes the output channels.
 
     Args:
-        layer: the layer; dimension 0 of its weight, or 1 of a transposed convolution, counts its outputs.
-        frames: number of output frames; the frames of a channel are neighbours.
-        outer: number of repetitions of the list of channels, such as the cells of a patch.
-        inner: number of neighbouring outputs of a frame of a channel.
+        layer: the layer; dimension 0 of its weight (1 for a transposed convolution) corresponds to its outputs.
+        frames: number of output frames; the frames of a channel must be neighbouring outputs.
+        outer: number of times that the list of channels is repeated, such as once for each cell of a patch.
+        inner: number of neighbouring outputs for each frame of a channel.
     """
     out_dim = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
     weight_axis = ChannelAxis("output", out_dim, outer=outer, inner=frames * inner)
@@ -108,15 +109,15 @@ def mark_output_to_output_layer(layer: nn.Module, frames: int) -> None:
     """Declare that a linear layer or convolution both reads and writes the output channels.
 
     Args:
-        layer: the layer; not a transposed convolution.
-        frames: number of output frames; the frames of a channel are neighbours.
+        layer: the layer; it must not be a transposed convolution.
+        frames: number of output frames; the frames of a channel must be neighbours.
     """
     row_axis = ChannelAxis("output", 0, inner=frames)
     layer.channel_axes = {"weight": (row_axis, replace(row_axis, dim=1)), "bias": (row_axis,)}
 
 
 def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
-    """Return the channel axes of every tensor of a model that has entries for each channel.
+    """Find all tensors of a model that have entries for each channel, and return their channel axes.
 
     Args:
         model: the model; it may be sharded and wrapped. Its layers may have spectral norm.
@@ -128,8 +129,8 @@ def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
     for path, module in model.named_modules():
         plain_path = strip_wrapper_prefixes(path)
         for key, tensor_axes in getattr(module, "channel_axes", {}).items():
-            # A wrapper forwards attributes to the layer inside it, and both have the same plain path, so a layer may be
-            # visited twice. The second visit writes the same entry.
+            # A wrapper forwards attributes to the layer inside it, and both have the same path without prefixes.
+            # So a layer may be visited twice; the second visit writes the same entry.
             is_parametrized = parametrize.is_parametrized(module, key)
             name = f"{plain_path}.parametrizations.{key}.original" if is_parametrized else f"{plain_path}.{key}"
             axes[name] = tensor_axes
@@ -145,15 +146,15 @@ def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
 def _find_vector_axes(
     shape: Sequence[int], parametrization: nn.Module, axes: Sequence[ChannelAxis]
 ) -> list[tuple[str, tuple[ChannelAxis, ...]]]:
-    """Return (name, axes) of the singular vectors u and v of spectral norm; an empty list for other parametrizations.
+    """Return (name, axes) of the buffers u and v of spectral norm; an empty list for other parametrizations.
 
-    An extended weight matrix has zeros in its new rows and columns, so its singular vectors are the stored vectors with
-    zeros for these rows and columns.
+    A weight matrix that is extended by rows and columns of zeros has the same singular vectors, extended by zeros. So u
+    and v are extended like the weight.
 
     Args:
         shape: shape of the weight.
         parametrization: parametrization of the weight.
-        axes: axes of the weight.
+        axes: channel axes of the weight.
     """
     out_dim = getattr(parametrization, "out_dim", None)
     if out_dim is None:
@@ -163,19 +164,23 @@ def _find_vector_axes(
         if axis.dim == out_dim:
             vectors.append(("u", (replace(axis, dim=0),)))
         else:
-            # v runs over the inputs and the cells of the kernel.
+            # v has an entry for each input and each cell of the kernel.
             cells = math.prod(shape[2:])
             vectors.append(("v", (replace(axis, dim=0, start=axis.start * cells, inner=axis.inner * cells),)))
     return vectors
 
 
 def find_row_dims(model: nn.Module) -> dict[str, int]:
-    """Return the tensors of a model that have entries for each row of the grid: name in the state dict -> dimension.
+    """Find the tensors of a model that have entries for each row of the grid.
 
-    A layer declares them by an attribute `row_dims`: name of the tensor in the layer -> dimension.
+    A layer declares its tensors of this kind in the attribute `row_dims`: name of the tensor in the layer -> index of
+    the dimension that corresponds to the rows.
 
     Args:
         model: the model; it may be sharded and wrapped.
+
+    Returns:
+        Name of the tensor in the state dict -> index of the dimension that corresponds to the rows.
     """
     dims = {}
     for path, module in model.named_modules():
@@ -187,20 +192,20 @@ def find_row_dims(model: nn.Module) -> dict[str, int]:
 def interpolate_rows(
     dims: Mapping[str, int], stored: Mapping[str, Tensor], trained: LatLonGrid, new: LatLonGrid
 ) -> dict[str, Tensor]:
-    """Interpolate the tensors of `dims` linearly in latitude from the rows of one grid to the rows of another.
+    """Interpolate tensors linearly in latitude from the rows of a trained grid to the rows of a new grid.
 
-    Rows of the new grid that lie beyond the outermost rows of the trained grid get the values of the outermost rows.
+    New rows beyond the outermost rows of the trained grid get the values of the outermost rows.
 
     Args:
-        dims: output of `find_row_dims`.
-        stored: name -> whole tensor on the CPU, for all names in `dims`.
-        trained: grid of the stored tensors.
+        dims: name of a tensor -> its dimension that corresponds to the rows, from `find_row_dims`.
+        stored: name -> whole (unsharded) tensor on the CPU, for all names in `dims`.
+        trained: grid on which the stored tensors were trained.
         new: grid of the new run.
 
     Returns:
         Name -> tensor for the rows of the new grid.
     """
-    # Latitudes fall from north to south, but `np.interp` needs rising numbers.
+    # Latitudes decrease from north to south, but `np.interp` needs increasing numbers.
     negated_trained_lat_H, negated_lat_H = -np.asarray(trained.lat), -np.asarray(new.lat)
     position_H = np.interp(negated_lat_H, negated_trained_lat_H, np.arange(len(negated_trained_lat_H)))
     last_interval = len(negated_trained_lat_H) - 2
@@ -218,15 +223,15 @@ def interpolate_rows(
 def extend_channels(
     axes: Mapping[str, tuple[ChannelAxis, ...]], stored: Mapping[str, Tensor], trained: ChannelMap, new: ChannelMap
 ) -> dict[str, Tensor]:
-    """Extend the tensors of `axes` from the channels of a trained run to the channels of a new run.
+    """Extend tensors from the channels of a trained run to the channels of a new run.
 
-    New entries are zero. The exception is a layer that maps output channels to output channels: there a new channel is
-    mapped to itself, because two consecutive layers of zeros would have no gradient.
+    New entries are zero, with one exception: a layer that maps output channels to output channels maps each new channel
+    to itself. It follows another output layer, and two consecutive layers of zeros would have no gradient.
 
     Args:
-        axes: output of `find_channel_axes`.
-        stored: name -> whole tensor on the CPU, for all names in `axes`.
-        trained: channels of the stored tensors; all of them must be among `new`.
+        axes: name of a tensor -> its channel axes, from `find_channel_axes`.
+        stored: name -> whole (unsharded) tensor on the CPU, for all names in `axes`.
+        trained: channels of the trained run; all of them must be in `new`.
         new: channels of the new run.
 
     Returns:
@@ -250,14 +255,14 @@ def extend_channels(
 def _map_new_channels_to_themselves(
     weight: Tensor, stored: Tensor, frames: int, stored_names: Sequence[str], names: Sequence[str]
 ) -> None:
-    """Set the diagonal entries of new channels in a layer that maps output channels to output channels, in place.
+    """Set the weight from each new channel to itself, in a layer that maps output channels to output channels.
 
     Args:
         weight: extended weight of a linear layer or convolution.
         stored: weight before the extension.
         frames: number of frames of a channel.
         stored_names: names of the stored output channels.
-        names: names of all output channels in order.
+        names: names of all output channels of the new run, in order.
     """
     factor = NEW_CHANNEL_GAIN * torch.linalg.matrix_norm(stored.flatten(1).double(), ord=2).item()
     # Index of the middle cell of the kernel; empty for a linear layer.

@@ -1,4 +1,4 @@
-"""Preparation for inference: spectral norm is folded into the weights, and results that need no input are cached."""
+"""Preparation for inference: fold spectral norm into the weights, and cache results that depend on weights alone."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Prepare `model` in place for forecasts only, and return it; its outputs stay bitwise identical.
 
-    Every spectrally normalised weight W is replaced by W / sigma, where sigma is the estimate of its largest singular
-    value. Modules with a method `precompute` cache the results that depend on their weights alone. The model cannot be
-    trained afterwards.
+    Every spectrally normalised weight W is replaced with W / sigma, where sigma is the estimate of the largest singular
+    value of W. Modules with a method `precompute` cache the results that depend on their weights alone. The model
+    cannot be trained afterwards.
 
     Args:
         model: a model in eval mode, neither split nor sharded over ranks, and without LoRA adapters.
         dtype: dtype in which autocast will compute; None without autocast. If the model declares `casts_weights`, the
-            weights of linear layers and convolutions are cast to this dtype. Such a model then runs only under
+            weights of linear layers and convolutions are cast to this dtype. The model then runs only under
             autocast.
     """
     # Fold spectral norm into the weights. Reading `module.weight` evaluates the parametrization.
     for module in model.modules():
         if _has_spectral_norm_alone(module):
             weight = module.weight
-            # torch gave the layer a class of its own when it parametrized the weight.
+            # When torch parametrized the weight, it gave the layer a subclass of its own. Restore the original class.
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
-    # Results are cached after the fold and before the cast, so they come from the folded weights in full precision.
+    # Results are cached after spectral norm has been folded in and before the cast, so they have full precision.
     for module in model.modules():
         if hasattr(module, "precompute"):
             module.precompute()
@@ -44,7 +44,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
 
 
 def _has_spectral_norm_alone(module: nn.Module) -> bool:
-    """Return True if a module's weight is its only parametrized tensor, and spectral norm the last parametrization."""
+    """Return True if `weight` is a module's only parametrized tensor, and spectral norm its last parametrization."""
     if not parametrize.is_parametrized(module):
         return False
     chains = module.parametrizations
@@ -55,6 +55,6 @@ def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the weights and biases of linear layers and convolutions to `dtype`, in place."""
     for module in model.modules():
         if isinstance(module, CAST_LAYERS):
-            # The list is complete before the first parameter is replaced.
+            # Make a list first, because the loop replaces the parameters that it iterates over.
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))

@@ -1,8 +1,8 @@
 """Initial weights that depend only on the seed and the name of the parameter.
 
-Each tensor is drawn from its own random generator. So the weights do not depend on the order of construction, on the
-other parameters, or on the sharding. `initial_values` yields whole (unsharded) tensors one at a time, and each rank of
-a sharded model keeps only its part of each.
+Each tensor has its own random generator. So the weights do not depend on the order in which layers are built, on other
+parameters, or on the sharding. `initial_values` yields whole (unsharded) tensors one at a time, and each rank of a
+sharded model keeps only its part of each tensor.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _STANDARD_LAYERS = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 _UNSUPPORTED_PARAMETRIZATION = (
     "weights with torch's spectral_norm, weight_norm or another parametrization cannot be initialised; use "
-    "credit.models.layers.spectral_norm.apply_spectral_norm(model), or give a parametrization of your own a method "
-    "initial_buffers(weight, generator)"
+    "credit.models.layers.spectral_norm.apply_spectral_norm(model), or add a method initial_buffers(weight, generator) "
+    "to your parametrization"
 )
 
 
@@ -37,15 +37,15 @@ def build_generator(seed: int, name: str) -> torch.Generator:
         seed: seed of the model.
         name: name of a tensor, or path of a module, in the model.
     """
-    # Python's own hash of a text differs from process to process.
+    # Python's built-in hash of a string differs from process to process.
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    # The shift leaves 63 bits, so the number is also valid as a signed 64-bit integer.
+    # The shift leaves 63 bits, so that the number fits into a signed 64-bit integer.
     generator_seed = int.from_bytes(digest[:8], "little") >> 1
     return torch.Generator().manual_seed(generator_seed)
 
 
 def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Return a CPU tensor drawn from N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852).
+    """Return a CPU tensor of normal random numbers with variance 2 / fan_in (He et al. 2015, arXiv 1502.01852).
 
     Args:
         shape: shape of the tensor.
@@ -55,16 +55,17 @@ def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator
     return torch.randn(tuple(shape), generator=generator, device="cpu") * math.sqrt(2.0 / fan_in)
 
 
-def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
+def _count_inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
     """Return the mean number of input values that contribute to one output value of a linear layer or convolution.
 
     Args:
         module: the layer.
-        shape: shape of its weight.
+        shape: shape of the layer's weight.
     """
     if isinstance(module, nn.ConvTranspose2d):
-        # The weight is (in, out, rows, columns). Each input value is multiplied by all taps of the kernel, and there
-        # are product(strides) outputs per input. So an output receives on average 1 / product(strides) of the taps.
+        # The weight is (in, out, rows, columns). Each input value is multiplied by all elements of the kernel, and
+        # there are product(strides) outputs per input. So an output is a sum over 1 / product(strides) of the elements
+        # on average.
         return shape[0] * math.prod(shape[2:]) / math.prod(module.stride)
     return math.prod(shape[1:])
 
@@ -78,56 +79,58 @@ def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _draw_values(
+def _build_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) for each direct tensor of a module; see `initial_values` for the rules.
+    """Yield (key, initial tensor) for each parameter and buffer of a module; see `initial_values` for the rules.
 
     Args:
         path: path of the module in the model; empty for the model itself.
         module: the module.
-        tensors: parameters and buffers of the module by key, their names in the module, such as ``weight``.
+        tensors: key -> parameter or buffer of the module. A key is the name of the tensor in the module, such as
+            ``weight``.
         seed: seed of the model.
 
     Raises:
-        ConfigError: if the initial value of a tensor is not defined.
+        ConfigError: if the initial values of a tensor are not defined.
     """
     prefix = f"{path}." if path else ""
     if hasattr(module, "initial_value"):
         for key, tensor in tensors.items():
             yield key, module.initial_value(key, tensor.shape, build_generator(seed, f"{prefix}{key}"))
-    # A subclass with tensors of other names gets its values from `reset_parameters`, as any other module does.
+    # A subclass that has further tensors is initialised by its `reset_parameters`, as any other module is.
     elif isinstance(module, _STANDARD_LAYERS) and tensors.keys() <= {"weight", "bias"}:
         for key, tensor in tensors.items():
             if isinstance(module, _NORMS):
-                # The weight is 1, the bias 0.
+                # The weight is 1 and the bias is 0.
                 yield key, torch.full(tensor.shape, float(key == "weight"), device="cpu")
                 continue
-            bound = _inputs_per_output(module, tensors["weight"].shape) ** -0.5
+            bound = _count_inputs_per_output(module, tensors["weight"].shape) ** -0.5
             value = torch.empty(tensor.shape, device="cpu")
             yield key, value.uniform_(-bound, bound, generator=build_generator(seed, f"{prefix}{key}"))
     elif tensors:
-        yield from _draw_reset_values(path, module, tensors, seed)
+        yield from _build_reset_values(path, module, tensors, seed)
 
 
-def _draw_reset_values(
+def _build_reset_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) for each direct tensor of a module, as its ``reset_parameters`` sets it.
+    """Yield (key, initial tensor) for each parameter and buffer of a module, as its ``reset_parameters`` sets them.
 
-    The method is called on a copy of the module whose tensors are filled with NaN. A tensor that still has NaN was not
-    set. Integer and bool tensors have no NaN. If there are any, the method is also called on a second copy with other
-    fill values; a tensor that differs between the copies was not set.
+    ``reset_parameters`` is called on a copy of the module whose tensors are filled with NaN. A tensor that contains NaN
+    afterwards was not set. Integer and bool tensors cannot contain NaN. If the module has such tensors, the method is
+    also called on a second copy with other fill values. A tensor that differs between the two copies was not set.
 
     Args:
         path: path of the module in the model; empty for the model itself.
         module: the module.
-        tensors: parameters and buffers of the module by key, their names in the module.
+        tensors: key -> parameter or buffer of the module. A key is the name of the tensor in the module.
         seed: seed of the model.
 
     Raises:
-        ConfigError: if the module is a batch norm or has torch's own spectral or weight norm, if its
-            ``reset_parameters`` fails on tensors without values, or if a tensor is not set.
+        ConfigError: if the module is a batch norm, an instance norm with running statistics, or has torch's own
+            spectral or weight norm; if its ``reset_parameters`` reads a tensor before setting it; or if a tensor is not
+            set.
     """
     description = f"model.type: {path or 'the model'} ({type(module).__name__})"
     # `_NormBase` is the base class of batch norms and of instance norms.
@@ -143,8 +146,8 @@ def _draw_reset_values(
     try:
         values = _reset_copy(module, module_seed, high=False)
         second_values = values
-        # NaN marks an unset tensor; a second copy is needed only for types without NaN.
-        if not all(_has_nan(tensor.dtype) for tensor in tensors.values()):
+        # NaN marks an unset tensor. A second copy is needed only for dtypes without NaN.
+        if not all(_can_hold_nan(tensor.dtype) for tensor in tensors.values()):
             second_values = _reset_copy(module, module_seed, high=True)
     except (IndexError, RuntimeError) as error:
         raise ConfigError(
@@ -165,20 +168,20 @@ def _draw_reset_values(
 
 
 def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
-    """Call ``reset_parameters`` on a CPU copy of a module, and return the copy's direct tensors by name.
+    """Call ``reset_parameters`` on a CPU copy of a module; return its direct parameters and buffers by key.
 
-    Tensors that the method does not set have the fill value of `_build_unset_tensor`.
+    Tensors that the method does not set keep the fill value of `_build_unset_tensor`.
 
     Args:
         module: module on any device, sharded or not.
-        seed: seed of the random numbers that the method draws.
+        seed: seed of the random numbers that ``reset_parameters`` uses.
         high: selects one of two fill values for dtypes without NaN, see `_build_unset_tensor`.
     """
-    unset_module = _unset_copy(module, high)
-    # torch's attention and transformer have the method with an underscore.
+    unset_module = _copy_with_unset_tensors(module, high)
+    # In torch's attention and transformer, the name of the method begins with an underscore.
     reset = getattr(unset_module, "reset_parameters", None) or getattr(unset_module, "_reset_parameters", None)
     if reset is not None:
-        # reset_parameters draws from torch's global generator, which is restored afterwards.
+        # reset_parameters uses torch's global generator. Its state is restored afterwards.
         rng_state = torch.get_rng_state()
         torch.random.default_generator.manual_seed(seed)
         try:
@@ -188,9 +191,9 @@ def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
     return _direct_tensors(unset_module)
 
 
-def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
-    """Return a CPU copy of `module` and its submodules, with all tensors replaced by those of `_build_unset_tensor`."""
-    # The arguments of the module's constructor are unknown, so the copy is created without calling it.
+def _copy_with_unset_tensors(module: nn.Module, high: bool) -> nn.Module:
+    """Return a CPU copy of `module` and its submodules, in which `_build_unset_tensor` has replaced all tensors."""
+    # The arguments of the constructor are unknown, so the copy is created without calling the constructor.
     unset_module = object.__new__(type(module))
     unset_module.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
@@ -200,12 +203,12 @@ def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
         unset_module.__dict__[kind] = unset_tensors
     children = {}
     for key, child in module._modules.items():
-        children[key] = None if child is None else _unset_copy(child, high)
+        children[key] = None if child is None else _copy_with_unset_tensors(child, high)
     unset_module.__dict__["_modules"] = children
     return unset_module
 
 
-def _has_nan(dtype: torch.dtype) -> bool:
+def _can_hold_nan(dtype: torch.dtype) -> bool:
     """Return True if the dtype can represent NaN."""
     return dtype.is_floating_point or dtype.is_complex
 
@@ -213,10 +216,11 @@ def _has_nan(dtype: torch.dtype) -> bool:
 def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
     """Return a CPU tensor with the whole (unsharded) shape and the dtype of `tensor`, filled with NaN.
 
-    A dtype without NaN is filled with its highest value if `high` is true, else with its lowest value.
+    A tensor whose dtype has no NaN is filled with the highest value of the dtype if `high` is true, otherwise with the
+    lowest value.
     """
     value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if _has_nan(tensor.dtype):
+    if _can_hold_nan(tensor.dtype):
         value.fill_(torch.nan)
     elif tensor.dtype == torch.bool:
         value.fill_(high)
@@ -230,10 +234,10 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
 
 
 def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return, by name, the parameters of modules with the attribute ``may_be_added``: the layers that add noise.
+    """Return name -> parameter for all modules whose attribute ``may_be_added`` is True: the layers that add noise.
 
-    With their initial values, these modules do not change the model's output. So a model may have them even if its
-    other weights were trained without them.
+    With their initial values, these layers do not change the output of the model. So they can be added to a model that
+    was trained without them.
     """
     parameters = {}
     for path, module in model.named_modules():
@@ -244,7 +248,7 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, initial value as a whole CPU tensor) for each parameter that `find_addable_parameters` returns.
+    """Yield (name, initial whole (unsharded) tensor on the CPU) for each parameter of `find_addable_parameters`.
 
     Args:
         model: model on any device, sharded or not.
@@ -253,21 +257,22 @@ def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str
     for path, module in model.named_modules():
         if getattr(module, "may_be_added", False):
             plain_path = strip_wrapper_prefixes(path)
-            for key, value in _draw_values(plain_path, module, _direct_tensors(module), seed):
+            for key, value in _build_values(plain_path, module, _direct_tensors(module), seed):
                 yield f"{plain_path}.{key}", value
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, initial value as a whole CPU tensor) for every tensor in the state dict of `model`.
+    """Yield (name, initial whole (unsharded) tensor on the CPU) for every tensor in the state dict of `model`.
 
-    Only names, types and global shapes are read. The first rule that applies to a module gives its values:
+    Of the model, only names, types and global shapes are read. The first rule that applies to a module is used:
 
-    - A module with a method ``initial_value(key, shape, generator)`` gets the values that the method returns.
+    - A module with a method ``initial_value(key, shape, generator)`` gets the tensors that the method
+      returns.
     - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). A layer norm or
       group norm has weight 1 and bias 0.
     - Any other module gets the values that its method ``reset_parameters`` sets.
 
-    A parametrization needs a method ``initial_buffers(weight, generator)`` that returns the values of its buffers.
+    A parametrization needs a method ``initial_buffers(weight, generator)`` that returns its buffers by name.
 
     Args:
         model: model on any device (the meta device included), sharded or not.
@@ -280,24 +285,24 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         path = strip_wrapper_prefixes(path)
         if isinstance(module, parametrize.ParametrizationList):
-            # Its tensors were already drawn with the layer that has the weight, which comes first in the iteration.
+            # Its tensors were already yielded together with the layer that has the weight, which comes first.
             parametrizations.update(module)
             continue
         if module in parametrizations:
             continue
         prefix = f"{path}." if path else ""
         tensors = _direct_tensors(module)
-        # torch keeps the unparametrized weight in the list of its parametrizations, under the name "original".
+        # torch stores the unparametrized weight in the list of its parametrizations, under the name "original".
         chain = ()
         if parametrize.is_parametrized(module):
             chain = _weight_parametrizations(path, module)
             tensors["weight"] = chain.original
-        for key, value in _draw_values(path, module, tensors, seed):
+        for key, value in _build_values(path, module, tensors, seed):
             name = f"{prefix}{key}"
             if key != "weight" or not chain:
                 yield name, value
                 continue
-            # The buffers of a parametrization, such as u and v of spectral norm, follow from the weight's value.
+            # The buffers of a parametrization, such as u and v of spectral norm, depend on the value of the weight.
             yield f"{prefix}parametrizations.weight.original", value
             for number, parametrization in enumerate(chain):
                 buffers = parametrization.initial_buffers(value, build_generator(seed, f"{name}/{number}"))
@@ -326,10 +331,10 @@ def _weight_parametrizations(path: str, module: nn.Module) -> parametrize.Parame
 
 @torch.no_grad()
 def initialise_(model: nn.Module, seed: int) -> None:
-    """Fill every parameter and persistent buffer of an unsharded model in place from `initial_values`.
+    """Fill every parameter and persistent buffer of an unsharded model, in place, with the tensors of `initial_values`.
 
     Args:
-        model: a model without wrappers, on any device but the meta device.
+        model: a model without wrappers, on any device except the meta device.
         seed: seed of the model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Lazy exports: names of a package that are imported at their first use, so that importing the package stays cheap."""
+"""Lazy exports of a package: each exported name is imported when it is first used, so the package imports quickly."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a function ``__getattr__`` for a package, which imports exported names at their first use.
+    """Return the function ``__getattr__`` of a package; it imports each exported name when the name is first used.
 
     Args:
-        package: name of the package, for the message of an unknown name.
+        package: name of the package, for error messages.
         modules: exported name -> module that defines it.
     """
 
     def get_attribute(name: str) -> Any:
-        """Return an exported name.
+        """Return the object that is exported as `name`.
 
         Raises:
-            AttributeError: for any other name.
+            AttributeError: if the package does not export `name`.
         """
         if name in modules:
             return getattr(importlib.import_module(modules[name]), name)

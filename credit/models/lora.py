@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): fine-tuning that trains a small part of a model.
 
-Layers that add noise (they declare ``may_be_added``) are trained and saved with the adapters, because the base model
-may not have them.
+Layers that add noise (their attribute ``may_be_added`` is True) are trained and saved together with the adapters,
+because the base model may not have such layers.
 
 An adapted weight is W + alpha / rank * B A. W is frozen. B (outputs x rank) starts as zeros and A (rank x inputs) as
-random numbers, so training starts exactly from the base model. The sum is a parametrization before spectral norm, so
-that the adapters can be merged into W without changing the output. The vectors u and v of spectral norm are updated for
-adapted weights only.
+random numbers, so training starts exactly from the base model. The sum is computed by a parametrization that
+comes before spectral norm, so that the adapters can be merged into W without changing the output. The vectors u and v
+of spectral norm are updated only for adapted weights.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ADAPTABLE_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 class LoRA(nn.Module):
     """Parametrization that adds ``scale * b @ a`` to a weight.
 
-    `b` starts as zeros and `a` as random numbers from torch's global generator. `initial_adapters` gives values that
-    depend only on a seed and the layer's path.
+    `b` starts as zeros and `a` as random numbers from torch's global generator. `initial_adapters` yields values
+    that depend only on a seed and the path of the layer.
 
     Args:
-        weight: weight to adapt, taken as a matrix (first dimension, product of all other dimensions). Only its shape
-            and device are read.
-        rank: rank of the added product.
-        alpha: numerator of the factor `scale` = alpha / rank.
+        weight: weight to adapt. It is treated as a matrix (first dimension, product of all other dimensions). Only its
+            shape and device are read.
+        rank: rank of the product b @ a.
+        alpha: numerator of `scale` = alpha / rank.
 
     Attributes:
         a: (rank, columns) trainable factor.
         b: (rows, rank) trainable factor.
-        scale: factor on the product.
+        scale: factor by which the product b @ a is multiplied.
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
@@ -59,7 +59,7 @@ class LoRA(nn.Module):
         self._sum_gradient: Callable[[Tensor], Tensor] | None = None
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the initial value of a whole (unsharded) factor on the CPU.
+        """Return the initial values of a whole (unsharded) factor, on the CPU.
 
         Args:
             key: ``"a"`` for uniform values in +-1/sqrt(columns), ``"b"`` for zeros.
@@ -73,25 +73,28 @@ class LoRA(nn.Module):
         return value
 
     def share(
-        self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
+        self,
+        split_dim: int,
+        all_reduce: Callable[[Tensor], Tensor],
+        sum_gradient: Callable[[Tensor], Tensor],
     ) -> dict[str, int | None]:
-        """Prepare for a weight that tensor parallelism has split, so that it is one rank's part of a matrix.
+        """Prepare the adapter for a weight that tensor parallelism splits: each rank then has a part of the matrix.
 
-        If the rows of the matrix are split, so are the rows of `b`, and every rank has all of `a`. If the columns are
-        split, so are the columns of `a`, and every rank has all of `b`.
+        If the rows of the matrix are split, `b` is split by rows, and every rank has the whole `a`. If the columns are
+        split, `a` is split by columns, and every rank has the whole `b`.
 
         Args:
-            split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
-            total: function that sums a tensor over the ranks, with a gradient; unused here.
-            common: function that returns its tensor unchanged and sums the gradient over the ranks.
+            split_dim: dimension of the matrix that is split over the ranks: 0 for rows, 1 for columns.
+            all_reduce: differentiable function that sums a tensor over the ranks; unused here.
+            sum_gradient: function that returns its argument unchanged and sums its gradient over the ranks.
 
         Returns:
-            Name of the factor, ``a`` or ``b`` -> dimension along which it is split; None if every rank has all of it.
+            Name of the factor, ``a`` or ``b`` -> dimension along which it is split; None if it is not split.
         """
-        # The factor that lies along the split dimension is split with the weight, the other one stays whole.
-        self._split_dim = split
-        self._sum_gradient = common
-        if split == 0:
+        # The factor that has the split dimension is split with the weight; the other factor is not split.
+        self._split_dim = split_dim
+        self._sum_gradient = sum_gradient
+        if split_dim == 0:
             return {"a": None, "b": 0}
         return {"a": 1, "b": None}
 
@@ -100,7 +103,7 @@ class LoRA(nn.Module):
         weight = to_local(weight)
         a = to_local(self.a)
         b = to_local(self.b)
-        # Each rank's part of the weight contributes to the gradient of the factor that is not split.
+        # All ranks contribute to the gradient of the factor that is not split, so it is summed over the ranks.
         if self._split_dim == 0:
             a = self._sum_gradient(a)
         elif self._split_dim == 1:
@@ -116,14 +119,14 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
 
     Args:
         model: model on any device, neither wrapped nor sharded yet.
-        targets: paths of Linear or convolution layers in the model; ``*`` stands for any text (``"*.to_out"``).
+        targets: paths of Linear or convolution layers in the model; ``*`` matches any characters (``"*.to_out"``).
         rank: rank of each adapter.
-        alpha: numerator of the factor alpha / rank of an adapter's product.
+        alpha: the product of an adapter is multiplied by alpha / rank.
 
     Raises:
         ConfigError: if a pattern matches no Linear or convolution; the message suggests the most similar valid pattern.
     """
-    # Layers that add noise stay trainable themselves, so they need no adapter.
+    # Layers that add noise are trained themselves, so they need no adapter.
     layers = {}
     for path, layer in model.named_modules():
         if isinstance(layer, ADAPTABLE_LAYERS) and not getattr(layer, "may_be_added", False):
@@ -144,7 +147,7 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
     for path in sorted(adapted_paths):
         layer = layers[path]
         if parametrize.is_parametrized(layer, "weight"):
-            # The adapter comes before spectral norm, so that it can be merged into the weight.
+            # The adapter must come before spectral norm, so that it can be merged into the weight.
             chain = layer.parametrizations.weight
             chain.insert(0, LoRA(chain.original, rank, alpha))
         else:
@@ -155,8 +158,8 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
 def _suggest_patterns(paths: Iterable[str]) -> set[str]:
     """Return two patterns for each path, as suggestions for `trainer.lora.targets`.
 
-    In the first pattern, ``*`` replaces the numbers of the path; in the second, everything before the layer's name:
-    ``stages.0.attention.to_out`` gives ``stages.*.attention.to_out`` and ``*.to_out``.
+    The first pattern has ``*`` instead of each number in the path. The second has ``*`` instead of everything before
+    the name of the layer. The path ``stages.0.attention.to_out`` gives ``stages.*.attention.to_out`` and ``*.to_out``.
     """
     patterns = set()
     for path in paths:
@@ -167,7 +170,7 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
         if components[-1] != "*":
             patterns.add(f"*.{components[-1]}")
         else:
-            # ``*.*`` would match every layer, so the pattern includes the name before the number.
+            # The path ends with a number. ``*.*`` would match every layer, so include the name before the number.
             patterns.add("*" + ".".join(components[-2:]))
     return patterns
 
@@ -184,7 +187,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, initial value as a whole CPU tensor) for both factors of every adapter.
+    """Yield (state-dict name, initial whole (unsharded) tensor on the CPU) for both factors of every adapter.
 
     The values depend only on the seed and the path of the layer.
 
@@ -199,10 +202,10 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint of `model` contains, by name and without a copy.
+    """Return the tensors that a checkpoint of `model` contains: state-dict name -> tensor, not copied.
 
-    A model with adapters saves the adapters, the vectors u and v of adapted weights, and the parameters of layers that
-    add noise, but no frozen weights. Any other model saves its whole state dict.
+    For a model with adapters, these are the adapters, the vectors u and v of adapted weights, and the parameters of
+    layers that add noise, but no frozen weights. For any other model, they are the whole state dict.
     """
     state = model.state_dict()
     prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
@@ -218,14 +221,14 @@ def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors that an adapted model takes from its base model, by their names in the base model.
+    """Return the tensors that an adapted model loads from its base model: name in the base model -> tensor of `model`.
 
-    The tensors are not copied, so loading into them changes `model`.
+    The tensors are not copied, so loading values into them changes `model`.
 
     Args:
         model: the model with adapters.
-        stored_names: names of the tensors that are stored for the base model. Parameters of layers that add noise are
-            omitted if they are not stored.
+        stored_names: names of the stored tensors of the base model. Parameters of layers that add noise are omitted
+            from the result if they are not stored.
     """
     state = model.state_dict()
     for name in find_addable_parameters(model):
@@ -235,10 +238,10 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
         prefix = f"{path}.parametrizations.weight."
         del state[f"{prefix}0.a"]
         del state[f"{prefix}0.b"]
-        # Without spectral norm the layer has a plain weight.
+        # A layer without spectral norm has a plain weight in the base model.
         if len(layer.parametrizations.weight) == 1:
             state[f"{path}.weight"] = state.pop(f"{prefix}original")
-        # The adapter was parametrization 0, so the numbers of later parametrizations decrease by one.
+        # The adapter is parametrization 0. The base model lacks it, so its other parametrizations are numbered from 0.
         later_names = []
         for name in state:
             if name.startswith(prefix) and not name.endswith(".original"):
@@ -251,12 +254,12 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Add each adapter to its weight, remove the adapters, in place, and return the model.
+    """Add each adapter to its weight and remove the adapter, in place; return the model.
 
     Args:
         model: model with adapters, neither wrapped nor sharded.
     """
-    # The list is complete before the first adapter is removed.
+    # Make a list first, because removing adapters changes the modules that are iterated over.
     for _, layer, adapter in list(_adapted_layers(model)):
         chain = layer.parametrizations.weight
         chain.original.copy_(adapter(chain.original))

@@ -1,4 +1,4 @@
-"""Orthogonalised updates of weight matrices, and selection of these matrices (Muon, Jordan et al. 2024).
+"""Orthogonalised updates of weight matrices, and choice of the weights that get them (Muon, Jordan et al. 2024).
 
 K. Jordan, Y. Jin, V. Boza, J. You, F. Cesista, L. Newhouse, J. Bernstein 2024: Muon, an optimizer for hidden layers in
 neural networks (https://kellerjordan.github.io/posts/muon). Scale of the update: Liu et al. 2025, arXiv 2502.16982.
@@ -21,26 +21,26 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 # Five iterations map singular values between 0.01 and 1 to values between 0.68 and 1.14.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
-# Added to the norm of a matrix, so that a matrix of zeros stays zero.
+# Added to the norm of a matrix before the division by it, so that a matrix of zeros stays zero.
 NORM_EPS = 1e-7
-# With this factor, the root mean square of the elements of an update is about that of AdamW, so both use the same
-# learning rate and weight decay (arXiv 2502.16982, section 2.2).
+# With this factor, the root mean square of the elements of an update is about the same as in AdamW. So Muon and AdamW
+# can use the same learning rate and weight decay (arXiv 2502.16982, section 2.2).
 UPDATE_RMS = 0.2
 
 
-def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
+def find_muon_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     """Return the parameters that Muon updates: the weights of linear layers and convolutions inside the network.
 
     Layers that read the input channels or write the output channels are excluded, as the authors of Muon recommend.
-    Layers that add noise are excluded because they start as zeros. Adapters are excluded, too.
+    Layers that add noise are excluded because their weights start as zeros. LoRA adapters are excluded, too.
 
     Args:
         model: the model, sharded or not.
 
     Returns:
-        Parameter -> its dimension that counts the outputs of the layer.
+        Parameter -> index of its dimension that corresponds to the outputs of the layer.
     """
-    left_out_names = find_channel_axes(model).keys() | find_addable_parameters(model).keys()
+    excluded_names = find_channel_axes(model).keys() | find_addable_parameters(model).keys()
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
     matrices = {}
     for module in model.modules():
@@ -52,13 +52,15 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
             weight = module.parametrizations.weight.original
         else:
             weight = module.weight
-        if weight in names and weight.requires_grad and names[weight] not in left_out_names:
+        if weight in names and weight.requires_grad and names[weight] not in excluded_names:
             matrices[weight] = 1 if isinstance(module, nn.ConvTranspose2d) else 0
     return matrices
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return matrices with the same singular vectors and singular values near 1, by Newton-Schulz iteration.
+    """Return matrices with the same singular vectors as `matrices`, but singular values near 1.
+
+    The method is Newton-Schulz iteration.
 
     Args:
         matrices: (..., rows, columns).
@@ -85,18 +87,19 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def orthogonalize_updates(
     updates: Mapping[int, Tensor], out_dim: int, dtype: torch.dtype | None = None
 ) -> dict[int, Tensor]:
-    """Return updates of weights whose singular values are made equal, up to the error of the iterations.
+    """Return the orthogonalised updates of weights: their singular values are made nearly equal by `orthogonalize`.
 
-    Updates of the same shape are computed together, which launches fewer kernels on a GPU. The update of an m x n
-    matrix is scaled by `UPDATE_RMS` * sqrt(max(m, n)).
+    Updates of the same shape are computed together, which launches fewer kernels on a GPU. The orthogonalised update of
+    an m x n matrix is multiplied by `UPDATE_RMS` * sqrt(max(m, n)).
 
     Args:
-        updates: number of a weight -> proposed change of the weight of a linear layer or convolution.
-        out_dim: dimension that counts the outputs. All other dimensions together count the inputs.
+        updates: index of a weight -> proposed change of this weight of a linear layer or convolution.
+        out_dim: index of the dimension that corresponds to the outputs. The product of the sizes of all other
+            dimensions is the number of inputs.
         dtype: dtype of the iterations; None for the dtype of the updates.
 
     Returns:
-        Number of a weight -> its update in the same shape and dtype.
+        Index of a weight -> its update, in the same shape and dtype.
     """
     numbers_by_shape: dict[torch.Size, list[int]] = {}
     for number, update in updates.items():
@@ -113,11 +116,11 @@ def orthogonalize_updates(
 
 
 def count_matrix_operations(weight: Tensor, out_dim: int) -> float:
-    """Return the floating-point operations of `orthogonalize_updates` for one weight.
+    """Return the number of floating-point operations of `orthogonalize_updates` for one weight.
 
     Args:
         weight: weight of a linear layer or convolution; only its shape is read.
-        out_dim: dimension that counts the outputs.
+        out_dim: index of the dimension that corresponds to the outputs.
     """
     outputs = weight.shape[out_dim]
     inputs = math.prod(weight.shape) // outputs

@@ -4,7 +4,7 @@ A registered class derives from `credit.models.base.ForecastModel` and is built 
 section. It maps (batch, in_channels, input_frames, rows, columns) to (batch, out_channels, output_frames, rows,
 columns). Training builds it on the meta device and fills it from `credit.models.initialise.initial_values`.
 
-This module imports no torch, so that a config can be loaded without it.
+This module does not import torch, so that a config can be loaded without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ModelClass = TypeVar("ModelClass", bound="type[ForecastModel]")
 
 
 def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelClass], ModelClass]:
-    """Class decorator that makes a model available as ``model.type: name``, with `section` for its config keys.
+    """Class decorator that makes a model available as ``model.type: name``; `section` describes its config keys.
 
     Args:
         name: value of ``model.type`` in a config.
@@ -31,7 +31,7 @@ def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelCla
             with a description.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `ForecastModel`.
+        ConfigError: if another class is registered as `name`, or the class does not derive from `ForecastModel`.
     """
 
     def register(cls: ModelClass) -> ModelClass:
@@ -47,7 +47,7 @@ def model_class(name: str) -> type[ForecastModel]:
     """Return the model class that is registered as `name`.
 
     Raises:
-        ConfigError: if no class has the name; the message suggests the most similar name.
+        ConfigError: if no class is registered as `name`; the message suggests the most similar name.
     """
     return MODELS.find_class(name)
 
@@ -58,7 +58,7 @@ def model_names() -> list[str]:
 
 
 def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
-    """Return a new model of the type that `section` names.
+    """Build the model that ``section.type`` names.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -81,24 +81,24 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
 
 
 def _require_trainable(model: ForecastModel) -> None:
-    """Refuse a model with parameters that this package cannot allocate or train.
+    """Check that this package can allocate and train all parameters of a model.
 
     Raises:
-        ConfigError: if two modules share a parameter, or a parameter is complex; the message names it.
+        ConfigError: if two modules share a parameter, or a parameter is complex; the message names the parameter.
     """
     # `id` of a parameter -> its first name
     names: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
-            # Memory is allocated for each module, so a shared parameter would become two parameters.
+            # Memory is allocated module by module, so a parameter of two modules would become two parameters.
             first_name = names.setdefault(id(parameter), name)
             if first_name != name:
                 raise ConfigError(
-                    f"model.type: {first_name} and {name} are one parameter in two modules, which is not supported; "
-                    "have one module and call it in both places"
+                    f"model.type: {first_name} and {name} are the same parameter, which is not supported; "
+                    "create one module and call it in both places"
                 )
             if parameter.is_complex():
                 raise ConfigError(
-                    f"model.type: {name} is complex, which fused AdamW cannot train; store real and imaginary part in "
-                    "a last dimension of 2, and use torch.view_as_complex in forward"
+                    f"model.type: {name} is complex, but fused AdamW cannot train complex parameters; store real and "
+                    "imaginary part in a last dimension of size 2, and use torch.view_as_complex in forward"
                 )

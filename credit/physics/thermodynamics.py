@@ -193,7 +193,9 @@ def extrapolate_geopotential(
         lowest_pressure: (N...) pressure of the lowest level (Pa).
         surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
-    ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
+    ground, alpha = _moderate_surface_temperature(
+        lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential
+    )
     depth = np.log(pressure / surface_pressure)
     # The integral of R T over ln p from the surface, with the expansion of T in ln p to second order.
     y = alpha * depth
@@ -214,7 +216,9 @@ def sea_level_pressure(
         lowest_pressure: (N...) pressure of the lowest level (Pa).
         surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
-    ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
+    ground, alpha = _moderate_surface_temperature(
+        lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential
+    )
     # The inverse of the integral in `extrapolate_geopotential`, as a series in the height of the surface divided by the
     # scale height of the air.
     relative_height = surface_geopotential / (R_DRY * ground)
@@ -222,7 +226,7 @@ def sea_level_pressure(
     return surface_pressure * np.exp(relative_height * (1.0 - y / 2.0 + y**2 / 3.0))
 
 
-def _moderate_ground(
+def _moderate_surface_temperature(
     lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray, surface_geopotential: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return surface temperature (K), moderated if very warm or cold, and d ln T / d ln p below the surface.

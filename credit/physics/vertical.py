@@ -190,7 +190,7 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
     # Index of the lowest source level that lies above each target level; -1 if there is none.
     upper_index = np.empty((len(target), *surface_N.shape), dtype=np.int64)
     for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
-        upper_index[row] = _count_above(source, a, b, surface_N) - 1
+        upper_index[row] = _count_levels_above(source, a, b, surface_N) - 1
     pressure = target.pressure(surface_N)
     # A target level that lies above the source only because of rounding gets the values of the uppermost level.
     is_above_source = (upper_index < 0).reshape(len(target), -1).any(axis=1)
@@ -210,7 +210,7 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
     return VerticalInterpolator(upper_index, lower_weight, log_below - log_above, pressure)
 
 
-def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
+def _count_levels_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
     """Return the number of source levels above or at the level with the coefficients a and b, (N...) int64.
 
     Args:

@@ -29,7 +29,7 @@ class Muon(AdamW):
 
     Args:
         groups: parameter groups with ``params``, ``lr``, ``weight_decay`` and, for matrices, ``out_dim``, the dimension
-            that counts the outputs (`credit.models.matrices.find_matrices`).
+            that counts the outputs (`credit.models.matrices.find_muon_matrices`).
         learning_rate: peak learning rate.
         betas: betas of AdamW.
         dtype: dtype in which matrices are orthogonalised; None for that of the weights. In bfloat16, updates differ

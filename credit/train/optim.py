@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
-from credit.models.matrices import find_matrices
+from credit.models.matrices import find_muon_matrices
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.train.adamw import AdamW
 from credit.train.learning_rates import find_learning_rate_factors
@@ -35,7 +35,7 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> AdamW:
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
-    matrices = find_matrices(model) if conf.optimizer == "muon" else {}
+    matrices = find_muon_matrices(model) if conf.optimizer == "muon" else {}
     # (has weight decay, factor on the learning rate, mesh, dimension of the outputs of a matrix of Muon) -> parameters.
     # Matrices of one group are exchanged over one mesh.
     groups: dict[tuple[bool, float, object, int | None], list[nn.Parameter]] = {}

@@ -47,7 +47,7 @@ from credit.hpc.planner.traffic import (
     count_sharding_collectives,
     read_iterated_bytes,
 )
-from credit.models.matrices import find_matrices
+from credit.models.matrices import find_muon_matrices
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
@@ -265,7 +265,7 @@ class Planner:
                 reduce_dtype = getattr(torch, policy.reduce_dtype)
                 precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
-            matrices = find_matrices(model) if trainer.optimizer == "muon" else {}
+            matrices = find_muon_matrices(model) if trainer.optimizer == "muon" else {}
             units = read_units(model, trainer.parallelism.reshard_after_forward, matrices)
             return _NetworkProperties(
                 units=units,

@@ -15,7 +15,7 @@ from credit.models.graph.mesh import ICOSAHEDRON_EDGE_DEGREES, IcosahedralMesh
 # A grid point sends to all mesh nodes within this multiple of the longest edge of the finest level.
 RADIUS_IN_EDGES = 0.6
 # `refinements: auto` makes a mesh edge at most this multiple of the grid spacing.
-MOST_SPACINGS_PER_EDGE = 3.0
+MAX_SPACINGS_PER_EDGE = 3.0
 
 
 def choose_refinements(grid: LatLonGrid) -> int:
@@ -26,7 +26,7 @@ def choose_refinements(grid: LatLonGrid) -> int:
     """
     spacing = max(float(-np.diff(grid.lat).min()), 360.0 / grid.shape[1])
     refinements = 0
-    while ICOSAHEDRON_EDGE_DEGREES / 2**refinements > MOST_SPACINGS_PER_EDGE * spacing:
+    while ICOSAHEDRON_EDGE_DEGREES / 2**refinements > MAX_SPACINGS_PER_EDGE * spacing:
         refinements += 1
     return refinements
 

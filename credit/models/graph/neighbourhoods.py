@@ -63,7 +63,7 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     by_block = np.argsort(block_N, kind="stable")
     sizes_M = np.bincount(block_N, minlength=num_blocks)
     position_N = np.empty(num_nodes, dtype=np.int64)
-    position_N[by_block] = _count_within(sizes_M)
+    position_N[by_block] = _concatenate_ranges(sizes_M)
     num_queries = sizes_M.max()
 
     # Keys: the nodes that a node of the block attends to, in ascending order.
@@ -73,7 +73,7 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     key_counts_M = np.diff(keys_MN.indptr)
     key_blocks = np.repeat(np.arange(num_blocks), key_counts_M)
     key_nodes = keys_MN.indices.astype(np.int64)
-    key_positions = _count_within(key_counts_M)
+    key_positions = _concatenate_ranges(key_counts_M)
     num_keys = -(-key_counts_M.max() // _KEY_MULTIPLE) * _KEY_MULTIPLE
 
     # Mask: the keys are listed by block and then by node, so a (block, node) pair is found by a search in one sorted
@@ -129,7 +129,7 @@ def _divide_nodes(mesh: IcosahedralMesh, hops: int) -> tuple[np.ndarray, int]:
     return block_N.astype(np.int64), num_blocks
 
 
-def _count_within(sizes: np.ndarray) -> np.ndarray:
+def _concatenate_ranges(sizes: np.ndarray) -> np.ndarray:
     """Return the concatenation of the ranges 0, 1, ..., size - 1 for each of the sizes."""
     starts = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) - np.repeat(starts, sizes)

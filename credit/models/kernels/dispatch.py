@@ -58,14 +58,14 @@ def uses(kernel: Kernel, x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
         return False
-    if kernel.cpu_only and not use_cpu_kernels(x):
+    if kernel.cpu_only and not is_cpu_path(x):
         return False
     # Autocast computes in lower precision, even if `x` itself is float32.
     computes_in_float32 = x.dtype == torch.float32 and autocast_dtype(x) is None
     return computes_in_float32 or not kernel.float32_only
 
 
-def use_cpu_kernels(x: Tensor) -> bool:
+def is_cpu_path(x: Tensor) -> bool:
     """Return True if `x` is on a CPU and the context `force_gpu_path` is not active."""
     return x.device.type == "cpu" and not _emulates_gpu
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import autocast_dtype, backward_without_autocast
-from credit.models.kernels.dispatch import MLP, use_cpu_kernels, uses
+from credit.models.kernels.dispatch import MLP, is_cpu_path, uses
 from credit.models.kernels.recompute_cache import cache_across_recompute
 from credit.models.kernels.recompute_linear import DeferredLinear, RecomputedNorm
 
@@ -55,7 +55,7 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     if norm is not None:
         return _MlpOfNorm.apply(norm, *tensors)
     # Without gradients nothing is saved. On a CPU, the blocks then bound the memory of the hidden channels.
-    if not torch.is_grad_enabled() and use_cpu_kernels(weight):
+    if not torch.is_grad_enabled() and is_cpu_path(weight):
         return _mlp_in_blocks(*tensors, BYTES_WITHOUT_GRADIENT)
     return _MlpSavingGeluInput.apply(*tensors)
 

@@ -25,7 +25,7 @@ from credit.models.kernels.dispatch import RECOMPUTED_NORM, uses
 DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
 
 
-class RecomputeLinear(nn.Linear):
+class CustomProductLinear(nn.Linear):
     """Linear layer whose caller may pass the function that multiplies input and weight.
 
     So one kernel can compute this product together with other layers, see `credit.models.kernels.mlp`.
@@ -45,7 +45,7 @@ class RecomputeLinear(nn.Linear):
 
 
 def defer(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
-    """Return the arguments unchanged: the `product` of a `RecomputeLinear` that a later layer computes.
+    """Return the arguments unchanged: the `product` of a `CustomProductLinear` that a later layer computes.
 
     See `credit.models.kernels.mlp`.
     """
@@ -69,7 +69,7 @@ class RecomputedNorm:
     eps: float
 
     @classmethod
-    def if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
+    def build_if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
         """Return the tensors from which norm(x) can be recomputed; None if it is better to save norm(x).
 
         Recomputation is worthwhile in float32 on a CPU. In bfloat16 it takes a larger part of a step and frees half as

@@ -24,11 +24,11 @@ from credit.models.layers.window_attention import WindowAttention
 from credit.parallel.domain.division import AxisDivision, FieldDivision, FieldPart, divide_axis
 from credit.parallel.domain.exchange import CellExchange, Cells, as_cells
 from credit.parallel.domain.group_norm import CellCounts
-from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours, build_exchange
+from credit.parallel.domain.rules import DomainRule, NeighbourRule, Reach, build_exchange
 
 
 @dataclass(frozen=True)
-class ReadsPaddedField(ReadsNeighbours):
+class PaddedFieldRule(NeighbourRule):
     """Base class of the rules of layers that pad their input across the poles and around the globe.
 
     Rows and columns that the layer reads are counted in the padded field.
@@ -75,11 +75,11 @@ class ReadsPaddedField(ReadsNeighbours):
 
 
 @dataclass(frozen=True)
-class EmbedsAcrossScales(ReadsPaddedField):
+class CrossScaleEmbeddingRule(PaddedFieldRule):
     """Rule of a `CrossScaleEmbedding`. Only the first embedding of a network has padding.
 
     Attributes:
-        returns_tokens: as in `ReadsNeighbours`.
+        returns_tokens: as in `NeighbourRule`.
     """
 
     returns_tokens: bool = True
@@ -91,11 +91,11 @@ class EmbedsAcrossScales(ReadsPaddedField):
 
 
 @dataclass(frozen=True)
-class ConvolvesOnSphere(ReadsPaddedField):
+class SphereConvRule(PaddedFieldRule):
     """Rule of a `SphereConv2d`; see `build` for its reach."""
 
     @classmethod
-    def build(cls, layer: SphereConv2d, source: FieldDivision, target: FieldDivision) -> ConvolvesOnSphere:
+    def build(cls, layer: SphereConv2d, source: FieldDivision, target: FieldDivision) -> SphereConvRule:
         """Return the rule of a layer.
 
         Args:
@@ -114,7 +114,7 @@ class ConvolvesOnSphere(ReadsPaddedField):
 
 
 @dataclass(frozen=True)
-class UpSamplesWithinMargins(DomainRule):
+class UpSamplingHeadRule(DomainRule):
     """Rule of the head of a decoder, which doubles the resolution and crops the padding.
 
     Attributes:
@@ -171,7 +171,7 @@ def _find_margins(outputs: range, inputs: range) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class AttendsToDistantCells(DomainRule):
+class LongAttentionRule(DomainRule):
     """Rule of long attention: windows of cells that lie H / window rows and W / window columns apart.
 
     The ranks exchange tokens so that each has whole windows, and send the results back.
@@ -240,7 +240,7 @@ class AttendsToDistantCells(DomainRule):
 
 
 @dataclass(frozen=True)
-class NormalisesWholeField(DomainRule):
+class GroupNormRule(DomainRule):
     """Rule of a group norm: mean and variance are computed over the whole field.
 
     Attributes:
@@ -261,7 +261,7 @@ class NormalisesWholeField(DomainRule):
 
 
 @dataclass(frozen=True)
-class NumbersCells(DomainRule):
+class SeededDropoutRule(DomainRule):
     """Rule of seeded dropout: masks depend on the number of a cell, or of a window, in the whole field.
 
     Attributes:
@@ -284,7 +284,7 @@ class NumbersCells(DomainRule):
 
 
 @dataclass(frozen=True)
-class InterpolatesField(DomainRule):
+class BilinearResizeRule(DomainRule):
     """Rule of the interpolation of a field to another number of rows and columns.
 
     Attributes:

@@ -98,7 +98,7 @@ class SeededDropout(nn.Module):
         x_BRU = x.reshape(len(seeds_BM), -1, x.shape[-1])
         rows_R = self._number_cells(x_BRU.shape[1], x.device)
         seed_B11 = self._select_seed(seeds_BM)
-        is_kept_BRU = self._draw_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
+        is_kept_BRU = self._compute_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
@@ -119,7 +119,7 @@ class SeededDropout(nn.Module):
         window_heads_nh1 = windows_n[:, None, None] * heads + heads_h[:, None]
         rows_nhL = window_heads_nh1 * length + queries_L
         seed_B11 = self._select_seed(seeds_BM)
-        is_kept_BRU = self._draw_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
+        is_kept_BRU = self._compute_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _number_cells(self, num_cells: int, device: torch.device) -> Tensor:
@@ -132,7 +132,7 @@ class SeededDropout(nn.Module):
         """Return the seed of each sample for this layer, (B, 1, 1): layer i uses seed i modulo M."""
         return seeds_BM[:, self.number % seeds_BM.shape[1], None, None]
 
-    def _draw_mask(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
+    def _compute_mask(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
         """Return the bool mask (B, R, U): True for units to keep, False for units to drop.
 
         Args:

@@ -26,7 +26,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
-from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.kernels.dispatch import is_cpu_path
 from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, normalize_matrix, unit_vectors
 from credit.parallel.blocks.marks import is_marked
 from credit.parallel.dtensor import embed, embed_local, local_slices, num_shards, to_local
@@ -90,7 +90,7 @@ class SpectralNorm(nn.Module):
     @staticmethod
     def share_sums(model: nn.Module) -> None:
         """Change `model` in place: the split weights of each sharding unit share one all-reduce over the ranks."""
-        normalize_together(model, by_unit=True)
+        install_batched_normalization(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return u and v of a whole initial `weight`, from power iterations that start at a random u."""
@@ -106,7 +106,7 @@ class SpectralNorm(nn.Module):
         # A compiled graph normalises each weight separately, and the compiler fuses the operations.
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling:
-            normalized_weight = _normalized_together.get().get(self)
+            normalized_weight = _weights_by_norm.get().get(self)
             if normalized_weight is not None:
                 return normalized_weight
         u, v = self.u, self.v
@@ -125,8 +125,8 @@ class SpectralNorm(nn.Module):
 
 # All parametrizations of a normalised weight; spectral norm is the last.
 Chain = parametrize.ParametrizationList
-# Weights that the current forward pass has normalised in advance, see `normalize_together`.
-_normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar("normalized", default=MappingProxyType({}))
+# Weights that the current forward pass has normalised in advance, see `install_batched_normalization`.
+_weights_by_norm: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar("normalized", default=MappingProxyType({}))
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -207,7 +207,7 @@ def _power_iterate_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: i
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        inputs = [norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
+        inputs = [norm.matrix(_weight_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
         matrices = hold_matrices(inputs)
         for _ in range(iterations):
             torch._foreach_copy_(vs, unit_vectors(matrices.products(us, transposed=True)))
@@ -313,7 +313,7 @@ def _adapters(chain: Chain) -> list[nn.Module]:
     return list(chain)[:-1]
 
 
-def _before_norm(chain: Chain) -> Tensor:
+def _weight_before_norm(chain: Chain) -> Tensor:
     """Return the input of spectral norm: the weight with its adapters, or this rank's part of it."""
     # `to_local` and `_adapters` are inlined, to avoid two function calls for each weight in every step.
     weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
@@ -322,7 +322,7 @@ def _before_norm(chain: Chain) -> Tensor:
     return weight
 
 
-def normalize_together(module: nn.Module, by_unit: bool) -> None:
+def install_batched_normalization(module: nn.Module, by_unit: bool) -> None:
     """Change the forward of `module` in place: it first normalises all weights inside it in a few operations.
 
     On a GPU, weights of the same shape are normalised by the same kernels. Tensor-parallel weights share one all-reduce
@@ -344,22 +344,22 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
                 for norm in normalized_weights(inner):
                     chains.pop(norm, None)
         if chains:
-            unit.forward = functools.partial(_forward_together, unit.forward, chains)
+            unit.forward = functools.partial(_forward_with_prenormalized_weights, unit.forward, chains)
 
 
-def _forward_together(
+def _forward_with_prenormalized_weights(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
     """Normalise the weights of `chains`, then call `forward`; `SpectralNorm.forward` returns the results in it."""
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
-    ready = _normalized_together.get()
-    weights = {norm: _before_norm(chain) for norm, chain in chains.items() if norm not in ready}
-    token = _normalized_together.set({**ready, **_normalize_groups(weights)})
+    ready = _weights_by_norm.get()
+    weights = {norm: _weight_before_norm(chain) for norm, chain in chains.items() if norm not in ready}
+    token = _weights_by_norm.set({**ready, **_normalize_groups(weights)})
     try:
         return forward(*args, **kwargs)
     finally:
-        _normalized_together.reset(token)
+        _weights_by_norm.reset(token)
 
 
 def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
@@ -369,7 +369,7 @@ def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNo
     for norm, weight in weights.items():
         if norm.sum_over_parts is not None:
             split[norm] = weight
-        elif not use_cpu_kernels(weight):
+        elif not is_cpu_path(weight):
             same_shape[weight.shape, weight.dtype, norm.out_dim][norm] = weight
     normalized = _normalize_split(split) if split else {}
     for (_, _, out_dim), group in same_shape.items():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.kernels.dispatch import is_cpu_path
 
 # Lower limit for the length by which a vector is divided, so that zero vectors stay zero.
 EPS = 1e-12
@@ -73,12 +73,12 @@ class StackedMatrices:
 
 def hold_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
     """Return an object that multiplies each float32 matrix by a vector, in the fastest way for their device."""
-    return PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
+    return PlainMatrices(matrices) if is_cpu_path(matrices[0]) else StackedMatrices(matrices)
 
 
 def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
     """Return each vector divided by its 2-norm; zero vectors stay zero."""
-    if use_cpu_kernels(vectors[0]):
+    if is_cpu_path(vectors[0]):
         lengths = torch._foreach_norm(vectors)
         torch._foreach_clamp_min_(lengths, EPS)
         return torch._foreach_div(vectors, lengths)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.kernels.mlp import mlp
-from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, defer
+from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, defer
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.window_attention import BiasIndex, WindowAttention
@@ -42,8 +42,8 @@ class FeedForward(nn.Module):
         super().__init__()
         hidden_dim = hidden_dim or 4 * dim
         self.norm = LayerNorm(dim, condition_dims) if has_norm else None
-        self.expand = RecomputeLinear(dim, hidden_dim)
-        self.contract = RecomputeLinear(hidden_dim, dim)
+        self.expand = CustomProductLinear(dim, hidden_dim)
+        self.contract = CustomProductLinear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
         # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
             norm = None
             # The kernel can recompute only norms that do not depend on a condition.
             if self.norm is not None and self.saves_memory and not conditions.changes_norms:
-                norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
+                norm = RecomputedNorm.build_if_worthwhile(self.norm, x_BHWC)
             # The first layer defers its product to the second layer, where one kernel computes both.
             deferred = self.expand(normed_NC, defer)
             y_NC = self.contract(deferred, partial(mlp, norm=norm))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from credit.models.kernels.attention import attention, attention_with_changed_weights
 from credit.models.kernels.autocast import without_autocast
-from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, norm_linear
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.seeded_dropout import SeededDropout
 
@@ -161,7 +161,7 @@ class WindowAttention(nn.Module):
         # Dropout as noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
         self.norm = LayerNorm(dim, condition_dims)
-        self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
+        self.to_qkv = CustomProductLinear(dim, 3 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim)
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
@@ -179,7 +179,7 @@ class WindowAttention(nn.Module):
         product = F.linear
         # The kernel can recompute only norms that do not depend on a condition.
         if self.saves_memory and not conditions.changes_norms:
-            norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
+            norm = RecomputedNorm.build_if_worthwhile(self.norm, x_BHWC)
             if norm is not None:
                 product = partial(norm_linear, norm=norm, arrange=arrange)
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, conditions)), product)

@@ -144,7 +144,7 @@ class NoiseInput(nn.Module):
 
 
 @dataclass(frozen=True)
-class DividesNoise(DomainRule):
+class NoiseInputRule(DomainRule):
     """Rule of `NoiseInput`: every rank draws noise for the whole grid and keeps the cells of its part.
 
     Attributes:

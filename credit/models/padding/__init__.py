@@ -1,4 +1,4 @@
 """Padding of a network's grid, built from the config section ``model.padding``.
 
-This module does not import torch, so that a config can look up the section without torch.
+This package file does not import torch, so that a config can be loaded without torch.
 """

@@ -27,17 +27,18 @@ def build_padding(
 
     Args:
         padding: keys `mode`, `lat`, `lon` and `pole` with the defaults earth, auto, auto, published; None for no
-            padding. `pole: published` repeats a row at the pole and keeps the sign of vector components, as in the
-            training of the published weights; `exact` does neither. Changing the sign is correct only if 0 means no
-            wind, so `exact` needs vector channels that are normalised by a scale without an offset.
+            padding. `pole: published` also copies a row that lies on the pole, and keeps the sign of vector components
+            beyond the pole, as when the published weights were trained. `pole: exact` does neither. A change of sign is
+            correct only if the normalised value 0 means no wind, so `exact` needs vector channels that are normalised
+            by a scale without an offset.
         grid: number of rows and columns.
-        strides: stride of each stage, for `auto`.
+        strides: stride of each stage; used for pads `auto`.
         multiple: `auto` makes the padded size a multiple of this number of cells, so that every window fits.
         vector_channels: indices of the input channels that hold vector components; used by `pole: exact`.
         pole_points: True if the grid has rows at the poles; used by `pole: exact`.
 
     Raises:
-        ConfigError: if a key or choice is unknown, choices do not fit together, or the grid is smaller than the pads.
+        ConfigError: if a key or value is unknown, values do not fit together, or the grid is smaller than the pads.
     """
     if padding is None:
         return NO_PADDING
@@ -59,9 +60,9 @@ def build_padding(
     if mode == "earth" and any(lat) and width % 2:
         raise ConfigError(
             f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
-            "the opposite meridian is half the columns away; choose mode: mirror"
+            "the opposite meridian is at a distance of half the columns; choose mode: mirror"
         )
-    # One row at the pole is not repeated beyond it: the row at which `mirror` reflects, or the row on the pole.
+    # The outermost row is not repeated beyond the pole if `mirror` reflects at it, or if it lies on the pole.
     skips_row_on_pole = is_exact and pole_points
     skip = 1 if mode == "mirror" or skips_row_on_pole else 0
     for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
@@ -79,26 +80,26 @@ def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
 
     Args:
         key: name of the key, for the message.
-        value: value of the key.
+        value: value of the key in the config.
         choices: valid values.
 
     Raises:
         ConfigError: if the value is not one of the choices; the message suggests the most similar choice.
     """
     if value not in choices:
-        raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
+        raise ConfigError(f"model.padding.{key}: {value!r} is not a valid choice{did_you_mean(str(value), choices)}")
     return value
 
 
 def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the pads on the two sides of an axis, given as `auto` or as two whole numbers.
+    """Return the numbers of cells to add on the two sides of an axis, from the value of a key of ``model.padding``.
 
     Args:
         key: `lat` or `lon`.
-        value: value of the key.
+        value: value of the key: `auto` or two whole numbers.
         size: number of rows or columns of the grid.
         multiple: `auto` makes the padded size a multiple of this number of cells.
-        strides: stride of each stage, for `auto`.
+        strides: stride of each stage; used for `auto`.
 
     Raises:
         ConfigError: if the value is neither `auto` nor two whole numbers of at least 0.

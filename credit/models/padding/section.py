@@ -10,10 +10,11 @@ from credit.config.sections.base import StrictModel
 
 
 class PaddingConfig(StrictModel):
-    """Cells that are added around the grid before the first stage."""
+    """Cells that are added around the grid before the first stage of the network."""
 
     mode: Literal["earth", "mirror"] = Field(
-        "earth", description="`earth`: continue across the pole. `mirror`: mirror at the edge."
+        "earth",
+        description="`earth`: continue each meridian across the pole. `mirror`: reflect rows at the edges.",
     )
     lat: list[int] | Literal["auto"] = Field(
         "auto", description="Rows to add: [north, south]. `auto`: the smallest padding for which all windows fit."
@@ -24,5 +25,5 @@ class PaddingConfig(StrictModel):
     pole: Literal["published", "exact"] = Field(
         "published",
         description="`exact`: change the sign of wind components across a pole and do not repeat a row on the pole; "
-        "use it for new models. `published`: as for the published weights.",
+        "use it for new models. `published`: as in the training of the published weights.",
     )

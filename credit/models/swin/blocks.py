@@ -101,7 +101,7 @@ class SwinBlock(nn.Module):
         return x_BHWC + self.feed_forward_norm(self.feed_forward(x_BHWC, conditions), conditions)
 
 
-class EdgeConv(nn.Conv2d):
+class WrapConv(nn.Conv2d):
     """3x3 convolution that reads zeros beyond the first and last row, and beyond the columns if they do not wrap.
 
     Args:
@@ -124,8 +124,8 @@ class EdgeConv(nn.Conv2d):
         return super().forward(self.wrap.pad(x_BCHW))
 
 
-class EdgeRefinement(Refinement):
-    """`Refinement` with `EdgeConv` as its convolutions.
+class WrapRefinement(Refinement):
+    """`Refinement` with `WrapConv` as its convolutions.
 
     Args:
         channels: input and output channels.
@@ -139,11 +139,11 @@ class EdgeRefinement(Refinement):
         # The base class builds convolutions that read zeros beyond all edges.
         for index, layer in enumerate(self):
             if isinstance(layer, nn.Conv2d):
-                self[index] = EdgeConv(channels, channels, wraps_columns=wraps_columns)
+                self[index] = WrapConv(channels, channels, wraps_columns=wraps_columns)
 
 
 class DownBlock(nn.Module):
-    """Down-sampling by a convolution of stride 2, followed by an `EdgeRefinement` as a residual branch.
+    """Down-sampling by a convolution of stride 2, followed by an `WrapRefinement` as a residual branch.
 
     Args:
         dim: channels.
@@ -156,8 +156,8 @@ class DownBlock(nn.Module):
 
     def __init__(self, dim: int, groups: int, condition_dims: ConditionDims, *, wraps_columns: bool) -> None:
         super().__init__()
-        self.conv = EdgeConv(dim, dim, stride=2, wraps_columns=wraps_columns)
-        self.refine = EdgeRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
+        self.conv = WrapConv(dim, dim, stride=2, wraps_columns=wraps_columns)
+        self.refine = WrapRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the down-sampled field (B, C, H / 2, W / 2); odd sizes are rounded up.
@@ -171,7 +171,7 @@ class DownBlock(nn.Module):
 
 
 class SwinUpBlock(nn.Module):
-    """Up-sampling by a transposed convolution, followed by an `EdgeRefinement` as a residual branch.
+    """Up-sampling by a transposed convolution, followed by an `WrapRefinement` as a residual branch.
 
     Args:
         dim: output channels; the input has 2 * dim channels.
@@ -185,7 +185,7 @@ class SwinUpBlock(nn.Module):
     def __init__(self, dim: int, groups: int, condition_dims: ConditionDims, *, wraps_columns: bool) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose2d(2 * dim, dim, 2, stride=2)
-        self.refine = EdgeRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
+        self.refine = WrapRefinement(dim, groups, condition_dims, wraps_columns=wraps_columns)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the up-sampled field (B, dim, 2H, 2W).

@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.models.layers.domain_rules import EmbedsAcrossScales, InterpolatesField, NormalisesWholeField, NumbersCells
+from credit.models.layers.domain_rules import (
+    BilinearResizeRule,
+    CrossScaleEmbeddingRule,
+    GroupNormRule,
+    SeededDropoutRule,
+)
 from credit.models.layers.norm import GroupNorm
 from credit.models.layers.padding import NO_PADDING
 from credit.models.layers.seeded_dropout import SeededDropout
-from credit.models.noise.noise_input import DividesNoise
+from credit.models.noise.noise_input import NoiseInputRule
 from credit.models.swin.attention import ShiftedWindowAttention
-from credit.models.swin.blocks import EdgeConv, SwinBlock
+from credit.models.swin.blocks import SwinBlock, WrapConv
 from credit.models.swin.layout import DOWN_SAMPLING
 from credit.parallel.domain.division import FieldDivision, FieldPart, divide_field, imbalance, require_enough_cells
 from credit.parallel.domain.exchange import ZERO, CellExchange, Cells, as_cells
-from credit.parallel.domain.rules import CountsTokens, DomainRule, Reach, ReadsNeighbours, build_exchange
+from credit.parallel.domain.rules import DomainRule, NeighbourRule, Reach, TokenCountRule, build_exchange
 from credit.parallel.domain.split import DomainPlan
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AttendsInShiftedWindows(DomainRule):
+class ShiftedWindowRule(DomainRule):
     """Rule of attention in shifted windows: the ranks exchange tokens so that each has whole windows.
 
     A rank computes the windows in its rows and columns of the rolled grid.
@@ -83,10 +88,10 @@ class AttendsInShiftedWindows(DomainRule):
 
 
 @dataclass(frozen=True)
-class ReadsNeighboursAroundGlobe(ReadsNeighbours):
+class PeriodicNeighbourRule(NeighbourRule):
     """Rule of a convolution whose columns are periodic, and that reads zeros beyond the first and last row."""
 
-    def remove_padding(self, layer: EdgeConv) -> None:
+    def remove_padding(self, layer: WrapConv) -> None:
         """Switch the layer's padding off: its input then contains the cells that it reads around the field."""
         super().remove_padding(layer)
         layer.wrap = NO_PADDING
@@ -104,7 +109,7 @@ class ReadsNeighboursAroundGlobe(ReadsNeighbours):
 
 
 @dataclass(frozen=True)
-class CutsField(DomainRule):
+class PadCropRule(DomainRule):
     """Rule of a layer that adds zeros around a field, or removes rows and columns at its edges.
 
     Attributes:
@@ -214,33 +219,33 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
     (token_north, _), (token_west, _) = layout.token_pads
     # Layers outside the transformer.
     rules: dict[str, DomainRule] = {
-        "noise": DividesNoise((divisions.patches, divisions.tokens)),
+        "noise": NoiseInputRule((divisions.patches, divisions.tokens)),
         # Patches do not overlap, so the embedding reads no cells around them. Like a cross-scale embedding, it pads the
         # field and returns tokens.
-        "embedding": EmbedsAcrossScales(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
+        "embedding": CrossScaleEmbeddingRule(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
         # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
         "down.conv": _build_conv_rule(
             model.down.conv, divisions.patches, divisions.down, Reach(before=1, stride=DOWN_SAMPLING)
         ),
-        "up.conv": ReadsNeighbours(divisions.down, divisions.up, Reach(factor=DOWN_SAMPLING)),
-        "crop": CutsField(divisions.cells, divisions.output, (north, west)),
+        "up.conv": NeighbourRule(divisions.down, divisions.up, Reach(factor=DOWN_SAMPLING)),
+        "crop": PadCropRule(divisions.cells, divisions.output, (north, west)),
     }
     for path, division in (("down", divisions.down), ("up", divisions.up)):
         for index, layer in enumerate(model.get_submodule(path).refine):
-            if isinstance(layer, EdgeConv):
+            if isinstance(layer, WrapConv):
                 rules[f"{path}.refine.{index}"] = _build_conv_rule(layer, division, division, Reach(1, 1))
             elif isinstance(layer, GroupNorm):
-                rules[f"{path}.refine.{index}"] = NormalisesWholeField(division)
+                rules[f"{path}.refine.{index}"] = GroupNormRule(division)
     if layout.tokens != layout.padded_tokens:
-        rules["pad_tokens"] = CutsField(
+        rules["pad_tokens"] = PadCropRule(
             divisions.down, divisions.tokens, (-token_north, -token_west), takes_tokens=True
         )
-        rules["crop_tokens"] = CutsField(divisions.tokens, divisions.down, (token_north, token_west))
+        rules["crop_tokens"] = PadCropRule(divisions.tokens, divisions.down, (token_north, token_west))
     for number, block in enumerate(model.blocks):
         for path, rule in list_block_rules(block, divisions.tokens):
             rules[f"blocks.{number}.{path}"] = rule
     if layout.output != model.spec.grid.shape:
-        rules["resize"] = InterpolatesField(divisions.output, divisions.grid)
+        rules["resize"] = BilinearResizeRule(divisions.output, divisions.grid)
     return DomainPlan(divisions.grid, rules, estimate_imbalance(model, divisions))
 
 
@@ -257,16 +262,16 @@ def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[
     windows = divide_field((tokens.shape[0] // window, tokens.shape[1] // window), num_parts)
     # Unshifted windows are never cut, so their attention needs no rule.
     if any(attention.shift):
-        yield "attention", AttendsInShiftedWindows(tokens, attention.shift)
+        yield "attention", ShiftedWindowRule(tokens, attention.shift)
     # Attention arranges its tokens in windows, so their number is counted in windows. It may differ between ranks.
     for path in ("attention.to_qkv", "attention.to_out"):
-        yield path, CountsTokens(windows, window**2)
+        yield path, TokenCountRule(windows, window**2)
     for path in ("feed_forward.expand", "feed_forward.contract"):
-        yield path, CountsTokens(tokens)
+        yield path, TokenCountRule(tokens)
     if isinstance(attention.seeded_dropout, SeededDropout):
-        yield "attention.seeded_dropout", NumbersCells(windows)
+        yield "attention.seeded_dropout", SeededDropoutRule(windows)
     if isinstance(block.feed_forward.seeded_dropout, SeededDropout):
-        yield "feed_forward.seeded_dropout", NumbersCells(tokens)
+        yield "feed_forward.seeded_dropout", SeededDropoutRule(tokens)
 
 
 def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
@@ -286,8 +291,8 @@ def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
     return imbalance([division for division, _ in modules_by_division], costs)
 
 
-def _build_conv_rule(layer: EdgeConv, source: FieldDivision, target: FieldDivision, reach: Reach) -> ReadsNeighbours:
+def _build_conv_rule(layer: WrapConv, source: FieldDivision, target: FieldDivision, reach: Reach) -> NeighbourRule:
     """Return the rule of a convolution, for periodic columns or zeros beyond the edge, depending on the layer."""
     if layer.wrap == NO_PADDING:
-        return ReadsNeighbours(source, target, reach)
-    return ReadsNeighboursAroundGlobe(source, target, reach)
+        return NeighbourRule(source, target, reach)
+    return PeriodicNeighbourRule(source, target, reach)

@@ -63,7 +63,7 @@ class GlobalAttention(nn.Module):
 
 
 @dataclass(frozen=True)
-class CollectsWholeField(DomainRule):
+class GlobalAttentionRule(DomainRule):
     """Rule of `GlobalAttention.collect_cells`: each rank receives the keys and values of all cells.
 
     Each rank projects only its own cells, and computes the results of its own queries.

@@ -22,7 +22,7 @@ MAX_GROUPS = 32
 MIN_CHANNELS_PER_GROUP = 4
 
 
-def count_groups(channels: int) -> int:
+def choose_num_groups(channels: int) -> int:
     """Return the number of groups of a group norm: the largest divisor of the channels within both limits above."""
     largest = max(1, min(MAX_GROUPS, channels // MIN_CHANNELS_PER_GROUP))
     return max(groups for groups in range(1, largest + 1) if channels % groups == 0)
@@ -60,8 +60,8 @@ class ResidualBlock(nn.Module):
         super().__init__()
         pole_skip = options.level.pole_skip
         condition_dims = options.condition_dims
-        groups = count_groups(out_channels)
-        self.norm1 = GroupNorm(count_groups(in_channels), in_channels, condition_dims)
+        groups = choose_num_groups(out_channels)
+        self.norm1 = GroupNorm(choose_num_groups(in_channels), in_channels, condition_dims)
         self.conv1 = SphereConv2d(in_channels, out_channels, skip=pole_skip)
         self.norm2 = GroupNorm(groups, out_channels, condition_dims)
         self.dropout = nn.Dropout(options.dropout)

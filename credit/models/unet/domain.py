@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 
-from credit.models.layers.domain_rules import ConvolvesOnSphere, NormalisesWholeField, NumbersCells
+from credit.models.layers.domain_rules import GroupNormRule, SeededDropoutRule, SphereConvRule
 from credit.models.layers.norm import GroupNorm
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.sphere_conv import SphereConv2d
-from credit.models.noise.noise_input import DividesNoise
-from credit.models.unet.attention import CollectsWholeField, GlobalAttention
+from credit.models.noise.noise_input import NoiseInputRule
+from credit.models.unet.attention import GlobalAttention, GlobalAttentionRule
 from credit.models.unet.blocks import RepeatCells
 from credit.models.unet.latitude import LatitudeProjection
 from credit.parallel.domain.division import FieldDivision, divide_field, imbalance, require_enough_cells
-from credit.parallel.domain.rules import DomainRule, Reach, ReadsNeighbours
+from credit.parallel.domain.rules import DomainRule, NeighbourRule, Reach
 from credit.parallel.domain.split import DomainPlan
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SelectsRows(DomainRule):
+class LatitudeProjectionRule(DomainRule):
     """Rule of the latitude projection: each rank computes only its own rows.
 
     Attributes:
@@ -64,9 +64,9 @@ def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
     levels = [divide_field(level.shape, num_parts) for level in model.levels]
     grid = levels[0]
     rules: dict[str, DomainRule] = {
-        "noise": DividesNoise(tuple(levels)),
-        "latitude": SelectsRows(grid),
-        "stem": ConvolvesOnSphere.build(model.stem, grid, grid),
+        "noise": NoiseInputRule(tuple(levels)),
+        "latitude": LatitudeProjectionRule(grid),
+        "stem": SphereConvRule.build(model.stem, grid, grid),
     }
     # Parts of the network -> index of their level.
     level_of_part = {"middle": len(levels) - 1, "head": 0}
@@ -97,12 +97,12 @@ def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> I
         if isinstance(layer, SphereConv2d):
             # Only a down-sampling convolution has a stride; it reads the next finer level.
             source = level if layer.stride == (1, 1) else levels[number - 1]
-            yield path, ConvolvesOnSphere.build(layer, source, level)
+            yield path, SphereConvRule.build(layer, source, level)
         elif isinstance(layer, RepeatCells):
-            yield path, ReadsNeighbours(levels[number + 1], level, Reach(factor=2))
+            yield path, NeighbourRule(levels[number + 1], level, Reach(factor=2))
         elif isinstance(layer, GroupNorm):
-            yield path, NormalisesWholeField(level)
+            yield path, GroupNormRule(level)
         elif isinstance(layer, GlobalAttention):
-            yield f"{path}.collect_cells", CollectsWholeField(level)
+            yield f"{path}.collect_cells", GlobalAttentionRule(level)
         elif isinstance(layer, SeededDropout):
-            yield path, NumbersCells(level)
+            yield path, SeededDropoutRule(level)

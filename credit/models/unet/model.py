@@ -28,7 +28,7 @@ from credit.models.noise.noise_input import (
     count_noise_channels,
 )
 from credit.models.registry import register_model
-from credit.models.unet.blocks import BlockOptions, DownSampling, ResidualBlock, UpSampling, count_groups
+from credit.models.unet.blocks import BlockOptions, DownSampling, ResidualBlock, UpSampling, choose_num_groups
 from credit.models.unet.checks import check_grid, check_section
 from credit.models.unet.latitude import LatitudeProjection
 from credit.models.unet.levels import Level, find_levels
@@ -115,7 +115,7 @@ class OutputHead(nn.Module):
         self, channels: int, out_channels: int, level: Level, condition_dims: ConditionDims = NO_CONDITION_DIMS
     ) -> None:
         super().__init__()
-        self.norm = GroupNorm(count_groups(channels), channels, condition_dims)
+        self.norm = GroupNorm(choose_num_groups(channels), channels, condition_dims)
         self.conv = SphereConv2d(channels, out_channels, skip=level.pole_skip, initial_scale=INITIAL_OUTPUT_SCALE)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions) -> Tensor:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from credit.models.layers.domain_rules import (
-    AttendsToDistantCells,
-    EmbedsAcrossScales,
-    InterpolatesField,
-    NormalisesWholeField,
-    NumbersCells,
-    UpSamplesWithinMargins,
+    BilinearResizeRule,
+    CrossScaleEmbeddingRule,
+    GroupNormRule,
+    LongAttentionRule,
+    SeededDropoutRule,
+    UpSamplingHeadRule,
 )
 from credit.models.layers.norm import GroupNorm
 from credit.models.layers.padding import NO_PADDING, stage_sizes
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import UpBlock
-from credit.models.noise.noise_input import DividesNoise
+from credit.models.noise.noise_input import NoiseInputRule
 from credit.parallel.domain.division import FieldDivision, divide_field, imbalance, require_enough_cells
-from credit.parallel.domain.rules import CountsTokens, DomainRule, Reach, ReadsNeighbours
+from credit.parallel.domain.rules import DomainRule, NeighbourRule, Reach, TokenCountRule
 from credit.parallel.domain.split import DomainPlan
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
     grid_division = divide_field(grid, num_parts)
     # The decoder's output without the padding. It is the grid, unless the output is interpolated to the grid.
     output_division = divide_field(model.decoder_output_shape, num_parts)
-    rules: dict[str, DomainRule] = {"noise": DividesNoise(tuple(stages))}
+    rules: dict[str, DomainRule] = {"noise": NoiseInputRule(tuple(stages))}
     for number, stage in enumerate(model.stages):
         source = grid_division if number == 0 else stages[number - 1]
         padding = model.padding if number == 0 else NO_PADDING
         before, after = stage.embed.halo
         reach = Reach(before, after, stride=stage.embed.stride)
-        rules[f"stages.{number}.embed"] = EmbedsAcrossScales(source, stages[number], reach, padding=padding)
+        rules[f"stages.{number}.embed"] = CrossScaleEmbeddingRule(source, stages[number], reach, padding=padding)
         for index, layer in enumerate(stage.layers):
             for path, rule in list_layer_rules(layer, stages[number]):
                 rules[f"stages.{number}.layers.{index}.{path}"] = rule
@@ -65,9 +65,9 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
         coarse, fine = stages[-1 - index], stages[-2 - index]
         for path, rule in list_block_rules(block, coarse, fine):
             rules[f"decoder.blocks.{index}.{path}"] = rule
-    rules["decoder.head"] = UpSamplesWithinMargins(stages[0], output_division, model.padding)
+    rules["decoder.head"] = UpSamplingHeadRule(stages[0], output_division, model.padding)
     if output_division.shape != grid:
-        rules["resize"] = InterpolatesField(output_division, grid_division)
+        rules["resize"] = BilinearResizeRule(output_division, grid_division)
     return DomainPlan(grid_division, rules, estimate_imbalance(model, stages))
 
 
@@ -97,7 +97,7 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
         division: division of its tokens.
     """
     long_window = layer.long_attention.window
-    yield "long_attention", AttendsToDistantCells(division, long_window)
+    yield "long_attention", LongAttentionRule(division, long_window)
     height, width = division.shape
     num_parts = (len(division.rows.owned), len(division.columns.owned))
     short_window = layer.short_attention.window
@@ -113,10 +113,10 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
         "long_feed_forward": division,
     }
     tokens = {
-        "short_attention.to_qkv": CountsTokens(short_windows, short_window**2),
-        "short_feed_forward.expand": CountsTokens(division),
-        "long_attention.to_qkv": CountsTokens(long_windows, long_window**2),
-        "long_feed_forward.expand": CountsTokens(division),
+        "short_attention.to_qkv": TokenCountRule(short_windows, short_window**2),
+        "short_feed_forward.expand": TokenCountRule(division),
+        "long_attention.to_qkv": TokenCountRule(long_windows, long_window**2),
+        "long_feed_forward.expand": TokenCountRule(division),
     }
     rowwise_partners = {"to_qkv": "to_out", "expand": "contract"}
     for path, rule in tokens.items():
@@ -125,7 +125,7 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
         yield f"{parent}.{rowwise_partners[name]}", rule
     for name, numbered in dropouts.items():
         if isinstance(layer.get_submodule(name).seeded_dropout, SeededDropout):
-            yield f"{name}.seeded_dropout", NumbersCells(numbered)
+            yield f"{name}.seeded_dropout", SeededDropoutRule(numbered)
 
 
 def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivision) -> Iterator[tuple[str, DomainRule]]:
@@ -138,15 +138,15 @@ def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivisio
     """
     # A 2x2 transposed convolution with stride 2 reads one cell; a subpixel convolution also reads its neighbours.
     reach = 0 if isinstance(block, UpBlock) else 1
-    yield "up", ReadsNeighbours(coarse, fine, Reach(reach, reach, factor=2))
+    yield "up", NeighbourRule(coarse, fine, Reach(reach, reach, factor=2))
     for path, layer in block.named_modules():
         if path == "up":
             continue
         if isinstance(layer, GroupNorm):
-            yield path, NormalisesWholeField(fine)
+            yield path, GroupNormRule(fine)
         elif isinstance(layer, nn.Conv2d):
             pad = layer.kernel_size[0] // 2
-            yield path, ReadsNeighbours(fine, fine, Reach(pad, pad))
+            yield path, NeighbourRule(fine, fine, Reach(pad, pad))
 
 
 def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:

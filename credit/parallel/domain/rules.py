@@ -73,7 +73,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class ReadsNeighbours(DomainRule):
+class NeighbourRule(DomainRule):
     """Rule of a layer that reads neighbouring cells, such as a convolution or an up-sampling.
 
     The layer takes (B, C, H, W) fields. Its padding is switched off: neighbouring cells are received from other ranks,
@@ -113,7 +113,7 @@ class ReadsNeighbours(DomainRule):
             layer.padding = (0, 0)
         elif self.reach.before or self.reach.after:
             raise TypeError(
-                f"ReadsNeighbours: how {type(layer).__name__} pads its input is not known; the rule is for a Conv2d "
+                f"NeighbourRule: how {type(layer).__name__} pads its input is not known; the rule is for a Conv2d "
                 "with zeros, or for a layer that reads no other cells; for other layers, write a subclass with the "
                 "method remove_padding"
             )
@@ -180,7 +180,7 @@ class ReadsNeighbours(DomainRule):
 
 
 @dataclass(frozen=True)
-class CountsTokens(DomainRule):
+class TokenCountRule(DomainRule):
     """Rule of a linear layer that tensor parallelism may split: sets the number of tokens of each rank.
 
     Sequence parallelism needs these numbers to gather the tokens of its ranks.

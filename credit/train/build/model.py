@@ -22,7 +22,7 @@ from credit.config.sections.trainer import TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 from credit.models.base import ForecastModel
-from credit.models.layers.spectral_norm import normalize_together
+from credit.models.layers.spectral_norm import install_batched_normalization
 from credit.models.registry import build_model
 from credit.parallel.blocks.cuda_graphs import require_one_rank
 from credit.parallel.domain.split import split_domain
@@ -167,7 +167,7 @@ def build_parallel_model(
     # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled
     # block normalises its own weights within its graph.
     if device.type != "cpu" and mesh.degrees.tensor == 1 and not conf.compile:
-        normalize_together(model, by_unit=sharded or bool(conf.activation_checkpoint))
+        install_batched_normalization(model, by_unit=sharded or bool(conf.activation_checkpoint))
     return model, autocast
 
 

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from credit.errors import ConfigError
 from credit.models.layers import domain_rules
 from credit.models.layers.padding import SpherePadding
-from credit.models.swin.domain import AttendsInShiftedWindows
-from credit.models.unet.attention import CollectsWholeField
+from credit.models.swin.domain import ShiftedWindowRule
+from credit.models.unet.attention import GlobalAttentionRule
 from credit.parallel.domain import group_norm, rules
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.domain.exchange import ZERO, CellExchange, Cells
@@ -53,11 +53,11 @@ def broken(mutation: str) -> Iterator[None]:
         # The sums of other ranks are left out.
         "group norm": (group_norm, "sum_over_ranks", lambda x, group: x),
         # Long attention works on the local rows and columns.
-        "distant cells": (domain_rules.AttendsToDistantCells, "install", lambda rule, layer, group: None),
+        "distant cells": (domain_rules.LongAttentionRule, "install", lambda rule, layer, group: None),
         # Shifted windows are those of the local columns.
-        "shifted windows": (AttendsInShiftedWindows, "install", lambda rule, layer, group: None),
+        "shifted windows": (ShiftedWindowRule, "install", lambda rule, layer, group: None),
         # Attention to all cells sees the local cells.
-        "whole field": (CollectsWholeField, "install", lambda rule, layer, group: None),
+        "whole field": (GlobalAttentionRule, "install", lambda rule, layer, group: None),
         # Gradients of cells that went to other ranks do not come back.
         "gradient": (CellExchange, "move_gradient", _only_own_gradient),
     }

@@ -149,7 +149,7 @@ def plan_above_sharding_units() -> None:
             parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
             if together:
                 # what a trainer does on a GPU
-                spectral_norm.normalize_together(model, by_unit=True)
+                spectral_norm.install_batched_normalization(model, by_unit=True)
             for seed in (1, 2):
                 for compared_model, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
                     spectral_norm.advance_power_iterations(compared_model)

@@ -183,7 +183,7 @@ def build(
     parallelize(model, mesh.device_mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
-        spectral_norm.normalize_together(model, by_unit=sharded or bool(case.checkpoint))
+        spectral_norm.install_batched_normalization(model, by_unit=sharded or bool(case.checkpoint))
     fill_(model, trained_values(model))
     require_filled(model)
     return model.train(), case.amp and policy is None
@@ -308,7 +308,7 @@ def train(
         changes: further arguments of `parallelize`.
     """
     alike = case.alike and mesh.device_mesh is not None
-    patches = {"use_cpu_kernels": lambda _: not alike}
+    patches = {"is_cpu_path": lambda _: not alike}
     with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         return _train(case, mesh, *build(case, mesh, data, **changes), last_step or nullcontext())
 

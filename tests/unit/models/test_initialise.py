@@ -191,7 +191,7 @@ def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.Mon
             elif kind == "called twice":
                 self.b = nn.Sequential(self.a)
 
-    with pytest.raises(ConfigError, match=r"a\.weight and b\.weight are one parameter"):
+    with pytest.raises(ConfigError, match=r"a\.weight and b\.weight are the same parameter"):
         build_strange_model("tied")
     with pytest.raises(ConfigError, match=r"b\.weight is complex.*view_as_complex"):
         build_strange_model("complex")

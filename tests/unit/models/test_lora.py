@@ -168,7 +168,7 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
                 nn.init.normal_(parameter)
         if prepared:
             for block in model[1:]:
-                spectral_norm.normalize_together(block, by_unit=False)
+                spectral_norm.install_batched_normalization(block, by_unit=False)
         if checkpointed:
             checkpoint_blocks(model, mode)
         with force_gpu_path() if prepared else contextlib.nullcontext():

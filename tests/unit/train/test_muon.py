@@ -17,7 +17,7 @@ from credit.models.matrices import (
     NUM_ITERATIONS,
     UPDATE_RMS,
     count_matrix_operations,
-    find_matrices,
+    find_muon_matrices,
     orthogonalize,
     orthogonalize_updates,
 )
@@ -156,7 +156,7 @@ def test_layers_at_the_border_of_a_network_keep_adamw(name: str) -> None:
     with torch.device("meta"):
         model = build_model(spec, section)
     names = {parameter: key for key, parameter in model.named_parameters()}
-    matrices = {names[parameter] for parameter in find_matrices(model)}
+    matrices = {names[parameter] for parameter in find_muon_matrices(model)}
     # Most weights are matrices, but for the filters of sfno. No layer of noise is among them.
     share = sum(model.get_parameter(key).numel() for key in matrices) / sum(p.numel() for p in model.parameters())
     assert share > (0.1 if name == "sfno" else 0.7)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.models.kernels.dispatch import RECOMPUTED_NORM, force_gpu_path, plain_formulations
-from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, norm_linear
 from credit.models.layers.window_attention import to_windows
 
 from .gradients import assert_near, bfloat16_autocast, kept_bytes, with_gradients
@@ -19,7 +19,7 @@ from .gradients import assert_near, bfloat16_autocast, kept_bytes, with_gradient
 def test_norm_linear(strided: bool) -> None:
     torch.manual_seed(0)
     norm = nn.LayerNorm(8)
-    layer = RecomputeLinear(8, 24)
+    layer = CustomProductLinear(8, 24)
     x = torch.randn(2, 4, 6, 8, requires_grad=True)
     inputs = [x, *norm.parameters(), *layer.parameters()]
     arrange = partial(to_windows, window=2, strided=strided)
@@ -28,7 +28,7 @@ def test_norm_linear(strided: bool) -> None:
         return layer(arrange(norm(x)))
 
     def kernel() -> Tensor:
-        recomputed_norm = RecomputedNorm.if_worthwhile(norm, x)
+        recomputed_norm = RecomputedNorm.build_if_worthwhile(norm, x)
         assert recomputed_norm is not None
         return layer(arrange(norm(x)), partial(norm_linear, norm=recomputed_norm, arrange=arrange))
 
@@ -39,17 +39,17 @@ def test_norm_linear(strided: bool) -> None:
 def test_norms_are_kept_where_that_is_better() -> None:
     norm = nn.LayerNorm(8)
     x = torch.randn(3, 8)
-    assert RecomputedNorm.if_worthwhile(norm, x) is not None
+    assert RecomputedNorm.build_if_worthwhile(norm, x) is not None
     with bfloat16_autocast(True):
-        assert RecomputedNorm.if_worthwhile(norm, x) is None
-    assert RecomputedNorm.if_worthwhile(norm, x.bfloat16()) is None
-    assert RecomputedNorm.if_worthwhile(norm, x.to("meta")) is None
+        assert RecomputedNorm.build_if_worthwhile(norm, x) is None
+    assert RecomputedNorm.build_if_worthwhile(norm, x.bfloat16()) is None
+    assert RecomputedNorm.build_if_worthwhile(norm, x.to("meta")) is None
     with force_gpu_path():
-        assert RecomputedNorm.if_worthwhile(norm, x) is None
+        assert RecomputedNorm.build_if_worthwhile(norm, x) is None
     with torch.no_grad():
-        assert RecomputedNorm.if_worthwhile(norm, x) is None
+        assert RecomputedNorm.build_if_worthwhile(norm, x) is None
     with plain_formulations(RECOMPUTED_NORM):
-        assert RecomputedNorm.if_worthwhile(norm, x) is None
+        assert RecomputedNorm.build_if_worthwhile(norm, x) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

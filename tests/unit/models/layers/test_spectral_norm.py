@@ -310,7 +310,7 @@ def test_what_was_added_up_for_a_forward_is_gone_after_it() -> None:
     assert sums.lengths == [8, 1]
     with pytest.raises(RuntimeError):
         layer(x_BHWC[..., 1:])
-    assert not spectral_norm._normalized_together.get()
+    assert not spectral_norm._weights_by_norm.get()
 
 
 def sigma_of(layer: nn.Linear) -> torch.Tensor:

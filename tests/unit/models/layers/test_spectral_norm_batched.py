@@ -30,8 +30,8 @@ LAYERS: list[Callable[[], nn.Module]] = [
 @contextmanager
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
-    spectral_norm.normalize_together(model, by_block)
-    patches = {"use_cpu_kernels": lambda _: False}
+    spectral_norm.install_batched_normalization(model, by_block)
+    patches = {"is_cpu_path": lambda _: False}
     with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         yield model
 
@@ -99,7 +99,7 @@ def test_a_rollout_has_the_same_gradients_and_vectors(prepare: Callable[[WXForme
         assert_close(rollout_gradients(model, lambda model: None), expected)
     for ours, theirs in zip(snapshot(model).values(), snapshot(plain).values(), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert not spectral_norm._normalized_together.get()
+    assert not spectral_norm._weights_by_norm.get()
 
 
 def test_a_rollout_that_is_computed_again_has_the_same_gradients() -> None:

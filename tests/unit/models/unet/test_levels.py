@@ -10,7 +10,7 @@ import torch
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 from credit.models.layers.sphere_conv import SphereConv2d
-from credit.models.unet.blocks import count_groups
+from credit.models.unet.blocks import choose_num_groups
 from credit.models.unet.domain import plan_unet
 from credit.models.unet.levels import find_levels
 from credit.parallel.domain.split import plan_domain
@@ -61,7 +61,7 @@ def test_convolution_on_the_sphere(rows: int, poles: bool, stride: int) -> None:
 
 
 def test_groups_of_the_norms() -> None:
-    assert [count_groups(channels) for channels in (1, 6, 8, 100, 144, 640)] == [1, 1, 2, 25, 24, 32]
+    assert [choose_num_groups(channels) for channels in (1, 6, 8, 100, 144, 640)] == [1, 1, 2, 25, 24, 32]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from credit.parallel.domain.division import divide_axis, divide_field, imbalance, list_shapes
-from credit.parallel.domain.rules import Reach, ReadsNeighbours
+from credit.parallel.domain.rules import NeighbourRule, Reach
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 7])
@@ -76,7 +76,7 @@ def test_input_of_a_range_of_output_cells(reach: Reach, output: range, expected:
 def test_a_layer_that_pads_in_an_unknown_way_is_refused() -> None:
     """Its own zeros would take the place of cells of other ranks."""
     division = divide_field((8, 8), (1, 1))
-    rule = ReadsNeighbours(division, division, Reach(1, 1))
+    rule = NeighbourRule(division, division, Reach(1, 1))
     with pytest.raises(TypeError, match="how Conv2d pads its input is not known"):
         rule.remove_padding(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"))
     with pytest.raises(TypeError, match="how Sequential pads its input is not known"):
