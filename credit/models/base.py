@@ -100,7 +100,7 @@ class ModelSpec:
     ) -> ModelSpec:
         """Return a spec with numbered channels instead of named variables.
 
-        It serves published weights, tests and other projects, which have no list of variables.
+        Use it where there is no list of variables: for published weights, in tests and in other projects.
 
         The first min(in_channels, out_channels) channels of input and output are prognostic. Any further input channels
         are forcings, and any further output channels are diagnostic. The rows of the grid are equally spaced in

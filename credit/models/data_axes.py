@@ -164,7 +164,7 @@ def _find_vector_axes(
         if axis.dim == out_dim:
             vectors.append(("u", (replace(axis, dim=0),)))
         else:
-            # v has an entry for each input and each cell of the kernel.
+            # v has an entry for each pair of an input and a cell of the kernel.
             cells = math.prod(shape[2:])
             vectors.append(("v", (replace(axis, dim=0, start=axis.start * cells, inner=axis.inner * cells),)))
     return vectors
@@ -255,7 +255,7 @@ def extend_channels(
 def _map_new_channels_to_themselves(
     weight: Tensor, stored: Tensor, frames: int, stored_names: Sequence[str], names: Sequence[str]
 ) -> None:
-    """Set the weight from each new channel to itself, in a layer that maps output channels to output channels.
+    """Set the weight from each new channel to itself, in place. The layer maps output channels to output channels.
 
     Args:
         weight: extended weight of a linear layer or convolution.

@@ -266,8 +266,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
 
     Of the model, only names, types and global shapes are read. The first rule that applies to a module is used:
 
-    - A module with a method ``initial_value(key, shape, generator)`` gets the tensors that the method
-      returns.
+    - A module with a method ``initial_value(key, shape, generator)`` gets the tensors that the method returns.
     - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). A layer norm or
       group norm has weight 1 and bias 0.
     - Any other module gets the values that its method ``reset_parameters`` sets.

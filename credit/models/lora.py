@@ -73,10 +73,7 @@ class LoRA(nn.Module):
         return value
 
     def share(
-        self,
-        split_dim: int,
-        all_reduce: Callable[[Tensor], Tensor],
-        sum_gradient: Callable[[Tensor], Tensor],
+        self, split_dim: int, all_reduce: Callable[[Tensor], Tensor], sum_gradient: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
         """Prepare the adapter for a weight that tensor parallelism splits: each rank then has a part of the matrix.
 
@@ -85,7 +82,7 @@ class LoRA(nn.Module):
 
         Args:
             split_dim: dimension of the matrix that is split over the ranks: 0 for rows, 1 for columns.
-            all_reduce: differentiable function that sums a tensor over the ranks; unused here.
+            all_reduce: function that sums a tensor over the ranks, and its gradient as well; not used.
             sum_gradient: function that returns its argument unchanged and sums its gradient over the ranks.
 
         Returns:

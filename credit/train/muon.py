@@ -28,8 +28,8 @@ class Muon(AdamW):
     (`MatrixExchange`).
 
     Args:
-        groups: parameter groups with ``params``, ``lr``, ``weight_decay`` and, for matrices, ``out_dim``, the dimension
-            that counts the outputs (`credit.models.matrices.find_muon_matrices`).
+        groups: parameter groups with ``params``, ``lr``, ``weight_decay`` and, for matrices, ``out_dim``, the index
+            of the dimension of the outputs (`credit.models.matrices.find_muon_matrices`).
         learning_rate: peak learning rate.
         betas: betas of AdamW.
         dtype: dtype in which matrices are orthogonalised; None for that of the weights. In bfloat16, updates differ

@@ -53,7 +53,7 @@ def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[Matrix, ...]:
     """Return the sizes of matrices, split and sharded on any mesh of a run's axes.
 
     Args:
-        matrices: matrix -> dimension that counts the outputs, see `credit.models.matrices.find_muon_matrices`.
+        matrices: matrix -> index of the dimension of the outputs, see `credit.models.matrices.find_muon_matrices`.
     """
     planned_matrices = []
     for parameter, output_dim in matrices.items():

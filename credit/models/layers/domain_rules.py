@@ -285,7 +285,7 @@ class SeededDropoutRule(DomainRule):
 
 @dataclass(frozen=True)
 class BilinearResizeRule(DomainRule):
-    """Rule of the interpolation of a field to another number of rows and columns.
+    """Rule of the interpolation of a field to a different number of rows and columns.
 
     Attributes:
         source: division of the field.

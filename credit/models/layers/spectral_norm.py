@@ -72,20 +72,20 @@ class SpectralNorm(nn.Module):
         return matrix.view(transposed_shape).transpose(0, self.out_dim).to(weight.dtype)
 
     def share(
-        self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
+        self, split_dim: int, all_reduce: Callable[[Tensor], Tensor], sum_gradient: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Prepare for a weight that tensor parallelism has split, so that it is one rank's part of a matrix.
+        """Prepare for a weight that tensor parallelism splits: each rank then has a part of the matrix.
 
         Args:
-            split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
-            total: function that sums a tensor over the ranks, and its gradient as well.
-            common: function that returns its tensor unchanged and sums the gradient over the ranks; unused here.
+            split_dim: dimension of the matrix that is split over the ranks: 0 for rows, 1 for columns.
+            all_reduce: function that sums a tensor over the ranks, and its gradient as well.
+            sum_gradient: function that returns its argument unchanged and sums its gradient over the ranks; not used.
 
         Returns:
-            Name of the buffer, ``u`` or ``v`` -> dimension along which it is split; None if every rank has all of it.
+            Name of the buffer, ``u`` or ``v`` -> dimension along which it is split; None if it is not split.
         """
-        self.sum_over_parts = total
-        return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
+        self.sum_over_parts = all_reduce
+        return {"u": 0 if split_dim == 0 else None, "v": 0 if split_dim == 1 else None}
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:

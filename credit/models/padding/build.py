@@ -32,7 +32,7 @@ def build_padding(
             correct only if the normalised value 0 means no wind, so `exact` needs vector channels that are normalised
             by a scale without an offset.
         grid: number of rows and columns.
-        strides: stride of each stage; used for pads `auto`.
+        strides: stride of each stage; used where `lat` or `lon` is `auto`.
         multiple: `auto` makes the padded size a multiple of this number of cells, so that every window fits.
         vector_channels: indices of the input channels that hold vector components; used by `pole: exact`.
         pole_points: True if the grid has rows at the poles; used by `pole: exact`.

@@ -143,7 +143,7 @@ class WrapRefinement(Refinement):
 
 
 class DownBlock(nn.Module):
-    """Down-sampling by a convolution of stride 2, followed by an `WrapRefinement` as a residual branch.
+    """Down-sampling by a convolution of stride 2, followed by a `WrapRefinement` as a residual branch.
 
     Args:
         dim: channels.
@@ -171,7 +171,7 @@ class DownBlock(nn.Module):
 
 
 class SwinUpBlock(nn.Module):
-    """Up-sampling by a transposed convolution, followed by an `WrapRefinement` as a residual branch.
+    """Up-sampling by a transposed convolution, followed by a `WrapRefinement` as a residual branch.
 
     Args:
         dim: output channels; the input has 2 * dim channels.

@@ -64,7 +64,7 @@ class SequenceRanks:
         return cls(group, field_ranks)
 
     def count_tokens(self, layer: nn.Module) -> TokenParts:
-        """Return the number of tokens that each tensor-parallel rank has at a layer with a `TokenCountRule` rule."""
+        """Return the number of tokens that each tensor-parallel rank has at a layer with a `TokenCountRule`."""
         tokens = layer.tokens_by_rank
         return TokenParts(self.group, dist.get_rank(self.group), tuple(tokens[rank] for rank in self.field_ranks))
 
@@ -236,7 +236,7 @@ def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
             raise ConfigError(
                 f"{location}: the model does not declare how many tokens each rank has here, so it does not support "
                 "sequence parallelism; set trainer.parallelism.sequence_parallel to false, or let plan_domain of the "
-                "model return a TokenCountRule rule"
+                "model return a TokenCountRule"
             )
 
 

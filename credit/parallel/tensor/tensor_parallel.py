@@ -172,10 +172,10 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         _split_tensor(chain, "original", Shard(dim), mesh)
         # A parametrization depends on the whole weight, so it receives functions that sum over the ranks. It returns
         # how its own tensors are split: name -> dimension, or None for a tensor that is not split.
-        total = functools.partial(AllReduceBothWays.apply, mesh.get_group())
+        all_reduce = functools.partial(AllReduceBothWays.apply, mesh.get_group())
         sum_gradient = functools.partial(AllReduceBackward.apply, mesh.get_group())
         for parametrization in chain:
-            for name, tensor_dim in parametrization.share(dim, total, sum_gradient).items():
+            for name, tensor_dim in parametrization.share(dim, all_reduce, sum_gradient).items():
                 placement = Replicate() if tensor_dim is None else Shard(tensor_dim)
                 _split_tensor(parametrization, name, placement, mesh)
     else:
