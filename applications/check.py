@@ -1,4 +1,4 @@
-"""credit_check for launchers that want a script: python applications/check.py CONFIG [key=value ...]."""
+"""credit_check as a script: python applications/check.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_compare for launchers that want a script: python applications/compare.py CONFIG [key=value ...]."""
+"""credit_compare as a script: python applications/compare.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_completion for launchers that want a script: python applications/completion.py SHELL."""
+"""credit_completion as a script: python applications/completion.py SHELL."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_convert for launchers that want a script: python applications/convert.py CONFIG [key=value ...]."""
+"""credit_convert as a script: python applications/convert.py CONFIG [key=value ...]."""
 
 import sys
 

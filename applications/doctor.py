@@ -1,4 +1,4 @@
-"""credit_doctor for launchers that want a script: python applications/doctor.py CONFIG [key=value ...]."""
+"""credit_doctor as a script: python applications/doctor.py CONFIG [key=value ...]."""
 
 import sys
 

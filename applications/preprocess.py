@@ -1,4 +1,4 @@
-"""credit_preprocess for launchers that want a script: python applications/preprocess.py CONFIG [key=value ...]."""
+"""credit_preprocess as a script: python applications/preprocess.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_products for launchers that want a script: python applications/products.py CONFIG [key=value ...]."""
+"""credit_products as a script: python applications/products.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_realtime for launchers that want a script: python applications/realtime.py CONFIG [key=value ...]."""
+"""credit_realtime as a script: python applications/realtime.py CONFIG [key=value ...]."""
 
 import sys
 

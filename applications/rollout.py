@@ -1,4 +1,4 @@
-"""credit_rollout for launchers that want a script: python applications/rollout.py CONFIG [key=value ...]."""
+"""credit_rollout as a script: python applications/rollout.py CONFIG [key=value ...]."""
 
 import sys
 

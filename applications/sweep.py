@@ -1,4 +1,4 @@
-"""credit_sweep for launchers that want a script: python applications/sweep.py CONFIG [key=value ...]."""
+"""credit_sweep as a script: python applications/sweep.py CONFIG [key=value ...]."""
 
 import sys
 

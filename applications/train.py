@@ -1,4 +1,4 @@
-"""credit_train for launchers that want a script: python applications/train.py CONFIG [key=value ...]."""
+"""credit_train as a script: python applications/train.py CONFIG [key=value ...]."""
 
 import sys
 

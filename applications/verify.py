@@ -1,4 +1,4 @@
-"""credit_verify for launchers that want a script: python applications/verify.py CONFIG [key=value ...]."""
+"""credit_verify as a script: python applications/verify.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -28,7 +28,7 @@ from options import positive
 from torch import Tensor
 from wxformer import build_ours, mean_square, prepare, random_sample
 
-from credit.models.kernels.dispatch import KERNELS, Kernel, plain_formulations
+from credit.models.kernels.dispatch import KERNELS, Kernel, use_plain_formulations
 
 # Kinds of steps, and the dtypes of their products.
 STEPS = ("train", "forecast")
@@ -95,7 +95,7 @@ def compare(step: Callable[[], None], kernel: Kernel, rounds: int) -> list[tuple
     """Return for each round the ratios of wall and CPU time without the kernel to those with it."""
 
     def step_without() -> None:
-        with plain_formulations(kernel):
+        with use_plain_formulations(kernel):
             step()
 
     # The caller has warmed up the step with the kernel.
@@ -147,7 +147,7 @@ def main() -> None:
             print(f"\n{kind}, {dtype}: {cost.cpu_s:.2f} CPU s, {peak / 1e6:.0f} MB at the peak, with all kernels")
             print(f"{'without':20}{'CPU time':>26}{'wall time':>26}{'peak':>8}", flush=True)
             for kernel in kernels:
-                with plain_formulations(kernel):
+                with use_plain_formulations(kernel):
                     peak_without = measure_peak(step, existing_tensors)
                 ratios = compare(step, kernel, args.rounds)
                 wall = describe([wall_ratio for wall_ratio, _ in ratios])

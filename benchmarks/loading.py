@@ -188,7 +188,7 @@ def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads:
     loader = Loader(dataset, [[index] for index in indices], threads)
     with DevicePrefetcher(loader, torch.device("cpu")) as batches:
         for _ in batches:
-            wait_seconds.append(batches.take_wait())
+            wait_seconds.append(batches.pop_wait_seconds())
             time.sleep(step)
     counted = wait_seconds[2:]
     return sum(counted) / (sum(counted) + step * len(counted))

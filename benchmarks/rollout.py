@@ -47,7 +47,7 @@ from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields, OutputOptions
 from credit.forecast.online import ForecastBatching, OnlineForecasts
-from credit.forecast.rollout import ForecastInputs, forecast_batch, iterate_in_inference_mode, make_starts
+from credit.forecast.rollout import ForecastInputs, build_starts, forecast_batch, iterate_in_inference_mode
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models.inference import prepare_for_inference
@@ -152,7 +152,7 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
         Case -> (rounds, 2), seconds and seconds of the processor a step, end of writing included; peak memory in GB.
     """
     stepper, frames, channels, grid = build(amp)
-    starts = make_starts([0], members)
+    starts = build_starts([0], members)
     with torch.inference_mode():
         # State of all members (M, C, 1, H, W), and the network's input: there is no forcing.
         state = torch.from_numpy(frames.prognostic(0))[None, :, None].expand(members, -1, -1, -1, -1)

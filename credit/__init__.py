@@ -1,4 +1,4 @@
-"""Train, run and score global AI weather models of the WXFormer kind."""
+"""Train, run and score global AI weather models."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The interface imports torch, so it waits until it is used: the commands start fast.
+    # The Python interface imports torch, so it is imported only when it is used. Commands therefore start fast.
     if name in __all__:
         return getattr(import_module("credit.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

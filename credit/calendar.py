@@ -1,7 +1,7 @@
-"""Times as whole minutes since 1900-01-01 00:00 UTC of one CF calendar, and durations in minutes.
+"""Times as whole minutes since 1900-01-01 00:00 UTC in a CF calendar, and durations in minutes.
 
-Integer minutes make every comparison of times exact in any calendar. Only `Calendar` converts between such minutes,
-text and calendar dates. "Minutes" alone, as a time, always means minutes since 1900-01-01 00:00 UTC.
+With integer minutes, every comparison of times is exact in any calendar. Only `Calendar` converts between minutes, text
+and calendar dates. In this package, a time in minutes always means minutes since 1900-01-01 00:00 UTC.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from credit.errors import ConfigError, DataError, did_you_mean
 
-# CF units of every time in this package.
+# CF units of all times in this package.
 TIME_UNITS = "minutes since 1900-01-01 00:00:00"
 CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
-# Other CF names of the same calendars.
+# Alternative CF name -> name in CALENDARS of the same calendar.
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _DAY_MINUTES = 1440
 _UNIT_MINUTES = {"min": 1, "h": 60, "d": _DAY_MINUTES}
 _MINUTES_PER_JULIAN_YEAR = 525_960  # 365.25 days
-# Year, month and day, then optionally hour, minute and second.
+# Year, month and day, optionally followed by hour, minute and second.
 _ISO_8601 = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
 
 
@@ -41,7 +41,7 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(min|h|d)?\s*", str(text))
     if match is None:
         raise ConfigError(f'{key}: "{text}" is not a duration; write for example 6h, 30min or 10d')
-    # Exact decimals, because 4.1 h are 246 minutes, but 4.1 * 60 is not 246 in floating-point numbers.
+    # Decimal numbers are exact: 4.1 h are 246 minutes, but 4.1 * 60 is not 246 with floating-point numbers.
     minutes = Fraction(match[1]) * _UNIT_MINUTES[match[2] or "h"]
     if minutes <= 0 or minutes.denominator != 1:
         raise ConfigError(f'{key}: "{text}" must be a positive whole number of minutes')
@@ -57,14 +57,14 @@ def format_duration(minutes: int) -> str:
 
 @dataclass(frozen=True)
 class Calendar:
-    """CF calendar that converts between minutes, text and calendar dates.
+    """CF calendar. It converts between minutes, text and calendar dates.
 
     Attributes:
         name: CF name of the calendar, one of `CALENDARS`. The other CF names ``gregorian``, ``365_day`` and ``366_day``
             are accepted and replaced.
 
     Raises:
-        DataError: if the name is not that of a CF calendar.
+        DataError: if the name is not the name of a CF calendar.
     """
 
     name: str = "standard"
@@ -73,18 +73,18 @@ class Calendar:
         name = _ALIASES.get(self.name.lower(), self.name.lower())
         if name not in CALENDARS:
             raise DataError(f'calendar "{self.name}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}')
-        # A frozen dataclass can be changed only in this way.
+        # A frozen dataclass allows no assignment to its attributes, so use `object.__setattr__`.
         object.__setattr__(self, "name", name)
 
     def parse(self, text: str, key: str = "time") -> int:
-        """Return the minutes since 1900-01-01 00:00 UTC of an ISO 8601 date, or date and time, in UTC.
+        """Convert an ISO 8601 date, or date and time, in UTC to minutes since 1900-01-01 00:00 UTC.
 
         Args:
             text: the time, for example ``2000-01-01`` or ``2000-01-01T06:00``.
             key: config key of the time, for the message.
 
         Raises:
-            ConfigError: if the text is not a date of this calendar, or not a whole minute.
+            ConfigError: if the text is not a date of this calendar, or has seconds.
         """
         minutes, seconds = self._parse_seconds(text, key)
         if seconds:
@@ -92,14 +92,14 @@ class Calendar:
         return minutes
 
     def _parse_seconds(self, text: str, key: str) -> tuple[int, int]:
-        """Return the whole minutes since 1900-01-01 00:00 UTC of a date and time, and the remaining seconds.
+        """Convert a date and time to whole minutes since 1900-01-01 00:00 UTC and the remaining seconds.
 
-        The arguments and errors are those of `parse`.
+        Arguments and errors are the same as for `parse`.
         """
         match = _ISO_8601.match(str(text).strip())
         if match is None:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
-        # Year, month, day, hour, minute and second; parts of the time of the day that are not given are 0.
+        # Year, month, day, hour, minute and second. Missing parts of the time of day are 0.
         *numbers, seconds = [int(number or 0) for number in match.groups()]
         try:
             date = cftime.datetime(*numbers, seconds, calendar=self.name)
@@ -108,9 +108,9 @@ class Calendar:
         return int(cftime.date2num(date.replace(second=0), TIME_UNITS, self.name)), seconds
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
-        """Return the last time of a period in minutes; a date without a time of day means the last minute of that day.
+        """Convert the end of a period to minutes; a date without a time of day means the last minute of that day.
 
-        Seconds are dropped: a period that ends at 23:59:59 has the same whole minutes as one that ends at 23:59.
+        Seconds are dropped, so a period that ends at 23:59:59 is equal to a period that ends at 23:59.
 
         Args:
             text: the time, for example ``2000-12-31`` or ``2000-12-31T18:00``.
@@ -120,7 +120,7 @@ class Calendar:
             ConfigError: if the text is not a date of this calendar.
         """
         minutes, _ = self._parse_seconds(text, key)
-        # ISO 8601 has a T or a space between the date and the time of the day.
+        # The date and the time of day are separated by a T or a space.
         has_time_of_day = "T" in str(text) or " " in str(text).strip()
         if has_time_of_day:
             return minutes
@@ -131,11 +131,11 @@ class Calendar:
         return cftime.num2date(int(minutes), TIME_UNITS, self.name)
 
     def format(self, minutes: int) -> str:
-        """Return the time of `minutes` since 1900-01-01 00:00 UTC as text, ``YYYY-MM-DDTHH:MM``."""
+        """Return the time `minutes` since 1900-01-01 00:00 UTC as a string ``YYYY-MM-DDTHH:MM``."""
         return self.datetime(minutes).strftime("%Y-%m-%dT%H:%M")
 
     def minutes_from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
-        """Return the int64 minutes since 1900-01-01 00:00 UTC of CF-encoded times, rounded to the minute.
+        """Convert CF-encoded times to int64 minutes since 1900-01-01 00:00 UTC, rounded to whole minutes.
 
         Args:
             values: times of any shape, in `units` of this calendar.
@@ -145,15 +145,15 @@ class Calendar:
             DataError: if the units cannot be decoded.
         """
         values = np.asarray(values)
-        # Elapsed time grows linearly with the encoded value in every calendar, so the first and the last time decide
-        # all others. Decoding a million times one by one would take a minute.
+        # In every calendar, elapsed time is a linear function of the encoded value, so decoding the first and the last
+        # time is sufficient. Decoding a million times singly would take a minute.
         encoded_ends = np.array([values.min(), values.max()])
         try:
             dates = cftime.num2date(encoded_ends, units, self.name)
             decoded_ends = np.asarray(cftime.date2num(dates, TIME_UNITS, self.name), dtype=np.float64)
         except (ValueError, OverflowError) as error:
             raise DataError(f'time units "{units}" of calendar {self.name} cannot be decoded: {error}') from error
-        # Fractions of a day or an hour are inexact in floating-point numbers, so a time may be off by a tiny amount.
+        # Fractions of a day or an hour are inexact in floating-point numbers, so round to whole minutes.
         distance = values.astype(np.float64) - float(encoded_ends[0])
         length = float(encoded_ends[1]) - float(encoded_ends[0])
         minutes_per_unit = np.diff(decoded_ends)[0] / length if length else 0.0
@@ -161,7 +161,7 @@ class Calendar:
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the elapsed fraction of the calendar year at `minutes`, in [0, 1), float64, of the same shape."""
-        # The length of each year is taken from the calendar, as leap years are longer.
+        # The length of each year depends on the calendar, because leap years are longer.
         flat = np.atleast_1d(minutes).ravel()
         years = [_find_year(self.name, int(value)) for value in flat]
         begin = np.array([_first_minute_of_year(self.name, year) for year in years], dtype=np.float64)
@@ -170,13 +170,13 @@ class Calendar:
 
     @property
     def days_per_year(self) -> int:
-        """Number of days of a year that is not a leap year; 366 in ``all_leap``, in which every year is one."""
-        # 2001 is a leap year in no calendar but all_leap.
+        """Number of days in a year that is not a leap year; 366 in ``all_leap``, in which every year is a leap year."""
+        # 2001 is a leap year only in the calendar all_leap.
         return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // _DAY_MINUTES
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the elapsed fraction of the UTC day at `minutes`, in [0, 1), float64, of the same shape."""
-        # Minutes count from a midnight, so the remainder is the time since the last midnight.
+        # Minute 0 is a midnight, so the remainder is the time since the last midnight.
         return np.mod(np.asarray(minutes, dtype=np.float64), _DAY_MINUTES) / _DAY_MINUTES
 
 
@@ -189,9 +189,9 @@ def _first_minute_of_year(calendar: str, year: int) -> int:
 def _find_year(calendar: str, minutes: int) -> int:
     """Return the calendar year of a time in minutes since 1900-01-01 00:00 UTC.
 
-    This takes a hundredth of the time of a conversion by cftime, because `_first_minute_of_year` is cached.
+    This function is 100 times as fast as a conversion with cftime, because `_first_minute_of_year` is cached.
     """
-    # The estimate is wrong by a year or so, and it is corrected year by year.
+    # The estimate may be wrong by about one year, so it is corrected in steps of one year.
     year = 1900 + minutes // _MINUTES_PER_JULIAN_YEAR
     while _first_minute_of_year(calendar, year + 1) <= minutes:
         year += 1

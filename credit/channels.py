@@ -1,8 +1,8 @@
-"""Ordered channels of a model's input and output, the only place that defines their order.
+"""Channels of a model's input and output. Only this module defines their order.
 
-A channel is one variable on one level, or a 2-D variable. Each channel belongs to one of four groups:
+A channel is a variable on one level, or a 2-D variable. Each channel belongs to one of four groups:
 
-- ``prognostic``: input and output; a rollout feeds it back into the model.
+- ``prognostic``: input and output; in a rollout, the output is the input of the next step.
 - ``diagnostic``: output only.
 - ``dynamic_forcing``: input only, varies in time, read from data or computed.
 - ``static``: input only, constant in time.
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
-# Variables that `credit.data.samples.forcing` computes from time and place instead of reading them.
+# Variables that `credit.data.samples.forcing` computes from time and location; they are not read from data.
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
-# Derived quantity -> quantity that it is computed from -> variable that has this quantity by default.
+# Derived quantity -> input quantity -> default name of the variable that contains the input quantity.
 DERIVED_VARIABLE_INPUTS = {
     "geopotential": {"temperature": "t", "specific_humidity": "q"},
     "mean_sea_level_pressure": {"temperature": "t"},
@@ -33,21 +33,21 @@ DERIVED_VARIABLE_INPUTS = {
     "relative_humidity_water": {"temperature": "t", "specific_humidity": "q"},
     "wind_speed": {"eastward_wind": "u", "northward_wind": "v"},
 }
-# A variable with declared missing values adds a static channel of this name.
+# A variable with declared missing values adds a static channel with its name and this suffix.
 MASK_SUFFIX = "_mask"
-# Channels that figures show by default, as far as the run has them.
+# Channels that figures show by default if the run has them.
 _DEFAULT_FIGURE_CHANNELS = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
 _MAX_FIGURE_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One variable on one level.
+    """A variable on one level, or a 2-D variable.
 
     Attributes:
         name: unique short name, for example ``z500`` or ``t2m``.
         variable: the variable's name in the data.
-        level: the level's value in the config's level units, None for 2-D variables.
+        level: value of the level in the level units of the config; None for 2-D variables.
         group: one of `GROUPS`.
         source: ``data`` (read), ``computed`` (from time and place) or ``mask`` (1 where `variable` is missing).
     """
@@ -60,11 +60,11 @@ class Channel:
 
 
 class ChannelMap:
-    """Ordered channels of a model's input and output, and the slice of each group in them.
+    """Ordered channels of a model's input and output, with the slice of each group.
 
     Args:
-        channels: all channels; their order within a group is kept.
-        input_order: the order of the groups in the input.
+        channels: all channels; the order within each group is kept.
+        input_order: order of the groups in the input.
 
     Attributes:
         input: channels of the model's input, group by group in `input_order`.
@@ -105,13 +105,13 @@ class ChannelMap:
         """Build the channels of a config.
 
         Args:
-            variables: names of the variables of each group, by group: ``{"vars_3D": [...], "vars_2D": [...]}``.
+            variables: group -> names of its variables: ``{"vars_3D": [...], "vars_2D": [...]}``.
             levels: level values of the 3-D variables, in `level_units`.
-            levels_by_variable: levels of the 3-D variables that have others than `levels`, by variable.
+            levels_by_variable: variable -> its levels, for 3-D variables with levels that differ from `levels`.
             masked_variables: variables with declared missing values; each adds a static channel ``NAME_mask``.
             input_order: the order of the groups in the input.
-            level_units: units of the levels. A channel's name contains them only if variable and level alone would give
-                the name of a 2-D variable: ``t2hPa`` if there is a ``t2``.
+            level_units: units of the levels. They are part of a channel's name only if the name without them would be
+                the name of a 2-D variable, for example ``t2hPa`` if there is a variable ``t2``.
 
         Raises:
             ConfigError: if two channels have the same name.
@@ -121,14 +121,14 @@ class ChannelMap:
         for members in variables.values():
             names_2d.update(members["vars_2D"])
         channels = []
-        # The channels of a 3-D variable follow each other, level by level; in each group 3-D variables come first.
+        # The channels of a 3-D variable are consecutive, level by level. In each group, 3-D variables come first.
         for group in GROUPS:
             members = variables.get(group, {"vars_3D": (), "vars_2D": ()})
             for variable in members["vars_3D"]:
                 for level in levels_by_variable.get(variable, levels):
                     name = f"{variable}{level:g}"
                     if name in names_2d:
-                        # For example the 3-D variable t at level 2 and the 2-D variable t2.
+                        # An example are the 3-D variable t at level 2 and the 2-D variable t2.
                         name += level_units
                     channels.append(Channel(name, variable, float(level), group))
             computed_variables = COMPUTED_STATIC if group == "static" else COMPUTED_DYNAMIC
@@ -153,7 +153,7 @@ class ChannelMap:
         Raises:
             KeyError: for ``diagnostic``, which is not an input, and for unknown groups.
         """
-        # The groups follow each other in `input_order`.
+        # The input contains the groups in `input_order`.
         start = 0
         for name in self.input_order:
             length = len(self._by_group[name])
@@ -173,10 +173,10 @@ class ChannelMap:
         return slices[group]
 
     def select_output(self, channels: slice) -> ChannelMap:
-        """Return a map that keeps some output channels and all channels that are input only.
+        """Return a map with the selected output channels and all channels that are only inputs.
 
         Args:
-            channels: slice of the output channels to keep.
+            channels: slice of the selected output channels.
         """
         selected = self.output[channels]
         input_only = self._by_group["dynamic_forcing"] + self._by_group["static"]
@@ -197,9 +197,9 @@ class ChannelMap:
         return tuple(channel for channel in self._by_group[group] if channel.source == "data")
 
     def to_dict(self) -> dict[str, object]:
-        """Return the map as plain data that can be written as JSON, for checkpoints and stores.
+        """Return the map as a dict that can be written as JSON, for checkpoints and stores.
 
-        ``channels`` is a list of the attributes of each `Channel`, and ``input_order`` a list of groups.
+        ``channels`` is a list with the attributes of each `Channel`, and ``input_order`` is a list of groups.
         """
         channels = []
         for group in GROUPS:
@@ -208,7 +208,7 @@ class ChannelMap:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
-        """Build a map from the plain data that `to_dict` returned."""
+        """Build a map from a dict that `to_dict` returned."""
         channels = [Channel(**attributes) for attributes in data["channels"]]
         return cls(channels, data["input_order"])
 
@@ -216,7 +216,7 @@ class ChannelMap:
         return isinstance(other, ChannelMap) and self.to_dict() == other.to_dict()
 
     def describe_mismatch(self, other: ChannelMap) -> str | None:
-        """Return a description of how `other` differs from this map, None if they are the same."""
+        """Describe how `other` differs from this map; None if both maps are equal."""
         if self == other:
             return None
         mismatches = []
@@ -228,8 +228,8 @@ class ChannelMap:
             if removed or added:
                 mismatches.append(f"{group}: without {removed or 'none'}, with {added or 'none'}")
             elif names != other_names:
-                mismatches.append(f"{group}: in another order ({', '.join(other_names)})")
-        # Maps with equal groups that are not equal differ in the order of the groups.
+                mismatches.append(f"{group}: in a different order ({', '.join(other_names)})")
+        # If all groups are equal, the maps differ in the order of the groups.
         if not mismatches:
             return f"input order {list(other.input_order)} against {list(self.input_order)}"
         return "; ".join(mismatches)
@@ -239,9 +239,9 @@ def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[C
     """Return the names of the channels that figures show.
 
     Args:
-        requested: names from the config. None selects at most four channels: well-known ones such as ``z500`` if any
-            of them is scored, otherwise the first ones.
-        channels: the channels that are scored.
+        requested: names from the config. None selects at most four channels: well-known channels such as ``z500`` if
+            at least one of them is scored, otherwise the first channels.
+        channels: scored channels.
         key: config key of `requested`, for the error.
 
     Raises:
@@ -257,23 +257,23 @@ def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[C
     return list(requested)
 
 
-def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Select some channels of fields.
+def select_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
+    """Select channels of fields.
 
     Args:
-        fields: (..., C, H, W) with C channels, H rows and W columns; or a `LazyWeightedSum` of fields, (C, H, W).
+        fields: (..., C, H, W) with C channels, H rows and W columns; or a `LazyWeightedSum` of fields (C, H, W).
         channels: indices of K channels, at least one.
 
     Returns:
-        The K channels, (..., K, H, W). An array is a view if the channels are adjacent and ascending, else a copy; a
-        `LazyWeightedSum` gives a `LazyWeightedSum`.
+        The K channels, (..., K, H, W). The result for an array is a view if the channels are adjacent and ascending,
+        otherwise a copy. The result for a `LazyWeightedSum` is a `LazyWeightedSum`.
     """
     first = channels[0]
     stop = channels[-1] + 1
-    # A slice selects a view, a list of indices selects a copy.
+    # Indexing with a slice gives a view; indexing with a list gives a copy.
     are_adjacent = channels == list(range(first, stop))
     index = slice(first, stop) if are_adjacent else channels
     if fields.ndim == 3:
-        # `LazyWeightedSum` is indexed by channel only.
+        # `LazyWeightedSum` supports only an index of channels.
         return fields[index]
     return fields[..., index, :, :]

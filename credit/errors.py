@@ -1,6 +1,6 @@
-"""Errors that a user can act on, and the nearest-name helper that their messages use.
+"""Errors that a user can correct, and a function that finds the nearest valid name for their messages.
 
-A message names the key or file, the value, the rule and a remedy. Any other exception is a defect of this package.
+A message names the key or file, the value, the rule and a remedy. Any other exception is a bug in this package.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import difflib
 import os
 from collections.abc import Iterable
 
-# Similarity of two names by `difflib`: twice the number of common letters, divided by the number of letters of both
-# names. One wrong letter of three gives 0.67. At 0.6 and below, unrelated names are similar by chance, as "mode" and
-# "folder" are.
-_MIN_LIKENESS = 0.65
+# Smallest similarity of two similar names. The similarity of `difflib` is twice the number of common letters, divided
+# by the number of letters of both names. Names of three letters with one wrong letter have 0.67. Unrelated names such
+# as "mode" and "folder" may have up to 0.6 by chance.
+_MIN_SIMILARITY = 0.65
 
 
 class CreditError(Exception):
-    """Base of every error that is addressed to the user; the commands print it without a traceback.
+    """Base class of errors that a user can correct; commands print them without a traceback.
 
     Attributes:
-        exit_code: exit status of the command that ends with this error.
+        exit_code: exit status of a command that ends with this error.
     """
 
     exit_code = 1
@@ -32,13 +32,13 @@ class ConfigError(CreditError):
 
 
 class DataError(CreditError):
-    """Error for input data that are missing, unreadable or not what the config says; exit code 2."""
+    """Error for input data that are missing, unreadable or do not agree with the config; exit code 2."""
 
     exit_code = 2
 
 
 class UnavailableError(DataError):
-    """Error for input data that a server does not deliver at present; it says nothing about the data; exit code 2."""
+    """Error for input data that a server cannot deliver at present, although they may be correct; exit code 2."""
 
 
 class CycleError(CreditError):
@@ -48,19 +48,19 @@ class CycleError(CreditError):
 
 
 class CheckpointError(CreditError):
-    """Error for a checkpoint that is missing, damaged or of another model; exit code 1."""
+    """Error for a checkpoint that is missing, damaged or belongs to a different model; exit code 1."""
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is spelled most like `name`, None if no choice is similar enough (`_MIN_LIKENESS`)."""
+    """Return the choice with the spelling most similar to `name`; None if no choice is similar enough."""
     names = sorted({str(choice) for choice in choices})
-    # All similar names are candidates; `get_close_matches` refuses n=0.
-    candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_LIKENESS)
+    # All similar names are candidates. `get_close_matches` does not accept n=0.
+    candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_SIMILARITY)
     if not candidates:
         return None
 
     def sort_key(candidate: str) -> tuple[float, int]:
-        # Some candidates are equally similar, such as z850 and z500 to z501; then the longer common beginning decides.
+        # Candidates may be equally similar, such as z850 and z500 to z501. Then choose the longest common prefix.
         likeness = difflib.SequenceMatcher(None, candidate, str(name)).ratio()
         common_beginning = os.path.commonprefix([candidate, str(name)])
         return likeness, len(common_beginning)
@@ -69,7 +69,7 @@ def find_nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return the end of an error message about a wrong name, which proposes other names.
+    """Return the end of an error message about a wrong name: a text that suggests valid names.
 
     Args:
         name: the wrong name.

@@ -25,5 +25,5 @@ def isolate(monkeypatch: pytest.MonkeyPatch) -> None:
             kinds.find_class(name)
         monkeypatch.setattr(kinds, "_classes", dict(kinds._classes))
         monkeypatch.setattr(kinds, "_sections", dict(kinds._sections))
-    metrics.metric_class("rmse")
+    metrics.find_metric_class("rmse")
     monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))

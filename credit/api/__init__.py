@@ -1,4 +1,4 @@
-"""Interface of the package for Python programs and notebooks; its names can be imported from `credit` too."""
+"""Interface of the package for Python programs and notebooks; the names can also be imported from `credit`."""
 
 from credit.api.datasets import open_sample
 from credit.api.figures import plot_map, plot_metrics, plot_scores

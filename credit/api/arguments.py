@@ -1,4 +1,4 @@
-"""Interpretation of the arguments of the interface: devices, durations, times and overrides."""
+"""Conversion of arguments of the Python interface: devices, durations, times and overrides."""
 
 from __future__ import annotations
 
@@ -17,37 +17,40 @@ from credit.train.build.model import choose_device
 
 Duration = str | np.timedelta64 | timedelta
 
-# Keys that may differ from those of training. The weights depend on all others, or they have no effect on forecasts.
-_CHANGEABLE = re.compile(
+# Keys that a user may change after training. The weights depend on the other keys, or they do not affect forecasts.
+_CHANGEABLE_KEYS = re.compile(
     r"inference\.[^=]+|data\.variable_options\.[^.=]+\.(units|valid_range|in_forecast|minimum|maximum)"
 )
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of a name: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for the GPU if there is one.
+    """Return the torch device of a name: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for the GPU if there is one.
+
+    Args:
+        name: name of the device.
 
     Raises:
-        ConfigError: if the name is not one of these, or there is no such GPU.
+        ConfigError: if the name has a different form, or the host does not have this GPU.
     """
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", str(name))
     if match is None or (match[2] and match[1] != "cuda"):
-        raise ConfigError(f'device: "{name}" is not known; write auto, cpu, cuda or cuda:N')
+        raise ConfigError(f'device: "{name}" is not a device; write auto, cpu, cuda or cuda:N')
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = int(match[2] or 0)
     if match[1] == "cuda" and number >= num_gpus:
-        raise ConfigError(f'device: "{name}", but torch sees {num_gpus} GPUs on this host; write auto or cpu')
+        raise ConfigError(f'device: "{name}", but torch finds {num_gpus} GPUs on this host; write auto or cpu')
     return choose_device(match[1], number)
 
 
-def to_minutes(duration: Duration, key: str) -> int:
-    """Return a duration in minutes.
+def convert_to_minutes(duration: Duration, key: str) -> int:
+    """Convert a duration to minutes.
 
     Args:
-        duration: text such as ``"10d"``, or a timedelta of numpy, pandas or Python.
+        duration: string such as ``"10d"``, or a timedelta of numpy, pandas or Python.
         key: name of the argument, for the message.
 
     Raises:
-        ConfigError: if it is not a positive whole number of minutes.
+        ConfigError: if the duration is not a positive whole number of minutes.
     """
     if not isinstance(duration, np.timedelta64 | timedelta):
         return parse_duration(duration, key)
@@ -58,16 +61,16 @@ def to_minutes(duration: Duration, key: str) -> int:
     return round(minutes)
 
 
-def to_calendar_minutes(time: object, calendar: Calendar, key: str) -> int:
-    """Return a time in minutes of a calendar.
+def convert_to_calendar_minutes(time: object, calendar: Calendar, key: str) -> int:
+    """Convert a time to minutes since the epoch of a calendar.
 
     Args:
-        time: text such as ``"2001-04-01T06"``, a date of numpy, pandas, Python or cftime, or an array of one date.
+        time: string such as ``"2001-04-01T06"``, a date of numpy, pandas, Python or cftime, or an array with one date.
         calendar: calendar of the data.
         key: name of the argument, for the message.
 
     Raises:
-        DataError: if it is not a time of the calendar, or has seconds.
+        DataError: if `time` is not a time of the calendar, or has seconds.
     """
     if isinstance(time, xr.DataArray | np.ndarray):
         if np.size(time) != 1:
@@ -82,18 +85,21 @@ def to_calendar_minutes(time: object, calendar: Calendar, key: str) -> int:
 
 
 def check_overrides(overrides: Iterable[str]) -> list[str]:
-    """Return overrides of a config that a trained model allows, with the present names of keys.
+    """Check that a trained model allows some overrides of its config, and return them with the current names of keys.
+
+    Args:
+        overrides: overrides such as ``"inference.amp=true"``.
 
     Raises:
-        ConfigError: if a key cannot differ from that of training.
+        ConfigError: if the setting of a key must be the same as in training, or does not affect forecasts.
     """
     if isinstance(overrides, str):
-        raise ConfigError(f'overrides: give a list of texts, ["{overrides}"]')
+        raise ConfigError(f'overrides: give a list of strings, ["{overrides}"]')
     checked = []
     for text in overrides:
         key, equals, value = text.partition("=")
         text = f"{rename_dotted_key(key)}{equals}{value}"
-        if not _CHANGEABLE.fullmatch(text.partition("=")[0]):
+        if not _CHANGEABLE_KEYS.fullmatch(text.partition("=")[0]):
             raise ConfigError(
                 f'overrides: "{text}": the model was trained with this setting, or it has no effect on forecasts; '
                 "change only keys of inference, and units, valid_range, in_forecast, minimum and maximum of "

@@ -1,4 +1,4 @@
-"""Figures of fields, scores and trainings. Each function returns a figure of matplotlib."""
+"""Figures of fields, scores and training runs. Each function returns a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from credit.channels import Channel, select_figure_channels
-from credit.drawing.maps import FIELD_COLORMAP, MapBackground, draw_map, robust_range
-from credit.drawing.style import display_units, new_figure, plot_loss
+from credit.drawing.maps import FIELD_COLORMAP, MapBackground, compute_robust_range, draw_map
+from credit.drawing.style import create_figure, find_display_units, plot_loss
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.verify.plots.scores import plot_skill
@@ -26,11 +26,11 @@ def plot_map(field: xr.DataArray, *, land: xr.DataArray | None = None, title: st
 
     Args:
         field: field with the dimensions latitude and longitude, in degrees, such as ``forecast.t2m.isel(time=-1)``.
-        land: land fraction (0 to 1) on the same grid, from which the coastline is drawn; None draws none.
-        title: title; by default the name of the field, its level and its time.
+        land: land fraction (0 to 1) on the same grid, from which the coastline is drawn; None for no coastline.
+        title: title of the figure; by default the name, level and time of the field.
 
     Raises:
-        DataError: if the field has other dimensions, or its grid is not global.
+        DataError: if the field has dimensions other than latitude and longitude, or its grid is not global.
     """
     background, values = _read_map(field)
     if land is not None:
@@ -39,22 +39,22 @@ def plot_map(field: xr.DataArray, *, land: xr.DataArray | None = None, title: st
         if mismatch:
             raise DataError(f"land: {mismatch}; it must be on the grid of the field")
         background = MapBackground(background.grid, land_values)
-    factor, units = display_units(str(field.attrs.get("units", "")))
+    factor, units = find_display_units(str(field.attrs.get("units", "")))
     values = factor * values
-    figure = new_figure(7.0, 3.6)
+    figure = create_figure(7.0, 3.6)
     axis = figure.subplots()
-    mesh = draw_map(axis, values, background, FIELD_COLORMAP, *robust_range([values]))
+    mesh = draw_map(axis, values, background, FIELD_COLORMAP, *compute_robust_range([values]))
     figure.colorbar(mesh, ax=axis, shrink=0.85, pad=0.02, label=units)
     axis.set_title(title if title is not None else _describe_field(field))
     return figure
 
 
 def plot_scores(scores: xr.Dataset, channels: Sequence[str] | None = None) -> Figure:
-    """Return curves of the RMSE, and of the anomaly correlation if the scores have it, by lead time.
+    """Plot the RMSE, and the anomaly correlation if the scores contain it, as curves over lead time.
 
     Args:
-        scores: scores of `credit.score`, or of a file ``scores.nc``.
-        channels: names of the channels, such as ``["z500", "t2m"]``; by default up to four well-known ones.
+        scores: dataset that `credit.score` returns, or the dataset of a file ``scores.nc``.
+        channels: names of the channels, such as ``["z500", "t2m"]``; by default up to four well-known channels.
 
     Raises:
         ConfigError: if a channel has no scores.
@@ -66,35 +66,35 @@ def plot_scores(scores: xr.Dataset, channels: Sequence[str] | None = None) -> Fi
 
 
 def plot_metrics(metrics: pd.DataFrame) -> Figure:
-    """Return the curves of training and validation loss.
+    """Plot the training loss and the validation loss as curves over optimizer steps.
 
     Args:
-        metrics: table of `credit.read_metrics`.
+        metrics: table that `credit.read_metrics` returns.
 
     Raises:
-        DataError: if the table has no losses.
+        DataError: if the table contains no loss.
     """
     curves = []
     for column in ("loss", "valid/loss"):
         values = metrics[column].dropna() if column in metrics else pd.Series(dtype=float)
         curves.append(list(zip(values.index.tolist(), values.tolist(), strict=True)))
     if not curves[0]:
-        raise DataError("metrics: no step has a loss yet; read them again when the run has logged a step")
+        raise DataError("metrics: no step has a loss yet; read the metrics again when the run has logged a step")
     return plot_loss(*curves)
 
 
 def _read_map(field: xr.DataArray) -> tuple[MapBackground, np.ndarray]:
-    """Return the grid of a field, and its values (H, W) from north to south and eastward.
+    """Return a map background with the grid of a field, and the values (H, W) from north to south and eastward.
 
     Raises:
-        DataError: if the field has other dimensions than latitude and longitude.
+        DataError: if the field has dimensions other than latitude and longitude.
     """
     lat = next((name for name in _LAT_NAMES if name in field.dims), None)
     lon = next((name for name in _LON_NAMES if name in field.dims), None)
     if set(field.dims) != {lat, lon}:
         raise DataError(
             f"field: has the dimensions {', '.join(map(str, field.dims))}; select one time, level and member, so that "
-            "latitude and longitude are left"
+            "only latitude and longitude remain"
         )
     field = field.transpose(lat, lon)
     grid, order = LatLonGrid.from_coords(field[lat].values, field[lon].values, origin="field")
@@ -102,7 +102,7 @@ def _read_map(field: xr.DataArray) -> tuple[MapBackground, np.ndarray]:
 
 
 def _describe_field(field: xr.DataArray) -> str:
-    """Return the name of a field, with its level and its time if it has them."""
+    """Return the title of a field: its name, level and time, if they exist."""
     parts = [str(field.attrs.get("long_name") or field.name or "")]
     if "level" in field.coords:
         parts.append(f"level {field['level'].item():g}")

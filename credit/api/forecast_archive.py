@@ -1,4 +1,4 @@
-"""Forecasts in xarray datasets, as a source of forecasts to score."""
+"""Reader of forecasts that are stored in xarray datasets, for scores and products."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from credit.forecast.io.archive.metadata import ForecastMetadata
 from credit.forecast.io.archive.stored_variables import StoredVariables
 from credit.forecast.io.schema import INITIAL_FIELDS
 
-# Names of the initial and the lead time in a dataset with both dimensions: zarr stores of this package and of
-# WeatherBench 2.
+# Names of the dimensions of initial time and lead time in a dataset of several forecasts: in zarr stores of this
+# package, and of WeatherBench 2.
 _TIME_DIMS = (("init_time", "lead_time"), ("time", "prediction_timedelta"))
-# Names in the dataset of one forecast.
+# Names of the coordinates of initial time and lead time in the dataset of a single forecast.
 _INITIAL_TIME = "forecast_reference_time"
 _LEAD_TIME = "forecast_period"
 
@@ -27,13 +27,13 @@ class DatasetArchive(ForecastArchive):
     """Reader of forecasts in datasets.
 
     Args:
-        datasets: datasets of one forecast each, as `credit.api.model.Model.forecast` returns them, or one dataset with
-            the dimensions of an initial and a lead time.
+        datasets: datasets with one forecast each, as `credit.api.model.Model.forecast` returns them, or one dataset
+            with dimensions of initial time and lead time.
         origin: name of the datasets, for messages.
-        level_units: units to which the levels are converted; None to keep those of the datasets.
+        level_units: units to which the levels are converted; None to keep the units of the datasets.
 
     Raises:
-        DataError: if the datasets have no initial and lead times, or are forecasts of different runs.
+        DataError: if the datasets have no initial times or no lead times, or are forecasts of different runs.
     """
 
     def __init__(self, datasets: Sequence[xr.Dataset], origin: str, level_units: str | None = None) -> None:
@@ -47,7 +47,7 @@ class DatasetArchive(ForecastArchive):
         for dataset in datasets:
             variables = _encode_leads(dataset)
             lead_name = self._leading_dims[-1] if len(self._leading_dims) == 2 else _LEAD_TIME
-            # The analysis differs between forecasts of one run.
+            # The attribute that identifies the initial state differs between the forecasts of a run.
             attributes = {name: value for name, value in dataset.attrs.items() if name != INITIAL_FIELDS}
             source = StoredVariables(origin, variables, attributes)
             dataset_metadata = ForecastMetadata(source, self._leading_dims, lead_name, {}, level_units)
@@ -55,7 +55,7 @@ class DatasetArchive(ForecastArchive):
                 metadata = dataset_metadata
             problem = metadata.describe_mismatch(dataset_metadata)
             if problem is None and not np.array_equal(metadata.lead_minutes, dataset_metadata.lead_minutes):
-                problem = "has other lead times"
+                problem = "has different lead times"
             if problem is not None:
                 raise DataError(f"{origin}: one of the datasets {problem}; score forecasts of one model together")
             initial_name = self._leading_dims[0] if len(self._leading_dims) == 2 else _INITIAL_TIME
@@ -72,11 +72,11 @@ class DatasetArchive(ForecastArchive):
         super().__init__(origin, initial_times, metadata.lead_minutes, metadata, calendar)
 
     def describe_version(self, initial_minutes: int) -> str:
-        """Return the empty text, because a change of a dataset in memory cannot be detected."""
+        """Return an empty string, because a change of a dataset in memory cannot be detected."""
         return ""
 
     def _read_variables(self, initial_minutes: int, lead_index: int, channel: str | None = None) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W); see `ForecastArchive`."""
+        """Return the arrays of the variables at one lead time, each ([M,] [L,] H, W), as `ForecastArchive` requires."""
         variables, initial_index = self._forecasts[initial_minutes]
         position = {self._leading_dims[-1]: lead_index}
         if initial_index is not None:
@@ -85,10 +85,10 @@ class DatasetArchive(ForecastArchive):
 
 
 def _find_time_dims(dataset: xr.Dataset, origin: str) -> tuple[str, ...]:
-    """Return the time dimensions of the fields: initial and lead time, or the valid time alone.
+    """Return the names of the time dimensions: of initial time and lead time, or only of the valid time.
 
     Raises:
-        DataError: if there are none.
+        DataError: if the dataset has no such dimensions.
     """
     for dims in _TIME_DIMS:
         if set(dims) <= set(dataset.dims):
@@ -103,7 +103,7 @@ def _find_time_dims(dataset: xr.Dataset, origin: str) -> tuple[str, ...]:
 
 
 def _encode_leads(dataset: xr.Dataset) -> dict[str, xr.Variable]:
-    """Return the variables of a dataset by name, with durations in hours."""
+    """Return a mapping from name to variable of a dataset, with durations converted to hours."""
     variables = {}
     for name, variable in dataset.variables.items():
         if variable.dtype.kind == "m":

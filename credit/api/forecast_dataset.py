@@ -1,4 +1,4 @@
-"""Forecast fields as xarray datasets with the names, dimensions and attributes of forecast files.
+"""Builder of xarray datasets of forecasts with the same names, dimensions and attributes as forecast files.
 
 Shape suffixes: T times, M members, C channels, H latitude rows, W longitude columns.
 """
@@ -25,12 +25,12 @@ from credit.train.build.assets import ModelAssets
 
 
 class ForecastDataset:
-    """Builder of the dataset of a forecast, which is filled one lead time after another.
+    """Builder of the xarray dataset of a forecast, which receives the fields lead time by lead time.
 
     Args:
         schema: variables, levels, members and grid of the forecast.
         initial_minutes: initial time in minutes.
-        lead_minutes: lead times of the dataset in minutes.
+        lead_minutes: lead times in minutes that the dataset contains.
     """
 
     def __init__(self, schema: ForecastSchema, initial_minutes: int, lead_minutes: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ class ForecastDataset:
 
         Args:
             lead_index: index of the lead time.
-            fields_MCHW: fields of the members in physical units; M is 1 for a single forecast.
+            fields_MCHW: fields of the members in physical units; M is 1 for a forecast without members.
         """
         schema = self._schema
         for variable in schema.variables:
@@ -55,7 +55,7 @@ class ForecastDataset:
             self._values[variable.name][lead_index] = members[0] if schema.members is None else np.stack(members)
 
     def build(self) -> xr.Dataset:
-        """Return the dataset; its arrays are those that `set_fields` has filled."""
+        """Return the dataset. It shares its arrays with this builder."""
         schema = self._schema
         leads = self._lead_minutes.astype("timedelta64[m]").astype("timedelta64[ns]")
         coordinates = {
@@ -83,15 +83,15 @@ class ForecastDataset:
 def add_forcing(
     output: xr.Dataset, schema: ForecastSchema, assets: ModelAssets, forcing_TCHW: np.ndarray
 ) -> xr.Dataset:
-    """Return outputs together with the dynamic forcing that is read from data.
+    """Return the outputs of a model with the dynamic forcing from data as additional variables.
 
     Args:
-        output: outputs at T times.
+        output: dataset of the outputs at T times.
         schema: description of the outputs.
-        assets: channels of the model.
-        forcing_TCHW: dynamic forcing at these times, in physical units.
+        assets: assets of the model, which contain its channels.
+        forcing_TCHW: dynamic forcing at the T times of `output`, in physical units.
     """
-    # Variable -> its levels and the indices of its channels.
+    # Name of a variable -> level -> index of the channel.
     channels: dict[str, dict[float | None, int]] = {}
     for index, channel in enumerate(assets.channels.group("dynamic_forcing")):
         if channel.source == "data":

@@ -1,4 +1,4 @@
-"""`load`: opens a run, a checkpoint or an exported file as a model that makes forecasts."""
+"""Function `load`, which opens a run, a checkpoint or an exported file as a model that makes forecasts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import allocate_
 from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.fine_tuning import load_forecast_network
-from credit.train.build.forecaster import with_trained_settings
+from credit.train.build.forecaster import apply_trained_settings
 from credit.train.build.model import build_network
-from credit.train.checkpoint.checkpoint import load_meta, load_tensors, resolve_checkpoint, weights_fingerprint
+from credit.train.checkpoint.checkpoint import load_meta, load_tensors, read_weights_checksum, resolve_checkpoint
 from credit.train.checkpoint.external_weights import load_weights_file, read_exported_assets, read_exported_meta
 
 
@@ -38,15 +38,17 @@ def load(
     """Return the trained model of a run, of a checkpoint, or of an exported file.
 
     Args:
-        path: the folder of a run, the folder of a checkpoint, or a file of ``credit convert --export``.
-        checkpoint: for the folder of a run: ``best`` (default), ``latest`` or a path.
+        path: folder of a run, folder of a checkpoint, or a file that ``credit convert --export`` wrote.
+        checkpoint: checkpoint of the run: ``best`` (default), ``latest`` or a path. Only for the folder of a run.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for the GPU if there is one.
-        overrides: changes of the config as on the command line, such as ``["inference.amp=true"]``: keys of section
-            ``inference``, and units, valid_range, in_forecast, minimum and maximum of ``data.variable_options``.
+        overrides: changes of the config as on the command line, such as ``["inference.amp=true"]``. Allowed are the
+            keys of section ``inference``, and units, valid_range, in_forecast, minimum and maximum of
+            ``data.variable_options``.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or it is damaged.
-        ConfigError: if the path does not exist, or an override is wrong or cannot differ from that of training.
+        CheckpointError: if there is no checkpoint, or the checkpoint is damaged.
+        ConfigError: if the path does not exist, or an override is invalid or changes a setting that must be the same as
+            in training.
 
     Example:
         >>> model = credit.load("runs/quickstart")
@@ -55,13 +57,13 @@ def load(
     stored_model = _read_stored_model(Path(path).expanduser(), checkpoint)
     trained_config = build_config(stored_model.meta["config"], origin=str(stored_model.path))
     raw_config = apply_overrides(stored_model.meta["config"], check_overrides(overrides))
-    # Settings of jobs and files: a forecast in memory is made by one process.
+    # Remove the settings for parallel jobs, because a forecast in memory is made by one process.
     inference = raw_config.get("inference") or {}
     raw_config["inference"] = {key: value for key, value in inference.items() if key not in ("parallelism", "split")}
-    config = with_trained_settings(build_config(raw_config, origin=str(stored_model.path)), trained_config)
+    config = apply_trained_settings(build_config(raw_config, origin=str(stored_model.path)), trained_config)
     assets = stored_model.assets
     if assets.layers is None:
-        # If a budget is set for the forecast only, the checkpoint does not contain the layers of the column.
+        # If a budget is set only for the forecast, the checkpoint does not contain the layers of the vertical column.
         assets = replace(assets, layers=build_budget_layers(config))
 
     def build_loaded_network(complete_assets: ModelAssets, torch_device: torch.device) -> nn.Module:
@@ -87,11 +89,11 @@ def load(
 
 @dataclass(frozen=True)
 class _StoredModel:
-    """Model on disk.
+    """Description of a model on disk.
 
     Attributes:
         path: folder of a checkpoint, or exported file.
-        meta: content of its meta.json.
+        meta: content of meta.json of the checkpoint or exported file.
         assets: assets of the model.
         weights: checksum of the weights.
     """
@@ -103,26 +105,26 @@ class _StoredModel:
 
 
 def _read_stored_model(path: Path, name: str | None) -> _StoredModel:
-    """Return the model in a folder of a run, a folder of a checkpoint, or an exported file.
+    """Return the description of the model in the folder of a run, the folder of a checkpoint, or an exported file.
 
     Args:
         path: the folder or file.
-        name: the checkpoint, for the folder of a run; None for the best one.
+        name: name of the checkpoint in the folder of a run; None for the best checkpoint.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or it is damaged.
+        CheckpointError: if there is no checkpoint, or the checkpoint is damaged.
         ConfigError: if the path does not exist, or `name` is given and the path is not a run.
     """
     is_run = path.is_dir() and not (path / "meta.json").exists()
     if name is not None and path.exists() and not is_run:
-        raise ConfigError(f'checkpoint: "{name}" is for the folder of a run; {path} is one model already')
+        raise ConfigError(f'checkpoint: "{name}" selects a checkpoint of a run, but {path} is a single model')
     if path.is_file():
         meta = read_exported_meta(path)
         tensors, checksum = read_exported_assets(path)
         if meta is None or not tensors:
             raise CheckpointError(
-                f"{path}: has no description of the model; write the file by credit convert CONFIG --export FILE, with "
-                "version 0.19 or later"
+                f"{path}: has no description of the model; write the file with credit convert CONFIG --export FILE, "
+                "with version 0.19 or later"
             )
         return _StoredModel(path, meta, ModelAssets.from_stored(meta, tensors), checksum)
     if not path.is_dir():
@@ -133,19 +135,19 @@ def _read_stored_model(path: Path, name: str | None) -> _StoredModel:
         folder = resolve_checkpoint(path.parent, str(path), "path")
     meta = load_meta(folder)
     assets = ModelAssets.from_stored(meta, load_tensors(folder, "assets"))
-    return _StoredModel(folder, meta, assets, weights_fingerprint(folder, "forecast"))
+    return _StoredModel(folder, meta, assets, read_weights_checksum(folder, "forecast"))
 
 
 def _load_exported_network(config: Config, assets: ModelAssets, path: Path, device: torch.device) -> nn.Module:
-    """Return the network of an exported file with its weights, in eval mode.
+    """Return the network with the weights of an exported file, in eval mode.
 
     Args:
-        config: config with the model and data sections that the weights were trained with.
+        config: config whose sections ``model`` and ``data`` are those of training.
         assets: assets of the model.
-        path: the file.
+        path: the exported file.
         device: device of the network.
     """
-    # Built without memory, because the weights in the file replace the initial ones.
+    # Build the network on the meta device, without memory, because the file contains all weights.
     with torch.device("meta"):
         network = build_network(config, assets.channels, assets.grid, assets.attributes)
     allocate_(network, device)

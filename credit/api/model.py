@@ -1,4 +1,4 @@
-"""`Model`: a trained model that makes forecasts from xarray datasets."""
+"""Class `Model`, a trained model that makes forecasts from xarray datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from credit.api.arguments import Duration, find_device, to_minutes
+from credit.api.arguments import Duration, convert_to_minutes, find_device
 from credit.api.forecast_dataset import ForecastDataset, add_forcing
 from credit.api.prepared_forecast import LoadedModel, PreparedForecast, prepare_forecast
 from credit.api.variables import Variable, list_variables
@@ -18,19 +18,19 @@ from credit.config import Config, build_config
 from credit.config.sections.data import DataConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.train.build.forecaster import with_trained_settings
+from credit.train.build.forecaster import apply_trained_settings
 
 
 class Model:
     """Trained model that makes forecasts from xarray datasets. `credit.load` returns it.
 
     Args:
-        loaded: the network with its weights.
-        raw_config: config of the checkpoint with overrides, not yet validated.
-        trained_config: config that the weights were trained with.
+        loaded: the network with its weights, and the assets of the checkpoint.
+        raw_config: config of the checkpoint with overrides, before validation.
+        trained_config: config with which the weights were trained.
 
     Attributes:
-        variables: all variables of the inputs and outputs.
+        variables: all input and output variables of the model.
     """
 
     def __init__(self, loaded: LoadedModel, raw_config: Mapping[str, Any], trained_config: Config) -> None:
@@ -49,44 +49,47 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """Checkpoint or exported file."""
+        """Path of the checkpoint or exported file from which the model was loaded."""
         return self._loaded.path
 
     @property
     def grid(self) -> LatLonGrid:
-        """Grid of the fields, from north to south and eastward."""
+        """Grid of the fields, with rows from north to south and columns eastward."""
         return self._loaded.assets.grid
 
     @property
     def device(self) -> torch.device:
-        """Device of the network."""
+        """Torch device of the network."""
         return self._loaded.device
 
     @property
     def time_step(self) -> np.timedelta64:
-        """Time step of the model."""
+        """Length of one time step of the model."""
         return np.timedelta64(self._trained_config.data.step_minutes, "m")
 
     @property
     def num_input_times(self) -> int:
-        """Number of times, one time step apart, that the initial state must have."""
+        """Number of times that the initial state must contain; they are one time step apart."""
         return self._trained_config.data.history_len
 
     @property
     def level_units(self) -> str:
-        """Return the units of the levels, which are ``hPa``, ``Pa`` or ``model_level``."""
+        """Units of the levels: ``hPa``, ``Pa`` or ``model_level``."""
         return self._trained_config.data.level_units
 
     @property
     def is_stochastic(self) -> bool:
-        """True if the network was trained with noise (``model.noise``), so that it makes ensembles by itself."""
+        """True if the network was trained with noise (``model.noise``), so members differ."""
         return bool(self._trained_config.model.noise)
 
     def to(self, device: str) -> Model:
-        """Move the network to a device, ``cpu``, ``cuda``, ``cuda:N`` or ``auto``, and return the model.
+        """Move the network to a device, and return the model.
+
+        Args:
+            device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for the GPU if there is one.
 
         Raises:
-            ConfigError: if there is no such device.
+            ConfigError: if the host does not have this device.
         """
         self._loaded.move(find_device(device))
         return self
@@ -102,18 +105,20 @@ class Model:
         device: str | None = None,
         progress: bool = False,
     ) -> xr.Dataset:
-        """Return a forecast, with all its lead times in memory; see `iterate` for long forecasts.
+        """Return a forecast as a dataset in memory with all lead times. For long forecasts, use `iterate`.
 
         Args:
-            initial: the initial state, with the names, levels and grid of the model (`variables`, `grid`) and the
-                dimension ``time``. It needs the prognostic variables at `num_input_times` times up to the initial time,
-                and the dynamic forcing from data. Units are converted if the config says so.
+            initial: dataset with the initial state, the dimension ``time``, and the names, levels and grid of the model
+                (`variables`, `grid`). It must contain the prognostic variables at `num_input_times` times up to the
+                initial time, and the dynamic forcing that is read from data. Units are converted if the config
+                requests a conversion.
             lead_time: length of the forecast, such as ``"10d"`` or ``np.timedelta64(240, "h")``.
-            initial_time: time to start from, as text or a date; by default the last one of `initial`.
-            members: number of ensemble members, 1 for a single forecast; by default that of the config.
-            ensemble: keys of the section ``inference.ensemble``, which say how the members differ, such as
-                ``{"stochastic": {}}``. A network that was trained with noise needs none.
-            device: device to which the model is moved first, see `to`; None to leave it where it is.
+            initial_time: time from which the forecast starts, as a string or a date; by default the last time of
+                `initial`.
+            members: number of ensemble members; 1 for a forecast without members; by default the number in the config.
+            ensemble: keys of the section ``inference.ensemble``, which define how the members are perturbed, such as
+                ``{"stochastic": {}}``. A network that was trained with noise needs no keys.
+            device: device to which the model is moved first, see `to`; None to keep the present device.
             progress: True to show a progress bar.
 
         Returns:
@@ -122,8 +127,8 @@ class Model:
             the files of ``credit rollout``.
 
         Raises:
-            DataError: if `initial` lacks a variable, level or time, or has another grid or other units.
-            ConfigError: if the lead time is not a multiple of the time step, or the members would be equal.
+            DataError: if `initial` lacks a variable, level or time, or has a different grid or unsuitable units.
+            ConfigError: if the lead time is not a multiple of the time step, or all members would be equal.
         """
         prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, device)
         result = ForecastDataset(prepared.schema, prepared.initial_minutes, prepared.lead_minutes)
@@ -142,10 +147,10 @@ class Model:
         device: str | None = None,
         progress: bool = False,
     ) -> Iterator[xr.Dataset]:
-        """Return an iterator of the steps of a forecast, so that its length is not limited by memory.
+        """Return an iterator over the steps of a forecast, so that memory does not limit the lead time.
 
-        The arguments and errors are those of `forecast`. Each dataset has one time; ``xarray.concat(steps, "time")``
-        puts some of them together.
+        The arguments and errors are the same as for `forecast`. Each step is a dataset with one valid time.
+        ``xarray.concat(steps, "time")`` combines several steps.
         """
         prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, device)
 
@@ -159,27 +164,28 @@ class Model:
         return iterate_steps()
 
     def step(self, state: xr.Dataset) -> xr.Dataset:
-        """Return the state one time step later, which can be the argument of the next call.
+        """Return the state one time step later; it can be the argument of the next call.
 
-        Use this method to change fields between two steps. It makes a single forecast without noise. `forecast` and
-        `iterate` are faster.
+        Use this method to change fields between two steps. It makes one step without ensemble perturbations and without
+        noise. `forecast` and `iterate` are faster.
 
         Args:
-            state: as `initial` in `forecast`.
+            state: dataset with the same content as the argument `initial` of `forecast`.
 
         Returns:
-            Dataset with the outputs at the new time, and the dynamic forcing from data as a forecast continues it. With
-            several input times, it also has the earlier times of the next input, where diagnostic variables are NaN.
+            Dataset with the outputs and the dynamic forcing from data at the new time. The forcing continues as in a
+            forecast. If the model has several input times, the dataset also contains the earlier times that the next
+            step needs; diagnostic variables are NaN at these times.
 
         Raises:
-            DataError: see `forecast`.
-            ConfigError: if the model has forcing whose value at the new time is not known.
+            DataError: for the same reasons as `forecast`.
+            ConfigError: if the value of a forcing at the new time is unknown.
         """
         config, data = self._build_configs(1, None)
         self._require_steps(config.data)
         lead_minutes = np.array([config.data.step_minutes])
         prepared = prepare_forecast(self._loaded, config, data, state, lead_minutes, with_diagnostics=False)
-        # With several input times, the next input begins with the later ones of this input.
+        # With several input times, the next input contains all times of this input except the first.
         offsets = np.arange(2 - self.num_input_times, 2) * config.data.step_minutes
         result = ForecastDataset(prepared.schema, prepared.initial_minutes, offsets)
         num_diagnostic = len(self._loaded.assets.channels.group("diagnostic"))
@@ -198,21 +204,22 @@ class Model:
     def network_inputs(
         self, initial: xr.Dataset, lead_time: Duration, *, initial_time: object = None
     ) -> dict[str, np.ndarray]:
-        """Return the arrays that a network exported by ``credit convert --export NAME.pt2`` needs for a forecast.
+        """Return the input arrays of a forecast with a network that ``credit convert --export NAME.pt2`` exported.
 
-        ``numpy.savez(path, **model.network_inputs(...))`` writes them for the script beside the exported file.
+        ``numpy.savez(path, **model.network_inputs(...))`` writes the arrays to a file for the script ``NAME.py``.
 
         Args:
-            initial: see `forecast`.
+            initial: dataset with the initial state, see `forecast`.
             lead_time: length of the forecast.
-            initial_time: time to start from; by default the last one of `initial`.
+            initial_time: time from which the forecast starts; by default the last time of `initial`.
 
         Returns:
-            ``state``: prognostic channels of the T input frames, (C, T, H, W). ``forcing``: dynamic forcing of the
-            frames of all N steps, (F, T + N - 1, H, W). Both are float32 in physical units, NaN where missing.
+            Dictionary of float32 arrays in physical units, NaN where missing. ``state`` contains the C prognostic
+            channels at the T input frames, (C, T, H, W). ``forcing`` contains the F channels of dynamic forcing at the
+            frames of all N steps, (F, T + N - 1, H, W).
 
         Raises:
-            DataError: see `forecast`.
+            DataError: for the same reasons as `forecast`.
         """
         prepared = self._prepare(initial, lead_time, initial_time, 1, None, None)
         step_minutes = self._trained_config.data.step_minutes
@@ -235,28 +242,32 @@ class Model:
         ensemble: Mapping[str, Any] | None,
         device: str | None,
     ) -> PreparedForecast:
-        """Prepare a forecast; the arguments and errors are those of `forecast`."""
+        """Prepare a forecast. The arguments and errors are the same as for `forecast`."""
         if device is not None:
             self.to(device)
         config, data = self._build_configs(members, ensemble)
         step_minutes = config.data.step_minutes
-        last_lead = to_minutes(lead_time, "lead_time")
+        last_lead = convert_to_minutes(lead_time, "lead_time")
         if last_lead % step_minutes:
             raise ConfigError(f"lead_time: {lead_time} is not a multiple of the time step {config.data.timestep}")
         lead_minutes = np.arange(step_minutes, last_lead + 1, step_minutes)
         return prepare_forecast(self._loaded, config, data, initial, lead_minutes, initial_time)
 
     def _build_configs(self, members: int | None, ensemble: Mapping[str, Any] | None) -> tuple[Config, DataConfig]:
-        """Return the config of a forecast with its ensemble, and the section ``data`` that reads the initial state.
+        """Return the config of a forecast, and the section ``data`` with which the initial state is read.
 
-        Settings that the weights depend on are taken from training. Arguments are those of `forecast`.
+        Settings on which the weights depend are copied from the config of training.
+
+        Args:
+            members: number of ensemble members, see `forecast`.
+            ensemble: keys of section ``inference.ensemble``, see `forecast`.
 
         Raises:
-            ConfigError: if the arguments contradict each other, or the ensemble is wrong.
+            ConfigError: if the arguments contradict each other, or a key of the ensemble is invalid.
         """
         if members == 1 and ensemble is not None:
             raise ConfigError(
-                f"members: 1 is a single forecast, so ensemble {dict(ensemble)} has no effect; leave it out"
+                f"members: 1 is a forecast without perturbations, so ensemble {dict(ensemble)} has no effect; remove it"
             )
         raw = dict(self._raw_config)
         inference = dict(raw.get("inference") or {})
@@ -269,16 +280,16 @@ class Model:
             inference["ensemble"] = section
         raw["inference"] = inference
         config = build_config(raw, origin=str(self.path))
-        return with_trained_settings(config, self._trained_config), config.data
+        return apply_trained_settings(config, self._trained_config), config.data
 
     def _require_steps(self, data: DataConfig) -> None:
-        """Refuse single steps if a forcing from data is not an instant, or must be known after the initial time.
+        """Raise ConfigError if `step` cannot provide a forcing from data at the new time.
 
         Args:
             data: section ``data`` of the forecast.
 
         Raises:
-            ConfigError: naming the variable.
+            ConfigError: if a forcing is a mean or sum over the time step, or must be observed after the initial time.
         """
         for channel in self._loaded.assets.channels.group("dynamic_forcing"):
             options = data.options_of(channel.variable)
@@ -291,6 +302,6 @@ class Model:
                 )
             if options.temporal != "instant":
                 raise ConfigError(
-                    f"step: {channel.variable} is a {options.temporal} over the time step, which a state cannot hold; "
-                    "use forecast or iterate"
+                    f"step: {channel.variable} is a {options.temporal} over the time step, which a state does not "
+                    "contain; use forecast or iterate"
                 )

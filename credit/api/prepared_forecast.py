@@ -1,4 +1,4 @@
-"""Preparation of a forecast from a dataset: reader of the initial state, network, description of the outputs."""
+"""Preparation of a forecast from a dataset: the initial state, the network and the description of the outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 import xarray as xr
 from torch import nn
 
-from credit.api.arguments import to_calendar_minutes
+from credit.api.arguments import convert_to_calendar_minutes
 from credit.api.datasets import open_dataset
 from credit.config import Config
 from credit.config.sections.data import DataConfig
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.errors import DataError
-from credit.forecast.ensemble.perturbations import enable_dropout, lag_minutes
+from credit.forecast.ensemble.perturbations import compute_member_lag, enable_dropout
 from credit.forecast.forecast_function import build_forecast_function
 from credit.forecast.io.schema import ForecastSchema, OutputOptions, build_schema
 from credit.forecast.online import ForecastBatching, OnlineForecasts
@@ -35,26 +35,28 @@ from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Settings of section `inference` with which all outputs of the network are returned as they are.
+# Settings of section `inference` that select all outputs of the network, without changes.
 _PLAIN_OUTPUT = {"derive": {}, "pressure_levels": None, "variables": None, "levels": None, "keep_bits": None}
 
 
 class LoadedModel:
     """Network with its weights, and the assets of its checkpoint.
 
-    Weights that were imported from published files have no attributes of the variables, such as the standard names by
-    which the network recognises winds. Their network is built at the first forecast, with the attributes of the data.
+    A checkpoint with weights that were imported from published files contains no attributes of the variables, such as
+    the standard names that identify wind components. In this case the network is built at the first forecast, with the
+    attributes of the data.
 
     Args:
         assets: channels, grid, statistics and static fields of the model.
-        build_network: function that returns the network for assets with all attributes on a device.
-        path: checkpoint or exported file.
-        trained_steps: number of optimizer steps that the weights were trained for.
+        build_network: function of the assets (with all attributes) and a device that returns the network on the
+            device.
+        path: path of the checkpoint or exported file.
+        trained_steps: number of optimizer steps with which the weights were trained.
         weights: checksum of the weights.
         device: device of the network.
 
     Attributes:
-        assets: as above, with the attributes of the data once the network is built.
+        assets: the argument `assets`; when the network is built, the attributes of the data are added.
         network: the network in eval mode, on `device`; None before it is built.
     """
 
@@ -80,13 +82,13 @@ class LoadedModel:
             self.network = build_network(assets, device)
 
     def move(self, device: torch.device) -> None:
-        """Move the network to a device."""
+        """Move the network to a torch device."""
         self.device = device
         if self.network is not None:
             self.network.to(device)
 
     def require_network(self, reader: FieldReader) -> nn.Module:
-        """Return the network; if it is not built yet, build it with the attributes of the data."""
+        """Return the network. At the first call, build the network with the attributes of the data if necessary."""
         if self.network is None:
             self.assets = replace(self.assets, attributes={**reader.attributes, **self.assets.attributes})
             self.network = self._build_network(self.assets, self.device)
@@ -95,13 +97,13 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class PreparedForecast:
-    """Forecast that is ready to be made.
+    """Forecast whose inputs have been checked, ready to run.
 
     Attributes:
-        forecasts: makes the forecast step by step.
-        network: the network that makes it.
-        uses_dropout: True if dropout is active in the steps.
-        schema: variables and dimensions of its dataset.
+        forecasts: source of the forecast fields, which runs the network step by step.
+        network: network that makes the forecast.
+        uses_dropout: True if dropout is active during the forecast.
+        schema: variables and dimensions of the dataset of the forecast.
         frames: reader of the initial state and the forcing.
         initial_minutes: initial time in minutes.
         lead_minutes: (N,) lead times in minutes.
@@ -116,14 +118,14 @@ class PreparedForecast:
     lead_minutes: np.ndarray
 
     def read_steps(self, progress: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the index of each lead time and its fields (M, C, H, W), of M members and C output channels.
+        """Yield the index of each lead time and the fields (M, C, H, W) of M members and C output channels.
 
         Args:
             progress: True to show a progress bar.
         """
         with ProgressBar(total=len(self.lead_minutes), desc="forecast", unit="step", disable=not progress) as bar:
             for lead_index in range(len(self.lead_minutes)):
-                # Another forecast of the same network, with or without dropout, may run between two steps.
+                # Set the mode at every step, because a different forecast may use the network between two steps.
                 self.network.eval()
                 if self.uses_dropout:
                     enable_dropout(self.network)
@@ -140,23 +142,23 @@ def prepare_forecast(
     initial_time: object = None,
     with_diagnostics: bool = True,
 ) -> PreparedForecast:
-    """Check the initial state and prepare a forecast from it.
+    """Check the initial state and prepare a forecast from this state.
 
     Args:
-        model: the model.
-        config: config of the forecast, with the settings that the weights depend on and the ensemble.
-        data: section ``data`` by which the initial state is read; its units may differ from those of training.
-        initial: the initial state.
+        model: network with its weights and assets.
+        config: config of the forecast with its ensemble; settings on which the weights depend are those of training.
+        data: section ``data`` with which the initial state is read; its units may differ from the units in training.
+        initial: dataset with the initial state.
         lead_minutes: (N,) lead times in minutes.
-        initial_time: time to start from; None for the last one of `initial`.
-        with_diagnostics: True for the outputs that section ``inference`` selects and derives, False for all outputs of
-            the network as they are.
+        initial_time: time from which the forecast starts; None for the last time of `initial`.
+        with_diagnostics: True for the outputs that section ``inference`` selects and derives; False for all outputs of
+            the network without changes.
 
     Raises:
-        DataError: if `initial` lacks a variable, level or time, or has another grid or other units.
-        ConfigError: if the network cannot make the ensemble.
+        DataError: if `initial` lacks a variable, level or time, or has a different grid or unsuitable units.
+        ConfigError: if the network cannot make the ensemble of the config.
     """
-    # The fields of the dataset, checked against those that the model was trained with.
+    # Read the fields of the dataset, and compare them with the fields in training.
     reader = open_dataset(data, initial, "initial")
     require_same_fields(model.assets, reader, model.path, data.channel_map())
     network = model.require_network(reader)
@@ -165,7 +167,7 @@ def prepare_forecast(
     initial_minutes = _choose_initial_time(reader, initial_time)
     _require_observed_forcing(config.data, assets, reader, initial_minutes, int(lead_minutes[-1]))
 
-    # The description of the outputs.
+    # Describe the outputs.
     inference = config.inference
     if not with_diagnostics:
         inference = inference.model_copy(update=_PLAIN_OUTPUT)
@@ -185,10 +187,10 @@ def prepare_forecast(
 def _describe_forecast(
     forecaster: Forecaster, reader: FieldReader, initial_minutes: int, lead_minutes: np.ndarray
 ) -> tuple[ForecastSchema, OnlineForecasts]:
-    """Return the description of the dataset of a forecast, and the forecast, which is made when its fields are read.
+    """Return the schema of a forecast, and a source of its fields that runs the network when fields are read.
 
     Args:
-        forecaster: the model with the reader of the initial state.
+        forecaster: model with the reader of the initial state.
         reader: reader of the dataset.
         initial_minutes: initial time in minutes.
         lead_minutes: (N,) lead times in minutes.
@@ -209,7 +211,7 @@ def _describe_forecast(
         fields,
         [initial_minutes],
         lead_minutes.tolist(),
-        ForecastBatching(inference.batch_size, num_members, lag_minutes(inference.ensemble)),
+        ForecastBatching(inference.batch_size, num_members, compute_member_lag(inference.ensemble)),
         origin=forecaster.path,
         attributes=attributes,
         diagnostics=diagnostics,
@@ -218,14 +220,14 @@ def _describe_forecast(
 
 
 def _choose_initial_time(reader: FieldReader, initial_time: object) -> int:
-    """Return the initial time in minutes: the given one, or the last one of the data if it is None.
+    """Return the initial time in minutes; if `initial_time` is None, return the last time of the data.
 
     Raises:
-        DataError: if the data do not have it.
+        DataError: if the data do not contain the initial time.
     """
     if initial_time is None:
         return int(reader.times[-1])
-    minutes = to_calendar_minutes(initial_time, reader.calendar, "initial_time")
+    minutes = convert_to_calendar_minutes(initial_time, reader.calendar, "initial_time")
     if reader.index_of(minutes) is None:
         first, last = reader.calendar.format(int(reader.times[0])), reader.calendar.format(int(reader.times[-1]))
         raise DataError(
@@ -238,7 +240,7 @@ def _choose_initial_time(reader: FieldReader, initial_time: object) -> int:
 def _require_observed_forcing(
     data: DataConfig, assets: ModelAssets, reader: FieldReader, initial_minutes: int, last_lead: int
 ) -> None:
-    """Refuse a forecast that needs values of forcing after the initial time which the dataset does not have.
+    """Raise DataError if the dataset lacks observed forcing after the initial time that the forecast needs.
 
     Args:
         data: section ``data`` of the forecast.
@@ -248,7 +250,7 @@ def _require_observed_forcing(
         last_lead: longest lead time in minutes.
 
     Raises:
-        DataError: naming the variable.
+        DataError: if values are missing; the message names the variable and the time.
     """
     for channel in assets.channels.group("dynamic_forcing"):
         if channel.source != "data" or data.options_of(channel.variable).in_forecast != "observed":
@@ -258,7 +260,7 @@ def _require_observed_forcing(
             if reader.index_of(minutes) is None:
                 raise DataError(
                     f"initial: {channel.variable}: its values after the initial time are observed "
-                    f"(data.variable_options.{channel.variable}.in_forecast), but initial has none at "
+                    f"(data.variable_options.{channel.variable}.in_forecast), but initial has no values at "
                     f"{reader.calendar.format(minutes)}; add this time, or load the model with "
                     f"overrides=['data.variable_options.{channel.variable}.in_forecast=persist']"
                 )

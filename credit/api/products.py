@@ -1,4 +1,4 @@
-"""Forecast products in Python programs and notebooks."""
+"""Function `make_products`, which makes forecast products in Python programs and notebooks."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ def make_products(
     products: Sequence[Mapping[str, Any]],
     output: str | os.PathLike,
 ) -> Path:
-    """Make products of forecasts, such as probabilities, station values, tracks and maps.
+    """Make products from forecasts, such as probabilities, station values, tracks and maps.
 
     Args:
-        forecasts: a dataset of `credit.Model.forecast`, a list of them, or the folder or store of forecast files.
-        products: the products, each with the keys of an entry of ``inference.products``, such as
+        forecasts: dataset that `credit.Model.forecast` returns, a list of these datasets, or the folder or store of
+            forecast files.
+        products: settings of each product, with the keys of an entry of ``inference.products``, such as
             ``{"kind": "spread", "name": "t2m_spread", "of": "t2m"}``.
-        output: folder of the products, which is created; each initial time gets a folder in it.
+        output: folder of the products. It is created if necessary, with one subfolder per initial time.
 
     Returns:
-        The folder.
+        The folder of the products.
 
     Raises:
-        ConfigError: if a product is wrong or cannot be made of the forecasts.
+        ConfigError: if the settings of a product are invalid, or a product cannot be made from the forecasts.
         DataError: if the forecasts cannot be read.
     """
     raw = {"forecasts": "forecasts", "products": [dict(entry) for entry in products]}

@@ -1,4 +1,4 @@
-"""`read_metrics`: the log of a training as a table."""
+"""Function `read_metrics`, which reads the metrics of a training run as a table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from credit.errors import DataError
 
 
 def read_metrics(run: str | os.PathLike) -> pd.DataFrame:
-    """Return the metrics of a training, also of one that is running.
+    """Return the metrics of a training run, which may still be running.
 
     Args:
         run: folder of the run.
 
     Returns:
-        Table with a row for each logged optimizer step, which is the index, and columns such as ``loss``, ``lr`` and,
-        in the rows of validations, ``valid/loss``. Values that were not logged are NaN.
+        Table with one row per logged optimizer step, and the number of the step as index. The columns are ``loss``,
+        ``lr`` and others; the columns of validations begin with ``valid/``. Values that were not logged are NaN.
 
     Raises:
         DataError: if the folder has no ``metrics.jsonl``.
@@ -32,9 +32,9 @@ def read_metrics(run: str | os.PathLike) -> pd.DataFrame:
         try:
             row = json.loads(line)
         except ValueError:
-            # A run that is training may have written a part of its last line.
+            # The last line may be incomplete, because the run may still be writing it.
             continue
-        # A validation has a separate row, with the step of the training row before it.
+        # A validation has a separate row with the same step as the preceding row of training; the rows are merged.
         columns = rows.setdefault(row["step"], {})
         for key, value in row.items():
             if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`score`: scores of forecasts in memory or in files, computed as by ``credit verify``."""
+"""Function `score`, which computes the scores of ``credit verify`` for forecasts in memory or in files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from credit.forecast.io.archive.base import ForecastArchive
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.verify.scorer import score_between
 
-# Scores and forecasts that need a climatology.
+# Beginnings of the names of scores, and names of baselines, that need a climatology.
 _CLIMATOLOGY_SCORES = ("acc", "wind_vector_acc", "activity", "wind_vector_activity", "brier_skill", "seeps")
 _CLIMATOLOGY_FORECASTS = ("damped_persistence", "climatology", BEST_BASELINE)
-# Dimensions that are no levels.
+# Names of horizontal dimensions; all other dimensions of a field except time are levels.
 _HORIZONTAL_DIMS = ("latitude", "longitude", "lat", "lon")
-# Beginning of CF cell methods -> value of ``data.variable_options.NAME.temporal``.
+# Beginning of the CF attribute ``cell_methods`` -> value of ``data.variable_options.NAME.temporal``.
 _TEMPORAL = {"time: sum": "accumulate", "time: mean": "mean"}
-# Scores have no training periods, but a config must have some.
+# A config must define splits, but scores do not use them.
 _UNUSED_SPLITS = {
     "train": ["1900-01-01", "1900-12-31"],
     "valid": ["1902-01-01", "1902-12-31"],
@@ -44,28 +44,29 @@ def score(
     level_units: str = "hPa",
     **verification: Any,
 ) -> xr.Dataset:
-    """Return the scores of the variables that forecasts and truth have in common, computed as by ``credit verify``.
+    """Return the scores of ``credit verify`` for all variables that are in both the forecasts and the truth.
 
     Args:
-        forecast: a forecast of `credit.Model.forecast`, several of them with different initial times, a dataset with
-            the dimensions of an initial and a lead time, or the folder or store of forecast files.
-        truth: fields at all valid and initial times, on the same grid and levels, with the dimension ``time``.
-        climatology_period: first and last date of the period of `truth` from which the climatology is computed, as
-            texts. It must not contain times of the forecasts. None leaves out the anomaly correlation and the baselines
+        forecast: dataset that `credit.Model.forecast` returns, a list of these datasets with different initial times, a
+            dataset with dimensions of initial time and lead time, or the folder or store of forecast files.
+        truth: dataset with the dimension ``time`` and the true fields at all valid and initial times, on the grid and
+            levels of the forecasts.
+        climatology_period: first and last date (strings) of the period of `truth` from which the climatology is
+            computed; it must not contain times of the forecasts. None omits the anomaly correlation and the baselines
             that need a climatology, unless ``climatology={"method": "file", "path": ...}`` names a file.
         level_units: units of the levels of `truth`: hPa, Pa or model_level.
-        **verification: further keys of the section ``verification``, such as ``regions=["global", "europe"]``.
-            Forecasts in a period that the weights were trained or selected on need ``allow_seen=True``.
+        **verification: other keys of the section ``verification``, such as ``regions=["global", "europe"]``.
+            With ``allow_seen=True``, the period of the forecasts may overlap the training or validation period.
 
     Returns:
-        Scores in physical units, such as ``rmse``, ``bias``, ``mae``, and for an ensemble ``crps_fair`` and
-        ``spread_skill``, with the dimensions forecast (``model``, ``persistence``, ...), season, channel (such as
-        z500), lead (hours) and region, and their 95 % intervals (``rmse_low``, ``rmse_high``) if there are enough
-        cases.
+        Dataset of scores in physical units, such as ``rmse``, ``bias`` and ``mae``, and for an ensemble ``crps_fair``
+        and ``spread_skill``. The dimensions are forecast (``model``, ``persistence``, ...), season, channel (such as
+        z500), lead (hours) and region. If there are enough cases, the dataset also contains the 95 % intervals
+        (``rmse_low``, ``rmse_high``).
 
     Raises:
         DataError: if forecast and truth cannot be compared; the message lists all reasons.
-        ConfigError: if a key of `verification` is wrong, or the climatology cannot be computed.
+        ConfigError: if a key of `verification` is invalid, or the climatology cannot be computed.
 
     Example:
         >>> scores = credit.score(model.forecast(analyses, "5d"), analyses)
@@ -77,9 +78,9 @@ def score(
         datasets = [forecast] if isinstance(forecast, xr.Dataset) else list(forecast)
         archive = DatasetArchive(datasets, "forecast", level_units)
     has_climatology = climatology_period is not None or _reads_climatology(verification)
-    _refuse_settings(verification, has_climatology)
-    # The scored period, and the one to which the climatology is fitted. Without a climatology, the fit takes the first
-    # times of the forecasts, and all that depends on it is dropped.
+    _require_supported_settings(verification, has_climatology)
+    # The period to score, and the period to which the climatology is fitted. Without a climatology, the fit uses the
+    # first times of the forecasts, and all results that depend on the fit are dropped.
     first_initial = int(archive.initial_minutes[0])
     scored_period = Split("forecasts", first_initial, int(archive.initial_minutes[-1] + archive.lead_minutes[-1]))
     fitted_period = Split("climatology", first_initial, first_initial + int(archive.lead_minutes[0]))
@@ -90,24 +91,28 @@ def score(
     reader = open_dataset(config.data, truth, "truth", with_outputs=True)
     scores = score_between(config, reader, archive, fitted_period, scored_period).table.dataset
     if not has_climatology:
-        return _without_climatology(scores, _CLIMATOLOGY_FORECASTS, _CLIMATOLOGY_SCORES)
+        return _remove_climatology_scores(scores, _CLIMATOLOGY_FORECASTS, _CLIMATOLOGY_SCORES)
     if climatology_period is None:
-        # Damping is fitted to a period, which a climatology from a file does not give.
-        return _without_climatology(scores, ("damped_persistence", BEST_BASELINE), ())
+        # Damped persistence needs a fit to a period of truth, which a climatology from a file does not provide.
+        return _remove_climatology_scores(scores, ("damped_persistence", BEST_BASELINE), ())
     return scores
 
 
 def _reads_climatology(verification: Mapping[str, Any]) -> bool:
-    """Return True if the settings name a file with a climatology."""
+    """Return True if the settings of the section ``verification`` name a file with a climatology."""
     section = verification.get("climatology")
     return isinstance(section, Mapping) and section.get("method") == "file"
 
 
-def _refuse_settings(verification: Mapping[str, Any], has_climatology: bool) -> None:
-    """Refuse settings that give several tables and, without a climatology, settings that need one.
+def _require_supported_settings(verification: Mapping[str, Any], has_climatology: bool) -> None:
+    """Raise ConfigError for settings that give several tables, or that need a climatology if there is none.
+
+    Args:
+        verification: keys of the section ``verification``.
+        has_climatology: True if there is a climatology.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: if a setting is not supported; the message names the key.
     """
     if verification.get("all_pairs"):
         raise ConfigError("all_pairs: credit.score returns one table; score each pair in a separate call")
@@ -121,10 +126,10 @@ def _refuse_settings(verification: Mapping[str, Any], has_climatology: bool) -> 
 
 
 def _select_times(truth: xr.Dataset, periods: Sequence[Split]) -> xr.Dataset:
-    """Return the truth at the times of the periods; other times do not matter, for example for missing values.
+    """Return the truth at the times of the periods, so that missing values at other times have no effect.
 
     Raises:
-        DataError: if there are none.
+        DataError: if the truth has no time in the periods.
     """
     name, times = find_valid_times(truth, "truth")
     minutes, _ = encode_times(times.values)
@@ -137,10 +142,15 @@ def _select_times(truth: xr.Dataset, periods: Sequence[Split]) -> xr.Dataset:
 
 
 def _parse_climatology_period(period: tuple[str, str], archive: ForecastArchive, truth: xr.Dataset) -> Split:
-    """Return the period to which the climatology is fitted.
+    """Return the period to which the climatology is fitted, with its ends in minutes.
+
+    Args:
+        period: first and last date.
+        archive: reader of the forecasts.
+        truth: dataset of the truth.
 
     Raises:
-        DataError: if it is empty, or contains times of the forecasts.
+        DataError: if the truth has no time in the period, or the period contains times of the forecasts.
     """
     minutes, calendar_name = encode_times(find_valid_times(truth, "truth")[1].values)
     calendar = Calendar(calendar_name)
@@ -155,7 +165,7 @@ def _parse_climatology_period(period: tuple[str, str], archive: ForecastArchive,
         if first <= initial + int(archive.lead_minutes[-1]) and initial <= last:
             raise DataError(
                 f"climatology_period: {period[0]} to {period[1]} contains times of the forecast from "
-                f"{calendar.format(initial)}; choose another period of truth"
+                f"{calendar.format(initial)}; choose a different period of truth"
             )
     return Split("climatology", first, last)
 
@@ -167,22 +177,22 @@ def _build_config(
     verification: Mapping[str, Any],
     has_climatology: bool,
 ) -> Config:
-    """Return a config with the variables that forecasts and truth have in common.
+    """Return a config for scores of the variables that are in both the forecasts and the truth.
 
     Args:
-        archive: the forecasts.
-        truth: the truth.
+        archive: reader of the forecasts.
+        truth: dataset of the truth.
         level_units: units of the levels.
         verification: keys of the section ``verification``.
         has_climatology: True if there is a climatology.
 
     Raises:
         DataError: if forecasts and truth have no variable in common.
-        ConfigError: if a key is wrong.
+        ConfigError: if a key of `verification` is invalid.
     """
     levels_of = _find_common_variables(archive, truth)
     lead_times = [format_duration(lead) for lead in archive.lead_minutes.tolist()]
-    # Spectra of one and three days, or of the longest lead time.
+    # Lead times of spectra: one and three days, or the longest lead time.
     spectra_leads = [lead for lead in ("24h", "72h") if lead in lead_times] or lead_times[-1:]
     settings = {"draw_figures": False, "figure_leads": spectra_leads, **verification}
     if not has_climatology:
@@ -215,12 +225,12 @@ def _build_config(
 def _build_options(
     archive: ForecastArchive, truth: xr.Dataset, levels_of: Mapping[str, list[float]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the options of the scored variables: levels, missing values, and means or sums over the time step.
+    """Return ``data.variable_options`` of the scored variables: levels, missing values, and means or sums over a step.
 
     Args:
-        archive: the forecasts.
-        truth: the truth.
-        levels_of: levels of each scored variable.
+        archive: reader of the forecasts.
+        truth: dataset of the truth.
+        levels_of: name of each scored variable -> its levels.
     """
     time_name, _ = find_valid_times(truth, "truth")
     options: dict[str, dict[str, Any]] = {}
@@ -228,8 +238,8 @@ def _build_options(
         variable_options: dict[str, Any] = {}
         if levels:
             variable_options["levels"] = levels
-        # Cells are missing at all times or never, which the reader checks. The variable is copied, because a lazy one
-        # would keep the values that are read here.
+        # A cell must be missing at all times or never (the reader checks this), so one field is enough. The variable
+        # is copied, because a lazy variable would keep the values that are read here in memory.
         first_field = truth.variables[name].isel({time_name: 0}).copy(deep=False)
         if np.isnan(first_field.values).any():
             variable_options["missing"] = "fill_mean"
@@ -241,10 +251,12 @@ def _build_options(
 
 
 def _find_common_variables(archive: ForecastArchive, truth: xr.Dataset) -> dict[str, list[float]]:
-    """Return name -> levels of the variables that forecasts and truth have; no levels for a variable without levels.
+    """Return a mapping from name to levels of all variables that are in both the forecasts and the truth.
+
+    The list of levels is empty for a variable without levels.
 
     Raises:
-        DataError: if there are none.
+        DataError: if forecasts and truth have no variable in common.
     """
     levels_of: dict[str, list[float]] = {}
     for variable, level in archive.channel_levels.values():
@@ -252,8 +264,8 @@ def _find_common_variables(archive: ForecastArchive, truth: xr.Dataset) -> dict[
             levels = levels_of.setdefault(variable, [])
             if level is not None:
                 levels.append(level)
-    # Levels that the truth lacks are not scored. If the units of the levels differ, no level is equal; the reader then
-    # converts them.
+    # Levels that are not in the truth are not scored. If no level is equal, the units of the levels differ, and the
+    # reader converts the levels.
     for variable, levels in levels_of.items():
         truth_levels = [truth[dim].values for dim in truth[variable].dims if str(dim) not in _HORIZONTAL_DIMS]
         in_truth = [level for level in levels if any(level in values for values in truth_levels)]
@@ -266,13 +278,13 @@ def _find_common_variables(archive: ForecastArchive, truth: xr.Dataset) -> dict[
     return levels_of
 
 
-def _without_climatology(scores: xr.Dataset, forecasts: Sequence[str], beginnings: tuple[str, ...]) -> xr.Dataset:
-    """Return a copy of the scores, without the scores that need a climatology.
+def _remove_climatology_scores(scores: xr.Dataset, forecasts: Sequence[str], beginnings: tuple[str, ...]) -> xr.Dataset:
+    """Return a copy of the scores without the baselines and scores that need a climatology.
 
     Args:
-        scores: the scores.
-        forecasts: names of forecasts and references that are left out.
-        beginnings: beginnings of the names of scores that are left out.
+        scores: dataset of the scores.
+        forecasts: names of forecasts and references to remove.
+        beginnings: beginnings of the names of scores to remove.
     """
     scores = scores.drop_vars([name for name in scores.data_vars if str(name).startswith(beginnings)])
     for dim in ("forecast", "reference"):
@@ -281,5 +293,5 @@ def _without_climatology(scores: xr.Dataset, forecasts: Sequence[str], beginning
             scores = scores.sel({dim: names})
     if beginnings:
         del scores.attrs["climatology"]
-    # Comparisons with references that are left out have no values.
+    # Remove comparisons that have no values because their references were removed.
     return scores.drop_vars([name for name, values in scores.data_vars.items() if values.size == 0])

@@ -1,4 +1,4 @@
-"""Description of the variables of a model."""
+"""Descriptions of the input and output variables of a model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from credit.train.build.assets import ModelAssets
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of a model.
+    """Description of a variable of a model.
 
     Attributes:
-        name: name in the datasets.
-        group: ``prognostic`` (input and output), ``diagnostic`` (output), ``dynamic_forcing`` or ``static`` (input).
+        name: name of the variable in datasets.
+        group: role of the variable: ``prognostic`` (input and output), ``diagnostic`` (output), ``dynamic_forcing`` or
+            ``static`` (input).
         levels: levels in the units of the config, such as hPa; empty for a variable without levels.
-        units: units, empty if unknown.
+        units: units of the values; empty if unknown.
         source: ``data`` if the variable is read from data, ``computed`` if it is computed from time and location,
-            ``mask`` if it shows where another variable is missing. The initial state must have the prognostic
-            variables, and the dynamic forcing whose source is ``data``.
+            ``mask`` if it marks the cells in which a different variable is missing. The initial state must contain the
+            prognostic variables, and the dynamic forcing with the source ``data``.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Variable:
 
 
 def list_variables(assets: ModelAssets) -> tuple[Variable, ...]:
-    """Return the variables of a model, group by group."""
+    """Return the variables of a model in the order of the groups of `Variable.group`."""
     # (name, group, source) -> levels
     levels: dict[tuple[str, str, str], list[float]] = {}
     for group in ("prognostic", "diagnostic", "dynamic_forcing", "static"):

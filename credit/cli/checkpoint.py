@@ -6,15 +6,15 @@ import argparse
 from datetime import UTC
 from pathlib import Path
 
-from credit.cli.common import path_argument
+from credit.cli.common import parse_path
 from credit.cli.console.terminal import format_table
 
 HELP = """List, verify or remove the checkpoints in SAVE_LOC/checkpoints.
 
-list    print step, size, time of writing and best validation so far, and the links `latest` and `best`
+list    print step, size, time of writing and best validation score so far, and the links `latest` and `best`
 verify  compare every file with its checksum
-prune   remove checkpoints. It keeps the newest --keep-last, those of steps that are multiples of --keep-every, and the
-        targets of `latest` and `best`. During a run in SAVE_LOC it is an error.
+prune   remove checkpoints, except the newest --keep-last checkpoints, the checkpoints of steps that are multiples of
+        --keep-every, and the targets of `latest` and `best`. While a run is active in SAVE_LOC, prune is an error.
 
 example:
   credit checkpoint verify runs/quickstart
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ACTION, SAVE_LOC and the options of ``prune``."""
     parser.add_argument("action", choices=("list", "verify", "prune"), metavar="ACTION", help="list, verify or prune")
     parser.add_argument(
-        "save_loc", metavar="SAVE_LOC", type=lambda text: Path(path_argument(text)), help="folder of the run"
+        "save_loc", metavar="SAVE_LOC", type=lambda text: Path(parse_path(text)), help="folder of the run"
     )
     parser.add_argument(
         "--keep-last", type=int, default=2, metavar="N", help="prune: number of newest checkpoints to keep (default 2)"
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """List, verify or prune the checkpoints of a run; return the exit status, which the help text lists.
+    """List, verify or prune the checkpoints of a run; return the exit status that the help text lists.
 
     Raises:
-        ConfigError: if an option is below 1, or checkpoints are to be pruned while a run is active in the folder.
+        ConfigError: if an option is below 1, or the action is ``prune`` while a run is active in the folder.
         CheckpointError: if the folder has no checkpoints.
     """
     from credit.errors import CheckpointError, ConfigError
@@ -75,9 +75,9 @@ def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Names
 
     from credit.train.checkpoint.checkpoint import parse_step
 
-    # Name of a link -> the checkpoint that it points to.
+    # Name of a link -> path of the checkpoint to which it points.
     links = {name: (folder / name).resolve() for name in ("latest", "best")}
-    # One row of the table for each checkpoint.
+    # The table has one row for each checkpoint.
     rows = []
     for path in paths:
         num_bytes = 0
@@ -113,14 +113,14 @@ def _format_best_score(path: Path) -> str:
         best_score = meta["progression"]["best"]
         return f"{best_score:.4g}"
     except (OSError, ValueError, KeyError, TypeError):
-        # The file is missing, is not JSON, or has other contents than training writes.
+        # The file is missing, is not JSON, or does not have the contents that training writes.
         return "unreadable"
 
 
 def _verify_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
-    """Compare the files of each checkpoint with their checksums; return 2 if any is damaged, else 0.
+    """Compare the files of each checkpoint with their checksums; return 2 if a checkpoint is damaged, otherwise 0.
 
-    The parameters are those of `_list_checkpoints`.
+    The parameters are the same as in `_list_checkpoints`.
     """
     from credit.train.checkpoint.checkpoint import verify_checkpoint
 
@@ -136,7 +136,7 @@ def _verify_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Nam
 def _prune_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
     """Remove old checkpoints, or with ``--dry-run`` only print their paths; return the exit status 0.
 
-    The parameters are those of `_list_checkpoints`.
+    The parameters are the same as in `_list_checkpoints`.
     """
     from contextlib import nullcontext
 
@@ -144,12 +144,12 @@ def _prune_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Name
     from credit.train.monitor.run_lock import RunLock
 
     retention = Retention(arguments.keep_last, arguments.keep_every)
-    # The lock refuses to prune while a run is active; a dry run removes nothing and needs no lock.
+    # The lock raises an error while a run is active. A dry run removes nothing and needs no lock.
     lock = nullcontext() if arguments.dry_run else RunLock(arguments.save_loc)
     with lock:
         removed_paths = prune_checkpoints(folder, retention, arguments.dry_run)
     action = "would be removed" if arguments.dry_run else "removed"
     for path in removed_paths:
         print(f"{action}: {path}")
-    print(f"{len(paths) - len(removed_paths)} stay")
+    print(f"{len(paths) - len(removed_paths)} are kept")
     return 0

@@ -1,4 +1,4 @@
-"""Arguments that all commands share, and the environment of the libraries behind them."""
+"""Command-line arguments that all commands share, and default environment variables of the libraries."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 from credit.utils.paths import expand_home
 
 
-def path_argument(text: str) -> str:
-    """Return a path from the command line with ``~`` expanded.
+def parse_path(text: str) -> str:
+    """Return a path of the command line with ``~`` replaced with the home folder.
 
-    Shells leave ``~`` unexpanded inside quotes and after ``--option=``.
+    Shells do not expand ``~`` inside quotes and after ``--option=``.
 
     Raises:
-        argparse.ArgumentTypeError: if the home folder of a user is not known.
+        argparse.ArgumentTypeError: if the home folder of the user is not known.
     """
     try:
         return expand_home(text)
@@ -23,8 +23,8 @@ def path_argument(text: str) -> str:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the positional arguments ``CONFIG [section.key=value ...]``, which are parsed as `config` and `overrides`."""
-    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="YAML file that describes the run")
+    """Add the positional arguments ``CONFIG [section.key=value ...]``, stored as `config` and `overrides`."""
+    parser.add_argument("config", metavar="CONFIG", type=parse_path, help="YAML file that describes the run")
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -34,15 +34,15 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def set_environment_defaults() -> None:
-    """Set environment variables that make runs on a CPU faster, unless the user has set them.
+    """Set environment variables that make runs on a CPU faster, unless the user has already set them.
 
-    Call this function before numpy and torch are used. The variables request:
+    Call this function before numpy and torch are imported. The variables request:
 
-    - Huge pages for tensors of 2 MB and more. Many Linux distributions give them only on request (``madvise``).
-      Without them the kernel clears and looks up 512 times as many small pages, which costs a few per cent of a step
-      or a forecast on a CPU (benchmarks/lab_notes.md).
-    - One thread for numpy's matrix products, which are small here. More threads would busy-wait on the cores on which
-      torch computes, which costs 8 % of the processor time of a scored forecast on two cores.
+    - Huge pages for tensors of 2 MB and more. Many Linux distributions use huge pages only on request (``madvise``).
+      Without huge pages, the kernel clears and looks up 512 times as many small pages. This takes a few percent of the
+      time of a training step or a forecast on a CPU (benchmarks/lab_notes.md).
+    - One thread for numpy's matrix products, which are small in this package. More threads would busy-wait on the cores
+      on which torch computes. This takes 8 % of the processor time of a scored forecast on two cores.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

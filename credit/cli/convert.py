@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from credit.cli.common import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, parse_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 HELP = """Convert a config of miles-credit, import published weights as step 0 of a run, or export the weights of a run.
 
-To convert a config of NCAR's miles-credit, give --output. The report beside the output lists every key of CONFIG. If a
-key has no counterpart, the command lists all such keys, writes nothing and ends with exit code 2. With --weights it
+To convert a config of NCAR's miles-credit, give --output. A report next to the output lists every key of CONFIG. If
+some keys have no counterpart, the command lists them, writes nothing and ends with exit code 2. With --weights, it
 also imports the weights; --mean, --std and --static are then by default the files that CONFIG names.
 
 To import, give --weights, --mean, --std and --static. CONFIG describes the network, the variables, the hybrid levels,
@@ -24,11 +24,12 @@ the order of the input channels (data.input_order) and the window of the solar r
 from `credit init wxformer_published_6h`. Afterwards, `credit rollout` makes forecasts with the weights, and
 `credit train` fine-tunes them.
 
-To export weights, give --export with a name that ends in .safetensors. A name that ends in .pt2 exports the whole step,
-which runs with torch and numpy alone, with its runner beside it. Add --checkpoint for a checkpoint other than the best.
+To export weights, give --export with a name that ends in .safetensors. If the name ends in .pt2, the command exports
+the whole forecast step, which needs only torch and numpy, and writes a runner next to it. The best checkpoint is
+exported by default; --checkpoint chooses a different checkpoint.
 
-To score forecasts with WeatherBench-X, give --weatherbench. It writes the forecasts of inference.folder, the data as
-their truth and the climatology, with the names of WeatherBench. --rename OURS=THEIRS changes a name.
+To score forecasts with WeatherBench-X, give --weatherbench. The command writes the forecasts of inference.folder, the
+data as truth and the climatology, with the variable names of WeatherBench. --rename OURS=THEIRS changes a name.
 
 example:
   credit convert THEIRS.yml --output my_run.yml
@@ -39,35 +40,35 @@ example:
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 
-# Options with the files of an import.
+# Options that name the files of an import.
 _IMPORTED_FILES = ("weights", "mean", "std", "static")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the files of an import and of an export."""
+    """Add the arguments of `credit convert`."""
     add_config_arguments(parser)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        type=path_argument,
-        help="convert CONFIG, a config of miles-credit, to this YAML file, with a report beside it (.report.md)",
+        type=parse_path,
+        help="convert CONFIG, a config of miles-credit, to this YAML file, and write a report next to it (.report.md)",
     )
     parser.add_argument(
         "--weights",
         metavar="FILE",
-        type=path_argument,
+        type=parse_path,
         help="torch file with a state dict, directly or under the key model_state_dict",
     )
-    parser.add_argument("--mean", metavar="FILE", type=path_argument, help="netCDF file with the mean of each variable")
+    parser.add_argument("--mean", metavar="FILE", type=parse_path, help="netCDF file with the mean of each variable")
     parser.add_argument(
         "--std",
         metavar="FILE",
-        type=path_argument,
+        type=parse_path,
         help="netCDF file with the scale (standard deviation) of each variable",
     )
     parser.add_argument(
-        "--static", metavar="FILE", type=path_argument, help="netCDF file with the static fields and the grid"
+        "--static", metavar="FILE", type=parse_path, help="netCDF file with the static fields and the grid"
     )
     parser.add_argument(
         "--levels", metavar="L1,L2,...", help="levels in the order of the weights, instead of data.levels"
@@ -83,30 +84,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export",
         metavar="FILE",
-        type=path_argument,
-        help="write the weights for forecasts into this safetensors file, or the whole step into this .pt2 file",
+        type=parse_path,
+        help="write the weights for forecasts into this safetensors file, or the forecast step into this .pt2 file",
     )
     parser.add_argument(
         "--weatherbench",
         metavar="FOLDER",
-        type=path_argument,
+        type=parse_path,
         help="write forecasts, truth and climatology for WeatherBench-X into this new folder",
     )
     parser.add_argument(
         "--checkpoint",
         default="best",
-        type=path_argument,
+        type=parse_path,
         help="checkpoint to export: best (default), latest or a path",
     )
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Convert a config, import weights, or export them; print the paths of the results, return the exit status 0.
+    """Convert a config, import weights or export weights; print the paths of the results; return the exit status 0.
 
     Raises:
         ConfigError: if the config is not valid or cannot be converted, a file of the import is missing, or ``--rename``
             has no equals sign.
-        CheckpointError: if the weights do not fit the model, or there is no checkpoint to export.
+        CheckpointError: if the weights do not match the model, or there is no checkpoint to export.
     """
     from pathlib import Path
 
@@ -115,8 +116,9 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     if arguments.output is not None:
         return _convert_config(arguments)
-    # Published weights may have their channels in another order than CONFIG; --levels and --variables give the order.
-    overrides = _channel_overrides(arguments)
+    # The channels of published weights may be in a different order from CONFIG; --levels and --variables give the
+    # order.
+    overrides = _build_channel_overrides(arguments)
     try:
         config = load_config(arguments.config, overrides)
     except ConfigError as error:
@@ -127,7 +129,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             ) from error
         raise
     if arguments.export and arguments.weatherbench:
-        raise ConfigError("--export writes a network and --weatherbench forecasts; give one of them")
+        raise ConfigError("--export and --weatherbench cannot be combined; give only one option")
     if arguments.export:
         _export(config, arguments.checkpoint, Path(arguments.export))
         return 0
@@ -137,7 +139,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     paths = {name: getattr(arguments, name) for name in _IMPORTED_FILES}
     missing_options = [f"--{name}" for name, path in paths.items() if path is None]
     if missing_options:
-        raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
+        raise ConfigError(f"an import also needs {', '.join(missing_options)}; to export, give --export FILE")
     from credit.train.checkpoint.convert import DEFAULT_RENAME
 
     _import_weights(config, paths, _read_renames(arguments, DEFAULT_RENAME, {}))
@@ -174,7 +176,7 @@ def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -
 
     data = config.data
     archive = open_forecasts(Path(config.save_loc) / config.inference.folder, level_units=data.level_units)
-    # A sum of the data is over one time step.
+    # Accumulated variables of the data are sums over one time step.
     hours = {}
     if data.step_minutes % 60 == 0:
         for variable, cell_methods in archive.cell_methods.items():
@@ -184,14 +186,14 @@ def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -
     reader, splits = open_fields(config)
     channel_names = [channel.name for channel in reader.channels.output]
     climatology, climatology_grid = build_climatology(config.verification, data, reader, channel_names, splits["train"])
-    # A climatology from a file may be on another grid, if that of the scores is (``verification.grid``).
+    # A climatology from a file may be on a different grid from the data if the scores are (``verification.grid``).
     is_on_grid = climatology_grid.describe_mismatch(reader.grid) is None
     evaluate = climatology.evaluate if is_on_grid else None
     return export_weatherbench(folder, archive, reader, evaluate, names)
 
 
-def _channel_overrides(arguments: argparse.Namespace) -> list[str]:
-    """Return the overrides of the command line, with those of ``--levels`` and ``--variables``."""
+def _build_channel_overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return the overrides of the command line, including the overrides that ``--levels`` and ``--variables`` set."""
     overrides = list(arguments.overrides)
     if arguments.levels:
         overrides.append(f"data.levels=[{arguments.levels}]")
@@ -212,11 +214,11 @@ def _is_miles_config(path: Path) -> bool:
 
 
 def _convert_config(arguments: argparse.Namespace) -> int:
-    """Write the converted config and its report; import weights if they are given.
+    """Write the converted config and the report; import the weights if the command line names weights.
 
     Raises:
-        ConfigError: if an option has no effect, a file exists already, the config cannot be converted, or a file of the
-            import is missing.
+        ConfigError: if an option would have no effect, an output file already exists, the config cannot be converted,
+            or a file of the import is missing.
     """
     from pathlib import Path
 
@@ -231,7 +233,7 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     report_path = output.with_suffix(".report.md")
     for path in (output, report_path):
         if path.exists():
-            raise ConfigError(f"{path}: exists already; remove it or name another file")
+            raise ConfigError(f"{path}: already exists; remove it or name a different file")
     conversion = convert_file(Path(arguments.config))
     paths = {}
     if arguments.weights:
@@ -250,7 +252,7 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     print(output)
     print(report_path)
     if paths:
-        config = load_config(output, _channel_overrides(arguments))
+        config = load_config(output, _build_channel_overrides(arguments))
         from credit.train.checkpoint.convert import DEFAULT_RENAME
 
         rename = _read_renames(arguments, DEFAULT_RENAME, conversion.rename)
@@ -259,14 +261,14 @@ def _convert_config(arguments: argparse.Namespace) -> int:
 
 
 def _find_imported_files(arguments: argparse.Namespace, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of an import, from the options or, without an option, from the converted config.
+    """Return the path of each file of an import: from its option or, without the option, from the converted config.
 
     Args:
         arguments: the arguments of the command.
-        files: paths in the converted config, under the names of the options.
+        files: option name -> path in the converted config.
 
     Raises:
-        ConfigError: if a file is neither given nor there.
+        ConfigError: if the path of a file is not known or the file does not exist.
     """
     import os
     from pathlib import Path
@@ -294,12 +296,14 @@ def _find_imported_files(arguments: argparse.Namespace, files: Mapping[str, str]
 def _read_renames(
     arguments: argparse.Namespace, default_names: Mapping[str, str], names_in_config: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return variable -> its name in the files: defaults, those of a converted config, those of the options.
+    """Return variable -> its name in the files.
+
+    ``--rename`` overrides the converted config, which overrides the defaults.
 
     Args:
         arguments: the arguments of the command.
-        default_names: the names that apply if nothing else does.
-        names_in_config: the names that follow from a converted config.
+        default_names: default names.
+        names_in_config: names in a converted config.
 
     Raises:
         ConfigError: if ``--rename`` has no equals sign.
@@ -322,9 +326,9 @@ def _import_weights(
 
     Args:
         config: config of the run.
-        paths: files of the import, by the names of the options.
+        paths: option name -> path of the file.
         rename: variable -> its name in these files.
-        static_is_normalised: True if static fields count as normalised, even if the files have statistics of them.
+        static_is_normalised: True to treat static fields as normalised, even if the files contain their statistics.
     """
     from pathlib import Path
 

@@ -15,7 +15,7 @@ example:
 
 
 def load_starter_configs() -> dict[str, str]:
-    """Return the YAML text of each starter config, by name; the files are credit/config/templates/NAME.yml."""
+    """Return name -> YAML text of each starter config; the files are credit/config/templates/NAME.yml."""
     folder = resources.files("credit.config") / "templates"
     texts = {}
     for file in folder.iterdir():
@@ -38,7 +38,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     texts = load_starter_configs()
     if arguments.name is None:
         for name, text in sorted(texts.items()):
-            # The first line of each config is a comment that says what the config is for.
+            # The first line of each config is a comment that states the purpose of the config.
             first_comment = text.splitlines()[0].lstrip("# ")
             print(f"{name:24s} {first_comment}")
         return 0

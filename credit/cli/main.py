@@ -1,6 +1,6 @@
-"""Entry points: ``credit NAME CONFIG [section.key=value ...]``, and ``credit_NAME`` with the same arguments.
+"""Entry points of the commands: ``credit NAME CONFIG [section.key=value ...]``, or ``credit_NAME`` and its arguments.
 
-Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+Modules that are slow to import are imported only when a command runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ COMMANDS = {
     "init": "write a starter config",
     "check": "find problems in a config and its data before you submit a job",
     "plan": "predict memory and communication on N GPUs, and estimate time and energy",
-    "preprocess": "write the training store from source files, and fit the statistics",
+    "preprocess": "write the training store from source files, and compute the statistics",
     "train": "train a model, or resume a run",
     "rollout": "make forecasts from a list of initial times",
-    "products": "make products of forecasts: derived fields, probabilities, station values, tracks, maps",
+    "products": "make products from forecasts: derived fields, probabilities, station values, tracks, maps",
     "realtime": "make a forecast from the newest operational analysis",
     "verify": "score forecasts, and compare them with baselines and other runs",
-    "compare": "train and score several configs at equal cost, and write one page",
+    "compare": "train and score several configs at equal cost, and write one HTML page",
     "sweep": "train a config with many values of some keys, and list the results",
     "submit": "write and submit PBS or Slurm jobs",
-    "runs": "list runs with their state, progress and time left",
+    "runs": "list training runs with their state, progress and remaining time",
     "checkpoint": "list, verify or prune the checkpoints of a run",
-    "doctor": "collect the facts that a bug report needs in one text file",
+    "doctor": "write a text file with the facts that a bug report needs",
     "convert": "convert a config of miles-credit, import published weights, or export the weights of a run",
     "completion": "print the script with which bash, zsh or fish completes command lines",
 }
@@ -47,14 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``credit NAME ...`` and return its exit status.
 
     Args:
-        arguments: words after ``credit``. None takes those of the command line; an interrupt then ends the process, and
-            the function does not return.
+        arguments: words after ``credit``. If None, use the words of the command line; an interrupt then ends the
+            process, and the function does not return.
 
     Raises:
         SystemExit: from argparse, with status 0 after ``--help`` and 2 after a wrong argument.
     """
     if arguments is None and "_ARGCOMPLETE" in os.environ:
-        # The shell asks for completions of a command line (`credit completion`).
+        # The shell runs `credit` to complete a command line (see `credit completion`).
         from credit.cli.completion.words import complete
 
         complete()
@@ -77,7 +77,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _describe_commands() -> str:
-    """Return the list of commands and the first steps of a new user, for the end of ``credit --help``."""
+    """Return the last part of ``credit --help``: the list of commands and the first steps for a new user."""
     lines = ["commands:"]
     for name, summary in COMMANDS.items():
         lines.append(f"  {name:11s} {summary}")
@@ -110,26 +110,26 @@ def _run_command(command: str, arguments: Sequence[str], program: str) -> int:
 
     Args:
         command: a key of `COMMANDS`.
-        arguments: words after the name of the command.
+        arguments: words after the command name.
         program: name of the program in messages.
     """
     with InterruptGuard() as guard:
         try:
             set_environment_defaults()
             module = importlib.import_module(f"credit.cli.{command}")
-            # Overrides may stand before, between and after options.
+            # Overrides may appear before, between and after options.
             parsed = build_parser(command, program).parse_intermixed_args(arguments)
             _set_up_output(quiet=getattr(parsed, "quiet", False))
             return module.run_command(parsed)
         except CreditError as error:
-            # After Ctrl-C an error of the command is only a consequence of the interrupt.
+            # After Ctrl-C, an error of the command is only a consequence of the interrupt.
             if not guard.interrupted:
                 _print_error(program, str(error))
                 return error.exit_code
         except KeyboardInterrupt:
             guard.silence_threads()
         except Exception:
-            # Libraries turn an interrupt in the middle of their work into other errors.
+            # Libraries may raise a different exception when they are interrupted.
             if not guard.interrupted:
                 raise
         _print_error(program, "interrupted")
@@ -142,13 +142,13 @@ def _set_up_output(quiet: bool) -> None:
     Args:
         quiet: True to hide progress bars and messages below a warning.
     """
-    # tqdm would be most of the time that the help takes.
+    # tqdm is imported only here, because importing it would take most of the time of ``--help``.
     from credit.utils.progress import set_quiet
 
     set_quiet(quiet)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr))
-    # Only this handler gets the higher level. The root logger lets all messages pass to the log files of a run.
+    # Only this handler has the higher level. The root logger passes all messages to the log files of a run.
     level = logging.WARNING if quiet else logging.INFO
     handler.setLevel(level)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -157,14 +157,14 @@ def _set_up_output(quiet: bool) -> None:
 def _print_error(program: str, message: str) -> None:
     """Print ``PROGRAM: MESSAGE`` on standard error, wrapped and coloured if this is a terminal."""
     prefix = f"{program}:"
-    # Wrap before colouring, because escape sequences of colours would count as characters of a line.
+    # Wrap lines before adding colours, because the escape sequences of colours would make lines longer.
     text = wrap_text(f"{prefix} {message}", sys.stderr, indent="  ")
     colored_prefix = colorize(prefix, "red", sys.stderr)
     print(colored_prefix + text.removeprefix(prefix), file=sys.stderr)
 
 
 def _entry_point(command: str) -> Callable[[], int]:
-    """Return the function that the program ``credit_COMMAND`` runs; setup.cfg refers to it."""
+    """Return the entry point of the program ``credit_COMMAND``, to which setup.cfg refers."""
 
     def run_program() -> int:
         program = f"credit_{command}"
@@ -174,24 +174,24 @@ def _entry_point(command: str) -> Callable[[], int]:
 
 
 def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int:
-    """Run a command and return its exit status, also after Ctrl-C or after the reader of the output has closed it.
+    """Run a command and return its exit status, also after Ctrl-C or if the reader of the output has closed the pipe.
 
     Args:
         command: function that parses the arguments, runs the command and returns the exit status.
-        owns_process: True if the process ends with the command. After an interrupt the process is then ended here, and
-            the function does not return.
+        owns_process: True if the process ends with the command. After an interrupt, this function then ends the process
+            and does not return.
     """
     try:
         status = _run_with_readable_output(command)
     except KeyboardInterrupt:
-        # `_run_command` handles Ctrl-C while the command runs; this one came before or after.
+        # `_run_command` handles Ctrl-C while the command runs. This Ctrl-C came before or after.
         status = INTERRUPTED
     if owns_process:
         if status == INTERRUPTED:
             end_process()
-        # All work is done: Ctrl-C during the interpreter's shutdown needs no traceback.
+        # The work is finished. With the default handler, Ctrl-C during the interpreter's shutdown prints no traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # The shutdown need not search the objects of all imported modules for garbage, which takes a second.
+        # Exclude all objects from garbage collection, which would take a second during the shutdown.
         gc.freeze()
     return status
 
@@ -199,19 +199,20 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
 def _run_with_readable_output(command: Callable[[], int]) -> int:
     """Run a command and return its exit status.
 
-    If the reader of the output has closed it, as in ``| head``, the status is 128 + SIGPIPE, as in a shell.
+    If the reader of the output has closed the pipe, as ``| head`` does, the status is 128 + SIGPIPE, as in a shell.
 
     Args:
-        command: as for `_run_with_exit_status`.
+        command: function that parses the arguments, runs the command and returns the exit status.
 
     Raises:
-        BrokenPipeError: if the broken pipe is another one, not standard output or standard error.
+        BrokenPipeError: if the broken pipe is neither standard output nor standard error.
     """
     try:
         try:
             return command()
         finally:
-            # Flushed here, output that nobody reads raises where it can be handled, not at the interpreter's exit.
+            # Flush here, so that a closed pipe raises an error that can be handled, not an error at the interpreter's
+            # exit.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -219,20 +220,20 @@ def _run_with_readable_output(command: Callable[[], int]) -> int:
         if not closed_streams:
             raise
         for stream in closed_streams:
-            # Python flushes the rest of the output when it exits, which must not fail again.
+            # Python flushes the rest of the output at its exit. Redirect the output, so that this does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
 
 
 def _is_closed_pipe(stream: TextIO | None) -> bool:
-    """Return True if a stream is a pipe whose reader has closed it; False for a stream without a file descriptor."""
+    """Return True if a stream is a pipe that its reader has closed; False for a stream without a file descriptor."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)
     except (AttributeError, OSError, ValueError):
         # The stream is None, has no file descriptor, or is closed.
         return False
-    # A pipe without a reader reports one of these. The timeout of 0 asks for the present state without waiting.
+    # A pipe without a reader reports one of these events. With a timeout of 0, `poll` returns without waiting.
     closed_events = select.POLLERR | select.POLLHUP
     return any(event & closed_events for _, event in poll.poll(0))
 

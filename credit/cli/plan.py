@@ -1,4 +1,4 @@
-"""``credit plan``: memory and collectives of a run on N GPUs, and estimates of time and energy, without the GPUs."""
+"""``credit plan``: predict memory, communication, time and energy of a run on N GPUs, without the GPUs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import DeviceGrid
     from credit.train.build.assets import ModelAssets
 
-HELP = """Predict memory and communication of a training run on N GPUs, and recommend a mesh of ranks. It needs no GPU.
+HELP = """Predict memory and communication of a training run on N GPUs, and recommend a mesh of ranks. No GPU is needed.
 
-The command compares meshes (replicate x shard x domain x tensor). Memory, operations and collectives come from a
-training step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every
-time, speed and energy is an estimate from data sheets of the GPU (roofline model) and of the links. The time that the
-host needs to queue a kernel was measured on one machine; it differs between hosts (--launch).
+The command compares meshes (replicate x shard x domain x tensor). It computes memory, operations and collectives from
+a training step on tensors without memory. The output marks exact numbers and upper bounds. Every time, speed and energy
+is an estimate from the data sheets of the GPU (roofline model) and of the links. The time that the host needs to queue
+a kernel was measured on one machine; other hosts need a different time (--launch).
 
-The last table gives the best interval between checkpoints, and the share of the run that failures of GPUs cost.
+The last table gives the best interval between checkpoints, and the share of the time that is lost to GPU failures.
 
-The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
+The grid and the number of samples are read from the data. Without the data, give the size of the grid with --grid.
 
 example:
   credit plan config.yml --world-size 64 --gpu h100
@@ -49,12 +49,12 @@ example:
 
 exit code: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
-# Grid (rows x columns) on which the loss is built before its fields get the size of the run's grid.
+# Grid (rows x columns) on which the loss is built. Its fields are then resized to the run's grid.
 _COARSE_GRID = "8x16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, the number and kind of GPUs, the grid and ``--json``."""
+    """Add the arguments of `credit plan`: CONFIG, overrides, number and type of GPUs, grid and ``--json``."""
     from credit.hpc.planner.gpus import list_gpu_names
 
     add_config_arguments(parser)
@@ -81,7 +81,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     """Print the plan of the run; return the exit status 0.
 
     Raises:
-        ConfigError: if the config or the GPU is wrong, or no mesh of the ranks fits.
+        ConfigError: if the config or the name of the GPU is wrong, or no mesh of the ranks fits into the GPU memory.
     """
     from credit.config.batch_division import divide_global_batch
     from credit.hpc.planner.failures.failure_plan import failures_to_dict, format_failures, plan_failures
@@ -97,14 +97,15 @@ def run_command(arguments: argparse.Namespace) -> int:
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         max_samples = arguments.samples_per_step
         if config.trainer.global_batch_size is not None:
-            # The batches of the config's own mesh; on other meshes they may give more samples, which are left out.
+            # The batch sizes of the config's mesh. On other meshes they may give more samples per step; these meshes
+            # are left out.
             degrees = plan_degrees(config.trainer.parallelism, arguments.world_size)
             config = divide_global_batch(config, degrees.num_sample_ranks)
             max_samples = min(max_samples or config.trainer.global_batch_size, config.trainer.global_batch_size)
-        # Fraction of the run -> number of rollout steps from there on; a constant length begins at fraction 0.
+        # Fraction of the run -> number of rollout steps from this fraction on. A constant number begins at fraction 0.
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
         step_builder = TrainingStepBuilder(config, assets)
-        # Values of the output of one batch (B, C, H, W), in float32.
+        # Size in bytes of the float32 output of one batch (B, C, H, W).
         values_per_sample = len(assets.channels.output) * math.prod(assets.grid.shape)
         planned_run = PlannedRun(
             config.trainer,
@@ -127,7 +128,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the config, channels, grid and number of samples of a run, on which its plan depends.
+    """Return the inputs of the plan of a run: config, channels, grid and number of samples.
 
     Args:
         path: config file.
@@ -146,7 +147,7 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     from credit.calendar import Calendar
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
-    from credit.train.build.dry_run import dummy_assets
+    from credit.train.build.dry_run import build_placeholder_assets
     from credit.train.build.open_data import open_fields
 
     if grid is not None:
@@ -157,10 +158,10 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
         split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
         initial_times = require_samples(times, split, calendar, data, data.forecast_len)
-        assets = dummy_assets(config, build_grid(grid), {})
+        assets = build_placeholder_assets(config, build_grid(grid), {})
         return config, assets, len(initial_times)
 
-    # With the data, their grid and times give the plan.
+    # With the data, the plan uses their grid and times.
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
@@ -169,12 +170,12 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     initial_times = require_samples(
         reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len
     )
-    assets = dummy_assets(config, reader.grid, reader.attributes)
+    assets = build_placeholder_assets(config, reader.grid, reader.attributes)
     return config, assets, len(initial_times)
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
-    """Return a config for a plan without the data, whose paths and environment variables need not exist.
+    """Return a config for a plan without the data. Paths and environment variables in the config need not exist.
 
     No path is opened. Keys with paths are set to the current folder or to None. The sections ``pbs``, ``slurm`` and
     ``model.postprocess`` are left out.
@@ -184,17 +185,17 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
         overrides: ``section.key=value``.
 
     Raises:
-        ConfigError: if another key is wrong.
+        ConfigError: if a key of another section has an error.
     """
     from credit.config.load import build_config, read_config
 
     document = dict(read_config(path, overrides))
-    # Sites and accounts do not matter to a plan, and their keys often name environment variables.
+    # A plan does not need clusters and accounts, and their keys often contain environment variables.
     for section in ("pbs", "slurm"):
         document.pop(section, None)
     document["save_loc"] = "."
     data = document.get("data")
-    # Values of another type than expected stay as they are, so that the schema reports them.
+    # Values of an unexpected type are not changed, so that the schema reports them.
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = []
         for source in data["sources"]:
@@ -202,7 +203,7 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
                 source = {**source, "path": ".", "type": None, "options": {}}
             sources.append(source)
         document["data"] = data | {"sources": sources, "store": None, "coefficients": None}
-        # The file of the grid (data.grid.like) need not exist either.
+        # The file of the grid (data.grid.like) need not exist.
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             document["data"]["grid"] = data["grid"] | {"like": "."}
     model = document.get("model")
@@ -213,14 +214,15 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
 
 
 def build_grid(text: str) -> LatLonGrid:
-    """Return the global grid of ``ROWSxCOLUMNS``; an odd number of rows includes the poles.
+    """Return the global grid of the size ``ROWSxCOLUMNS``. A grid with an odd number of rows includes the poles.
 
     Raises:
-        ConfigError: if the text has another form, or a number is below 4.
+        ConfigError: if the text does not have this form, or a number is below 4.
     """
     from credit.grid import LatLonGrid
 
-    # The sizes of 0 stand for a text of another form, which is then refused like a grid that is too small.
+    # If the text does not have this form, the sizes are 0, so the error below is raised, as for a grid that is too
+    # small.
     rows = columns = 0
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
     if match is not None:
@@ -233,7 +235,7 @@ def build_grid(text: str) -> LatLonGrid:
 class TrainingStepBuilder:
     """Builder of the network and the training step of a config, on tensors without memory.
 
-    It implements the protocol `StepBuilder` of `credit.hpc.planner.planned_run`.
+    The class implements the protocol `StepBuilder` of `credit.hpc.planner.planned_run`.
 
     Args:
         config: config of the run.
@@ -242,28 +244,28 @@ class TrainingStepBuilder:
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
         from credit.losses.build import build_loss_from_context
-        from credit.train.build.dry_run import dummy_assets
+        from credit.train.build.dry_run import build_placeholder_assets
         from credit.train.build.stepper import build_run_loss_context
 
         self._config = config
         self._assets = assets
-        # The loss has fields of weights. On the run's grid they would take gigabytes of this machine's memory, so they
-        # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`). Other constants
-        # that depend on the grid, such as spectral tables, cannot be resized and are built for the run's grid.
+        # The loss contains fields of weights. On the run's grid, they could use gigabytes of memory, so they are
+        # computed on a coarse grid and replaced with fake tensors of the correct size. Other constants that depend on
+        # the grid, such as spectral tables, cannot be resized and are built for the run's grid.
         if config.loss.depends_on_resolution:
             self._loss_grid = assets.grid
         else:
             self._loss_grid = build_grid(_COARSE_GRID)
-        self._loss_context = build_run_loss_context(config, dummy_assets(config, self._loss_grid, {}))
+        self._loss_context = build_run_loss_context(config, build_placeholder_assets(config, self._loss_grid, {}))
         self._real_loss = build_loss_from_context(config.loss, self._loss_context)
-        # A loss that couples all dimensions is computed whole on every rank.
+        # A loss that combines values of different cells is computed on whole fields on every rank.
         self.gathers_members = self._real_loss.coupled_dims == {"cells", "channels"}
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network on the meta device, and whether it runs under autocast; see `StepBuilder.build_network`.
+        """Return the network on the meta device, and True if it uses autocast; see `StepBuilder.build_network`.
 
         Raises:
-            ConfigError: if the network cannot be split over the mesh, or something in the run needs whole fields.
+            ConfigError: if the network cannot be split over the mesh, or a part of the run cannot use divided fields.
         """
         import torch
 
@@ -317,12 +319,14 @@ class TrainingStepBuilder:
     def _build_part_losses(
         self, domain: Domain | None, grid_shape: tuple[int, int], parts: Sequence[LossPart]
     ) -> list[nn.Module]:
-        """Return a loss for each part of the output, with its fields (H, W) of the rows of the part on the run's grid.
+        """Return a loss for each part of the output.
 
-        Call this method under a `FakeTensorMode`, in which new tensors have no memory.
+        The fields (H, W) of a loss cover the rows of its part on the run's grid.
+
+        Call this method in a `FakeTensorMode`, in which new tensors have no memory.
 
         Args:
-            domain: the ranks among which the fields are divided; None if each rank has whole fields.
+            domain: ranks among which the fields are divided; None if each rank has whole fields.
             grid_shape: number of rows and columns of a rank's fields.
             parts: parts of the output.
         """
@@ -337,7 +341,7 @@ class TrainingStepBuilder:
         return losses
 
     def _divide_loss(self, loss: Loss, domain: Domain | None, shape: tuple[int, int]) -> nn.Module:
-        """Return a loss whose fields have the given shape, or the loss of whole fields if it couples the cells."""
+        """Return the loss with fields of the given shape; if it combines different cells, the loss of whole fields."""
         from credit.losses.domain_loss import GatheredLoss
 
         if domain is None or "cells" not in loss.coupled_dims:
@@ -345,15 +349,15 @@ class TrainingStepBuilder:
         return GatheredLoss(self._resize_fields(loss, self._assets.grid.shape), domain)
 
     def _resize_fields(self, module: nn.Module, shape: tuple[int, int]) -> nn.Module:
-        """Return a copy of a module and its submodules with buffers (..., H, W) of the size of the run's grid.
+        """Return a copy of a module and its submodules with buffers (..., H, W) resized to the run's grid.
 
-        The new buffers have no values, so the copy serves only to trace memory and collectives.
+        The new buffers have no values, so the copy can only be used to measure memory and collectives.
 
         Args:
-            module: the loss on the small grid.
+            module: loss on the coarse grid.
             shape: number of latitude rows and longitude columns of the new buffers.
         """
-        # A shallow copy shares the parameters; buffers and children get new containers.
+        # A shallow copy shares the parameters. Buffers and submodules need new dicts.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
@@ -366,12 +370,12 @@ class TrainingStepBuilder:
         return resized
 
     def _batches(self, rollout: int, grid_shape: tuple[int, int], begin: Callable[[], None]) -> Iterator[Batch]:
-        """Yield batches of zeros without end, and call `begin` before each.
+        """Yield batches of zeros endlessly, and call `begin` before each batch.
 
         Args:
             rollout: number of forecast steps of a batch.
-            grid_shape: shape of a rank's fields.
-            begin: called before each batch, which marks the beginning of a micro-step.
+            grid_shape: number of rows and columns of a rank's fields.
+            begin: function that is called before each batch; it marks the beginning of a micro-step.
         """
         import torch
 
@@ -382,7 +386,7 @@ class TrainingStepBuilder:
         channels = self._assets.channels
         num_prognostic = len(channels.group("prognostic"))
         num_forcing = len(channels.group("dynamic_forcing"))
-        # The forcing covers all input frames of the rollout; the last target frame is not an input.
+        # The forcing covers all input frames of the rollout. The last target frame is not an input frame.
         num_input_frames = history_len + rollout - 1
         while True:
             begin()

@@ -6,16 +6,17 @@ import argparse
 
 from credit.cli.common import add_config_arguments
 
-HELP = """Write the training store data.store from data.sources, and fit the statistics of the training period.
+HELP = """Write the training store data.store from data.sources, and compute the statistics of the training period.
 
-The store is a zarr store in float32 with checksums; each chunk is one time with all channels in the order of the model.
+The store is a zarr store in float32 with checksums. Each chunk contains all channels of one time, in channel order.
 
 You may start the command several times at once, or use processes (preprocess.workers) or cluster jobs
-(preprocess.cluster). If it is interrupted, start it again; it continues. In a complete store, it rewrites only lost or
-damaged parts. A store with other channels, levels, sources or grid is an error; name another data.store.
+(preprocess.cluster). If the command is interrupted, start it again; it continues. In a complete store, it rewrites only
+lost or damaged parts. If channels, levels, sources or grid of the store differ from the config, the command ends
+with an error; choose a different path for data.store.
 
 Chunks of remote zarr stores (data.sources.N.path: gs://, s3://, https://) are fetched several at a time
-(preprocess.fetches), and failed requests are repeated. --estimate shows the size and the time of the download.
+(preprocess.fetches), and failed requests are repeated. --estimate prints the size and the duration of the download.
 
 With preprocess.climatology, the command also stores the climatology of verification.climatology.
 
@@ -25,17 +26,19 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, ``--estimate``, ``--deep``, ``--redo-changed`` and ``--report``."""
+    """Add the arguments of `credit preprocess`: CONFIG, overrides, ``--estimate``, ``--deep``, ``--redo-changed`` and
+    ``--report``.
+    """
     add_config_arguments(parser)
     parser.add_argument(
         "--estimate",
         action="store_true",
-        help="print what is to be fetched from remote stores and written, and how long it takes; write nothing",
+        help="print the amount of data to fetch from remote stores and to write, and the required time; write nothing",
     )
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="read every field of a complete store, and rewrite fields that do not agree with their checksums",
+        help="read every field of a complete store, and rewrite fields with wrong checksums",
     )
     parser.add_argument(
         "--redo-changed",
@@ -54,13 +57,13 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: if the config is not valid, or the command runs under a launcher with several ranks.
-        DataError: if source files are wrong, or the store there belongs to another config.
+        DataError: if source files have errors, or the existing store belongs to a different config.
     """
     from credit.config import load_config
     from credit.data.store.preprocess import describe_work, write_training_store
     from credit.parallel.process_info import require_one_process
 
-    # Several processes share the work through files in the store, not as ranks of a launcher.
+    # Several processes share the work through files in the store, so the command must not run under a launcher.
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
     if arguments.estimate:

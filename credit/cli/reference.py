@@ -1,6 +1,6 @@
-"""Reference pages of the commands, rendered from their parsers: ``python -m credit.cli.reference docs``.
+"""Reference pages of the commands, generated from their parsers: ``python -m credit.cli.reference docs``.
 
-``docs/cli.md`` lists the commands, and ``docs/commands/NAME.md`` describes one command.
+``docs/cli.md`` lists the commands, and each page ``docs/commands/NAME.md`` describes one command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from credit.utils.atomic import atomic_write_text
 _INTRODUCTION = """# Commands
 
 Each command exists as `credit NAME` and as `credit_NAME`.
-`section.key=value` replaces a key of the config, for example `trainer.max_steps=100`; repeat it for several keys.
+`section.key=value` replaces the value of a config key, for example `trainer.max_steps=100`; repeat it for several keys.
 """
 _EXIT_CODES = """
 | exit code | meaning |
@@ -25,8 +25,8 @@ _EXIT_CODES = """
 | 1 | any other failure |
 | 2 | wrong arguments, config or data |
 | 3 | `credit realtime`: there is no usable cycle |
-| 4 | `credit realtime`: the forecast is of an earlier cycle |
-| 85 | training was stopped and can be continued (on one process) |
+| 4 | `credit realtime`: the forecast starts from an earlier cycle |
+| 85 | training was stopped and can be resumed (on one process) |
 | 130 | interrupted by Ctrl-C |
 
 These pages are generated from the help texts (`python -m credit.cli.reference docs`), and a test compares the two.
@@ -34,7 +34,7 @@ These pages are generated from the help texts (`python -m credit.cli.reference d
 
 
 def render_cli_reference() -> dict[str, str]:
-    """Return path below docs/ -> page in Markdown: the list of commands, and a page for each command."""
+    """Return path in docs/ -> page in Markdown: the list of commands, and one page for each command."""
     rows = ["| command | purpose |", "|---|---|"]
     names = []
     pages = {}
@@ -48,7 +48,7 @@ def render_cli_reference() -> dict[str, str]:
 
 
 def write_cli_reference(folder: Path) -> None:
-    """Write the pages of `render_cli_reference` below a folder, and remove the pages of commands that do not exist."""
+    """Write the pages of `render_cli_reference` into a folder, and remove pages of commands that no longer exist."""
     pages = render_cli_reference()
     (folder / "commands").mkdir(exist_ok=True)
     for name, page in pages.items():
@@ -63,7 +63,7 @@ def _render_command(command: str, summary: str) -> str:
 
     Args:
         command: name of the command, such as ``train``.
-        summary: text of the command in `credit.cli.main.COMMANDS`, without a full stop.
+        summary: summary of the command from `credit.cli.main.COMMANDS`, without a full stop.
     """
     parser = build_parser(command, f"credit {command}")
     # argparse has no public list of its arguments.
@@ -73,7 +73,7 @@ def _render_command(command: str, summary: str) -> str:
     lines += ["| argument | meaning |", "|---|---|"]
     for action in actions:
         name = _escape_table_cell(_render_name(action))
-        # A row of a Markdown table is one line, but a help text may contain line breaks.
+        # Replace line breaks in help texts, because a row of a Markdown table must be one line.
         description = " ".join((action.help or "").split())
         lines.append(f"| `{name}` | {_escape_table_cell(description)} |")
     return "\n".join([*lines, ""])
@@ -98,20 +98,20 @@ def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
 
 
 def _render_name(action: argparse.Action) -> str:
-    """Return an option with the placeholder of its value, ``--nodes N``, or the name of a positional argument."""
+    """Return an option with the placeholder of its value (``--nodes N``), or the name of a positional argument."""
     if not action.option_strings:
         return _render_placeholder(action)
     option = action.option_strings[-1]
-    # A flag takes no value, so it has no placeholder.
+    # A flag has no value, so it has no placeholder.
     if action.nargs == 0:
         return option
     return f"{option} {_render_placeholder(action)}"
 
 
 def _render_placeholder(action: argparse.Action) -> str:
-    """Return the placeholder of an argument's value: its metavar, its choices in braces, or its name."""
+    """Return the placeholder of an argument's value: the metavar, the choices in braces, or the argument's name."""
     if isinstance(action.metavar, tuple):
-        # An option with several values has a placeholder for each.
+        # An option with several values has one placeholder per value.
         name = " ".join(action.metavar)
     elif action.metavar is not None:
         name = action.metavar
@@ -119,7 +119,7 @@ def _render_placeholder(action: argparse.Action) -> str:
         choices = ",".join(str(choice) for choice in action.choices)
         name = "{" + choices + "}"
     else:
-        # argparse shows the names of options in capitals, those of positional arguments as they are.
+        # Like argparse, write the names of options in capitals and the names of positional arguments unchanged.
         name = action.dest.upper() if action.option_strings else action.dest
     if action.nargs in ("*", "+"):
         return f"{name} ..."
@@ -127,14 +127,14 @@ def _render_placeholder(action: argparse.Action) -> str:
 
 
 def _is_required(action: argparse.Action) -> bool:
-    """Return True if the command fails when the argument is left out."""
+    """Return True if the command requires the argument."""
     if action.option_strings:
         return action.required
     return action.nargs not in ("*", "?")
 
 
 def _escape_table_cell(text: str) -> str:
-    """Return text for a cell of a Markdown table; a bar would end the cell, so bars are escaped."""
+    """Return text for a cell of a Markdown table, with vertical bars escaped because a bar would end the cell."""
     return text.replace("|", "\\|")
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from credit.cli.common import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, parse_path
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from credit.hpc.cluster import Cluster
     from credit.hpc.job import Job
 
-# Most numbers of nodes for which a job with `min_nodes` prints the ranks that train.
+# Largest number of lines that a job with `min_nodes` prints about the number of ranks that train.
 _MAX_SHOWN_NODES = 8
 
-HELP = """Write the job script of CONFIG for PBS or Slurm from the cluster file of the site, and submit it.
+HELP = """Write the job script of CONFIG for PBS or Slurm from the cluster file of the computing centre, and submit it.
 
-The script is written to save_loc/jobs, the logs to save_loc/logs and the ids of the jobs to save_loc/jobs.json. The
+The script is written to save_loc/jobs, the logs to save_loc/logs and the job ids to save_loc/jobs.json. The
 sections pbs and slurm of the config set account, queue, walltime, nodes and so on.
 
 With --chain K, training continues in up to K jobs, one after another. The chain ends if save_loc/STATUS is done or
-failed, or if two consecutive jobs made no step.
+failed, or if two consecutive jobs finished no training step.
 
 A rollout on N nodes is an array of N jobs that share the initial times. Scoring (--job verify) is one job of N nodes
 whose ranks share the initial times; it uses GPUs only with --online.
@@ -36,26 +36,26 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, the kind of job, its size and the run that it waits for."""
+    """Add the arguments of `credit submit`: CONFIG, overrides, kind and size of the job, and the job to wait for."""
     add_config_arguments(parser)
     parser.add_argument("--job", default="train", metavar="KIND", help="train (default), preprocess, rollout or verify")
     parser.add_argument(
         "--cluster",
         metavar="NAME",
-        type=path_argument,
-        help="name of the site, such as derecho, or path of a cluster file",
+        type=parse_path,
+        help="name of the cluster, such as derecho, or path of a cluster file",
     )
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="number of nodes of a job; for a rollout, number of jobs of the array"
     )
-    parser.add_argument("--chain", type=int, metavar="K", help="largest number of jobs that training may take")
+    parser.add_argument("--chain", type=int, metavar="K", help="largest number of consecutive jobs for training")
     parser.add_argument(
         "--online", action="store_true", help="with --job verify: make the forecasts during scoring, on nodes with GPUs"
     )
     parser.add_argument(
         "--model",
         metavar="RUN",
-        type=path_argument,
+        type=parse_path,
         help="with --job verify --online: the run that makes the forecasts",
     )
     parser.add_argument(
@@ -73,7 +73,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     """Write the job script and submit it, or print it, or cancel the jobs; return the exit status 0.
 
     Raises:
-        ConfigError: if the config, an option or the settings of the site are wrong.
+        ConfigError: if the config, an option or the settings of the cluster are wrong.
         CreditError: if the scheduler's command fails.
     """
     from pathlib import Path
@@ -127,7 +127,7 @@ def _require_compatible_options(arguments: argparse.Namespace) -> None:
 
 
 def _build_job(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> Job:
-    """Return the job of a config on the site that the options or the config name.
+    """Return the job of a config on the cluster that the options or the config name.
 
     Args:
         config: config of the run.
@@ -135,7 +135,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
         arguments: options of the command.
 
     Raises:
-        ConfigError: if the site is not named, or the job does not fit the site or the parallelism in the config.
+        ConfigError: if no cluster is named, or the job is not possible on the cluster or with the config's parallelism.
     """
     from pathlib import Path
 
@@ -144,8 +144,8 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
-    # Options replace keys of the config's section for the site, which is then validated again.
-    cluster, section = find_site(config, arguments)
+    # Options replace keys of the config's section pbs or slurm. The section is then validated again.
+    cluster, section = find_cluster_section(config, arguments)
     options = {}
     for key in ("nodes", "chain"):
         value = getattr(arguments, key)
@@ -170,19 +170,20 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     )
     job = build_job(request, cluster, section)
 
-    # Refuse here what would fail when the job starts.
+    # Raise errors here that would otherwise occur when the job starts.
     _require_divided_forecasts(config, job)
     if job.is_elastic:
         _require_elastic_batch(config, job)
     elif job.kind == "train":
-        # The results are not needed here; the calls raise an error if the ranks form no mesh or do not divide a step.
+        # The results are not used. The calls raise an error if the ranks cannot form a mesh or cannot divide a global
+        # batch.
         degrees = plan_degrees(config.trainer.parallelism, job.ranks)
         divide_global_batch(config, degrees.num_sample_ranks)
     return job
 
 
 def _require_divided_forecasts(config: Config, job: Job) -> None:
-    """Raise a ConfigError if the ranks that share a forecast do not divide the ranks of a job."""
+    """Raise a ConfigError if the number of ranks that share a forecast does not divide the ranks of the job."""
     from credit.errors import ConfigError
 
     parallelism = config.inference.parallelism
@@ -199,12 +200,12 @@ def _require_divided_forecasts(config: Config, job: Job) -> None:
 
 
 def _require_elastic_batch(config: Config, job: Job) -> None:
-    """Refuse a job with ``min_nodes`` without a global batch size, or with one that no number of its ranks divides.
+    """Raise an error if a job with ``min_nodes`` has no global batch size, or none that its ranks can divide.
 
-    Prints how many ranks train after each lost node, for the first lost nodes.
+    Print how many ranks train with all nodes and after each of the first lost nodes.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: if the global batch size is not set, or cannot be divided among the ranks.
     """
     from credit.errors import ConfigError
     from credit.parallel.elastic.spare_ranks import choose_num_ranks
@@ -219,20 +220,21 @@ def _require_elastic_batch(config: Config, job: Job) -> None:
     for num_nodes in dict.fromkeys([*shown_nodes, job.min_nodes]):
         num_ranks = num_nodes * job.ranks_per_node
         num_training = choose_num_ranks(trainer.parallelism, trainer.global_batch_size, num_ranks)
-        # To standard error, because the script of --dry-run goes to standard output.
+        # Print to standard error, because --dry-run prints the script to standard output.
         print(f"{num_nodes} nodes: {num_training} of {num_ranks} ranks train", file=sys.stderr)
 
 
-def find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
-    """Return the site that ``--cluster`` or the config names, and the config's section for the site's scheduler.
+def find_cluster_section(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
+    """Return the cluster that ``--cluster`` or the config names, and the config's section for its scheduler.
 
     Raises:
-        ConfigError: if no site or several are named, or the site has another scheduler than the section that names it.
+        ConfigError: if no cluster or several clusters are named, or the section that names the cluster is the section
+            of a different scheduler.
     """
     from credit.errors import ConfigError
     from credit.hpc.cluster import load_cluster, require_section
 
-    # The option goes before the config.
+    # The option overrides the config.
     if arguments.cluster is not None:
         cluster = load_cluster(arguments.cluster)
         section = config.pbs if cluster.scheduler == config.pbs.scheduler else config.slurm
@@ -240,7 +242,7 @@ def find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, P
     named_sections = [section for section in (config.pbs, config.slurm) if section.cluster]
     if len(named_sections) != 1:
         raise ConfigError(
-            f"{arguments.config}: name the site with --cluster, or with one of pbs.cluster and slurm.cluster"
+            f"{arguments.config}: name the cluster with --cluster, or with either pbs.cluster or slurm.cluster"
         )
     section = named_sections[0]
     cluster = load_cluster(section.cluster)
@@ -251,10 +253,10 @@ def find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, P
 def _collect_environment_variables(
     config: Config, model_config: Config | None, arguments: argparse.Namespace
 ) -> dict[str, str]:
-    """Return the environment variables that the job needs, by name; those that are not set here are left out.
+    """Return name -> value of each environment variable that the job needs; variables that are not set are left out.
 
-    These are the variables that the configs refer to, and PYTHONPATH for plugins. They must be written into the job
-    script, because PBS does not pass on the variables of this shell.
+    The job needs the variables to which the configs refer, and PYTHONPATH for plugins. The variables must be written
+    into the job script, because PBS does not pass on the variables of this shell.
 
     Args:
         config: config of the run.
@@ -264,15 +266,15 @@ def _collect_environment_variables(
     import os
 
     from credit.cli.verify import resolve_config_path
-    from credit.config.load import apply_overrides, read_yaml, referenced_env_vars
+    from credit.config.load import apply_overrides, list_environment_variables, read_yaml
 
-    names = referenced_env_vars(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    names = list_environment_variables(apply_overrides(read_yaml(arguments.config), arguments.overrides))
     plugins = list(config.plugins)
     if model_config is not None:
-        names |= referenced_env_vars(read_yaml(resolve_config_path(arguments.model)))
+        names |= list_environment_variables(read_yaml(resolve_config_path(arguments.model)))
         plugins += model_config.plugins
     if plugins:
-        # Python finds the plugins in the folders of this variable.
+        # Python searches for plugins in the folders of this variable.
         names.add("PYTHONPATH")
-    # Only variables that are set here can be passed on; the job reports the others when it reads the config.
+    # Only variables that are set in this shell can be passed on. The job reports missing variables.
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}

@@ -1,4 +1,4 @@
-"""``credit train``: train a model, or continue a run."""
+"""``credit train``: start or resume a training run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from credit.train.profile.request import ProfileRequest
     from credit.train.trainer import Trainer
 
-HELP = """Train the model of CONFIG. A run with a checkpoint continues from it (trainer.resume: auto).
+HELP = """Train the model of CONFIG. If the run has a checkpoint, continue from the checkpoint (trainer.resume: auto).
 
-The run folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json.
+The command writes config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json into the run folder
+(save_loc).
 
 To stop early, press Ctrl-C, send a signal (TERM, INT, USR1 or USR2), create a file named STOP in the run folder, or
-set trainer.walltime. The run then saves a checkpoint and ends; the same command continues it. A second signal ends
-the run at once, without saving.
+set trainer.walltime. The run then saves a checkpoint and ends; the same command resumes it. A second signal ends
+the run immediately, without saving.
 
---profile measures where the time of a step goes: it writes a table and a timeline to profile/ in the run folder,
-prints the table, and the run goes on. It measures 20 steps after 5 steps of warm-up; give another number of steps, or
-the first and the last step.
+--profile measures how the time of a step is spent. It writes a table and a timeline to profile/ in the run folder and
+prints the table; then the run continues. It measures 20 steps after 5 warm-up steps. To change this, give the number of
+steps, or the first and the last step.
 
 examples:
   credit train config.yml trainer.max_steps=1000
@@ -45,18 +46,18 @@ examples:
   credit train config.yml --profile 100:149
   torchrun --standalone --nproc-per-node=4 -m credit.cli.main train config.yml
 
-exit code: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped (can be continued), 130 stopped by Ctrl-C
-(can be continued). On several ranks, the last two cases have the exit code 0; STATUS shows the difference."""
+exit code: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped (can be resumed), 130 stopped by Ctrl-C
+(can be resumed). On several ranks, the last two cases have the exit code 0; STATUS shows the difference."""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 
-# Exit status of a single process that was stopped in time and can be continued; see the help text.
+# Exit status of a run on one process that was stopped and can be resumed.
 STOPPED_IN_TIME = 85
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, ``--profile``, ``--profile-rank`` and ``--quiet``."""
-    # Imported here, so that the module of a command can be listed without it; it imports no torch.
+    """Add the arguments of `credit train`: CONFIG, overrides, ``--profile``, ``--profile-rank`` and ``--quiet``."""
+    # This import is local, so that listing the commands does not need it.
     from credit.train.profile.request import ProfileRequest, parse_rank, parse_steps
 
     add_config_arguments(parser)
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         type=parse_steps,
         const=ProfileRequest(),
-        help="measure where the time of a step goes: number of steps (20), or first and last step such as 100:119",
+        help="measure how the time of a step is spent: number of steps (20), or first and last step such as 100:119",
     )
     parser.add_argument(
         "--profile-rank", metavar="RANK", type=parse_rank, help="rank whose timeline --profile writes (0)"
@@ -75,11 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Collective: train the model of the config and return the exit status, which the help text lists.
+    """Collective: train the model of the config and return the exit status that the help text lists.
 
     Raises:
-        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run, or the run
-            does not take the steps to be profiled.
+        CreditError: if the config, the data, the run folder or the checkpoint has an error, or the run does not contain
+            the steps to be profiled.
     """
     from credit.config import load_config
     from credit.parallel.elastic.spare_ranks import release_spare_ranks
@@ -90,7 +91,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     require_loggers(config.trainer.loggers)
     process_info = read_process_info()
     if not process_info.is_main:
-        # The main rank prints what concerns all ranks; the others print errors only, and have separate log files.
+        # The main rank prints messages about all ranks. The other ranks print only errors, and have separate log files.
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
     num_ranks = _choose_num_ranks(config, process_info)
@@ -102,7 +103,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         print(f"{outcome}: {config.save_loc}")
     if outcome == "failed":
         return 1
-    # torchrun takes any status except 0 as a failure and starts the ranks again; job scripts read STATUS.
+    # torchrun treats any status except 0 as a failure and restarts the ranks. Job scripts read STATUS instead.
     if outcome == "done" or process_info.world > 1 or process_info.can_restart:
         return 0
     if is_interrupt:
@@ -111,13 +112,13 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _choose_num_ranks(config: Config, process_info: ProcessInfo) -> int:
-    """Return the number of ranks that train; the others are spare and wait.
+    """Return the number of ranks that train; the other ranks are spare ranks and wait.
 
-    All ranks train, and a number that does not fit is an error, unless torchrun may have restarted the run on the nodes
-    that are left: then nobody is there to choose another number.
+    Normally all ranks train, and an unsuitable number of ranks is an error. If torchrun may have restarted the run on
+    the remaining nodes, no user can choose the number, so the largest suitable number of ranks trains.
 
     Raises:
-        ConfigError: if fewer ranks are left than the smallest mesh has.
+        ConfigError: if the smallest mesh needs more ranks than remain.
     """
     from credit.parallel.elastic.spare_ranks import choose_num_ranks
 
@@ -128,45 +129,47 @@ def _choose_num_ranks(config: Config, process_info: ProcessInfo) -> int:
 
 
 def _wait_as_spare_rank(process_info: ProcessInfo) -> int:
-    """Wait until the run of the other ranks is over, and return the exit status of this spare rank."""
+    """Wait until the other ranks have finished the run, and return the exit status of this spare rank."""
     from credit.parallel.elastic.spare_ranks import wait_for_end
 
-    # The job script has the launcher and its children ignore TERM, with which torchrun ends the ranks before a restart.
-    # A scheduler sends it, too, and the other ranks then save. torchrun would end them at once if this rank failed.
+    # The job script makes the launcher and its children ignore TERM, but torchrun sends TERM to end the ranks before a
+    # restart, so a spare rank needs a handler. A scheduler also sends TERM, and the other ranks then save. torchrun
+    # would end them immediately if this rank failed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     return 0 if wait_for_end(process_info) else 1
 
 
 def _choose_profile(arguments: argparse.Namespace) -> ProfileRequest | None:
-    """Return the steps to be profiled, None for none.
+    """Return the request for a profile; None without ``--profile``.
 
     Raises:
-        ConfigError: if a rank is given without steps.
+        ConfigError: if ``--profile-rank`` is given without ``--profile``.
     """
-    # Benchmarks and tests call the command without these arguments.
+    # Benchmarks and tests call this function without these arguments.
     request = getattr(arguments, "profile", None)
     rank = getattr(arguments, "profile_rank", None)
     if rank is None:
         return request
     if request is None:
-        raise ConfigError(f"--profile-rank {rank}: there is no profile; add --profile")
+        raise ConfigError(f"--profile-rank {rank}: this option needs --profile")
     return replace(request, trace_rank=rank)
 
 
 def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | None = None) -> tuple[str, bool]:
-    """Collective: train while holding the signal handlers, the process group, the log file and the lock of the run.
+    """Collective: set up signal handlers, process group, log file and lock of the run, and train.
 
     Args:
         config: the config of the run.
         process_info: rank and number of ranks of this process.
-        profile: steps to be profiled, None for none.
+        profile: steps to be profiled; None for no profile.
 
     Returns:
-        The state of the run: ``done``, ``requeue`` if another job is to continue it, or ``failed`` if torchrun has
-        restarted the ranks after an error that every start would repeat; and True if Ctrl-C stopped it.
+        The state of the run, and True if Ctrl-C stopped it. The state is ``done``, ``requeue`` if the next job must
+        continue the run, or ``failed`` if torchrun has restarted the ranks after an error that every restart would
+        repeat.
 
     Raises:
-        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
+        CreditError: if the config, the data, the run folder or the checkpoint has an error.
     """
     from credit.calendar import parse_duration
     from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
@@ -187,19 +190,20 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
         walltime_seconds = parse_duration(trainer_config.walltime) * 60.0
     timeout_minutes = parse_duration(trainer_config.parallelism.timeout)
     folder = Path(config.save_loc)
-    # The main rank alone locks the folder and looks for the file STOP in it.
+    # Only the main rank locks the folder and looks for the file STOP in it.
     run_lock = RunLock(folder, process_info.job_id, process_info.launch_id) if process_info.is_main else None
     stop_folder = folder if process_info.is_main else None
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(stop_folder, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
-        # `run_on_all_ranks` raises the error of one rank on all. One rank of each host tries to write to the folder.
+        # `run_on_all_ranks` raises the error of one rank on all ranks. One rank of each host tests writing to the
+        # folder.
         run_on_all_ranks(lambda: prepare_folder(folder) if process_info.local_rank == 0 else None)
         stack.enter_context(rank_log(folder, process_info.rank))
         if run_on_rank0(functools.partial(_repeats_failure, folder, process_info)):
             return "failed", False
         run_on_all_ranks(functools.partial(_enter_lock, stack, run_lock))
-        # The watchdog reports a rank that hangs long before the collectives of the other ranks time out.
+        # The watchdog reports a hanging rank long before the collectives of the other ranks time out.
         patience_seconds = timeout_minutes * 60.0 / 4
         watchdog = stack.enter_context(
             Watchdog(store, process_info.rank, process_info.world, patience=patience_seconds)
@@ -210,15 +214,16 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
         except Exception as error:
             _record_failed_start(folder, process_info, error)
             raise
-        stack.enter_context(_profiled(profile, trainer))
+        stack.enter_context(_build_profile_context(profile, trainer))
         return trainer.run(stop, run_lock), stop.is_interrupt
 
 
 def _record_failed_start(folder: Path, process_info: ProcessInfo, error: Exception) -> None:
-    """Write an error before the first step into STATUS, on the main rank.
+    """Write an error that occurred before the first step into STATUS, on the main rank.
 
-    STATUS of a run that is done stays "done": only the new request was wrong. A new run gets a STATUS only if torchrun
-    restarts the ranks, which look there for an error that every start would repeat.
+    The STATUS "done" of a finished run is kept, because only the new command was wrong. For a new run, STATUS is
+    written only if torchrun restarts the ranks. The restarted ranks then read from STATUS that every restart would
+    fail.
     """
     from credit.train.monitor.metrics_log import write_failure
     from credit.train.monitor.run_files import read_status
@@ -232,13 +237,13 @@ def _record_failed_start(folder: Path, process_info: ProcessInfo, error: Excepti
 
 
 def _repeats_failure(folder: Path, process_info: ProcessInfo) -> bool:
-    """Return True if torchrun has restarted the ranks after an error that every start would repeat; log that error.
+    """Return True if torchrun has restarted the ranks after an error that every restart would repeat; log this error.
 
-    Such an error, for example a loss that is not finite after a rollback, sets STATUS to ``failed``. The lost ranks of
-    a node that has died set it to ``requeue``.
+    An error of this kind, such as a non-finite loss after a rollback, sets STATUS to ``failed``. The loss of a node
+    sets STATUS to ``requeue``.
 
     Args:
-        folder: the run's folder.
+        folder: run folder.
         process_info: rank, job and number of restarts of this process.
     """
     from credit.train.monitor.run_files import read_status
@@ -256,7 +261,7 @@ def _repeats_failure(folder: Path, process_info: ProcessInfo) -> bool:
 
 
 def _find_peak_rates(device: torch.device) -> dict[str, float]:
-    """Return the peak FLOP rates of a GPU's data sheet, for the utilisation in metrics.jsonl; empty for a CPU."""
+    """Return the peak FLOP rates in the GPU's data sheet, for the utilisation in metrics.jsonl; empty for a CPU."""
     import torch
 
     from credit.hpc.planner.gpus import find_peak_rates
@@ -266,27 +271,27 @@ def _find_peak_rates(device: torch.device) -> dict[str, float]:
     return find_peak_rates(torch.cuda.get_device_name(device))
 
 
-def _profiled(profile: ProfileRequest | None, trainer: Trainer) -> AbstractContextManager[None]:
-    """Collective: return the context in which a run is profiled; without a request it does nothing.
+def _build_profile_context(profile: ProfileRequest | None, trainer: Trainer) -> AbstractContextManager[None]:
+    """Collective: return a context manager that profiles the run; without a request it does nothing.
 
     Raises:
-        ConfigError: if the run does not take the steps to be profiled.
+        ConfigError: if the run does not contain the steps to be profiled.
     """
     if profile is None:
         return nullcontext()
-    # Imported only now, because few runs are profiled.
+    # This import is local, because most runs are not profiled.
     from credit.train.profile.profiler import profiled
 
     return profiled(profile, trainer.parts, trainer.state.step)
 
 
 def _draw_preview(*arguments: Any) -> list[Path]:
-    """Draw a preview and return the paths of its figures.
+    """Plot a preview and return the paths of its figures.
 
-    matplotlib is imported here and not at the top of the file, because the import is slow.
+    This function imports matplotlib, because the import is slow and most runs have no previews.
 
     Args:
-        *arguments: those of `credit.verify.plots.preview.draw_preview`.
+        *arguments: arguments of `credit.verify.plots.preview.draw_preview`.
     """
     from credit.verify.plots.preview import draw_preview
 
@@ -294,11 +299,11 @@ def _draw_preview(*arguments: Any) -> list[Path]:
 
 
 def _enter_lock(stack: ExitStack, run_lock: RunLock | None) -> None:
-    """Take the lock of the run's folder until the stack closes.
+    """Acquire the lock of the run folder until the stack closes.
 
     Args:
         stack: releases the lock when it closes.
-        run_lock: lock of the main rank; None on other ranks, which then do nothing.
+        run_lock: lock of the run folder on the main rank; None on other ranks, which do nothing.
 
     Raises:
         CreditError: if another run holds the lock.

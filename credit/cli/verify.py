@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.common import path_argument
+from credit.cli.common import parse_path
 from credit.cli.console.terminal import add_quiet_argument, print_json
 from credit.cli.weights_check import WeightsCheck, check_weights
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
 The command scores the model, persistence, damped persistence, climatology and verification.other_forecasts on the same
-initial times. It writes scores.csv, scores.nc, figures/ and report.html into save_loc. It prints a table of the
+initial times. It writes scores.csv, scores.nc, figures/ and report.html into save_loc, and prints a table of the
 headline channels: z500, t850, t2m, 10 m wind, mean sea level pressure, q700 and precipitation.
 
-OTHER is a second run to compare with. Its forecasts are scored too, and the differences are tested. The results are
-written into save_loc/against_NAME.
+OTHER is a second run for comparison. The command also scores its forecasts and tests the differences for significance.
+The results are written into save_loc/against_NAME.
 
-With --online, the forecasts are made during scoring and are not written to files. With --model RUN as well, the run
+With --online, the forecasts are made during scoring and are not written to files. With --online --model RUN, the run
 RUN makes the forecasts, with its pressure levels and derived variables. Several ranks share the initial times.
 
 example:
@@ -45,12 +45,12 @@ example:
 
 --json prints one object on standard output, with these keys:
   version      1; it changes if the meaning of a key changes
-  metric, region, season   those of the rows: rmse, global, all
-  forecasts    name of a forecast -> its name in figures; the run itself is called model
-  reference    name of the forecast to compare with, or best_baseline
+  metric, region, season   of all rows: rmse, global, all
+  forecasts    name of a forecast -> its name in figures; model is the name of the run's forecasts
+  reference    name of the forecast with which the run is compared, or best_baseline
   n_cases, first_case, last_case   number, first and last of the initial times
   rows         all channels and lead times, each with channel, units, lead_hours, rmse (forecast -> RMSE), ratio (RMSE
-               of the model divided by that of the reference), significant, n_eff; null for a missing number
+               of the model divided by the RMSE of the reference), significant, n_eff; null for a missing number
   warnings     sentences on missing scores and on differences between forecasts
   files        paths: scores_csv, scores_nc, figures, report"""
 
@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, a second run, overrides, the source of the forecasts and the form of the output."""
-    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="YAML file that describes the run")
+    """Add the arguments of `credit verify`: CONFIG, second run, overrides, forecasts and output format."""
+    parser.add_argument("config", metavar="CONFIG", type=parse_path, help="YAML file that describes the run")
     parser.add_argument(
-        "rest", nargs="*", type=path_argument, metavar="OTHER, section.key=value",
+        "rest", nargs="*", type=parse_path, metavar="OTHER, section.key=value",
         help="YAML file or folder of a run to compare with; replaced keys of CONFIG, for example "
         "verification.regions=[global,europe]",
     )  # fmt: skip
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make the forecasts of inference.initial_times during scoring, without files",
     )
     parser.add_argument(
-        "--model", metavar="RUN", type=path_argument,
+        "--model", metavar="RUN", type=parse_path,
         help="with --online: YAML file or folder of the run that makes the forecasts, if it is not CONFIG; replaced "
         "keys of the section inference apply to RUN",
     )  # fmt: skip
@@ -88,7 +88,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: if the config or an option is wrong.
-        DataError: if forecasts or data are missing, or do not fit each other.
+        DataError: if forecasts or data are missing, or do not match.
     """
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info
@@ -103,7 +103,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     folder = Path(config.save_loc)
     if other_name is not None:
         folder = folder / f"against_{other_name}"
-    # With --model another run makes the forecasts; its weights and its parallelism count.
+    # With --model, the other run makes the forecasts, so its weights and its parallelism are used.
     forecast_config = model_config or config
     process = read_process_info()
     # Scores of files are computed on the CPU.
@@ -116,7 +116,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             config, model_config, arguments.online, process, device.type
         )
         weights = WeightsCheck()
-        # The main rank alone prints notices.
+        # Only the main rank prints notices.
         if process.is_main:
             weights = check_weights(forecast_config, forecasts.attributes)
         if weights.notice is not None:
@@ -126,7 +126,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         is_trained_here = weights.are_of_run and is_same_run
         table = verify_forecasts(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
     if table is None:
-        # The main rank has the scores of all ranks.
+        # The main rank has collected the scores of all ranks.
         return 0
     _print_scores(table, folder, other_name, arguments)
     return 0
@@ -138,7 +138,7 @@ def _print_scores(table: ScoreTable, folder: Path, other_name: str | None, argum
     Args:
         table: the scores.
         folder: folder of the written files.
-        other_name: name of the second run, None without one.
+        other_name: name of the second run; None without a second run.
         arguments: options of the command, of which `json` and `all` are used.
     """
     files = {
@@ -165,12 +165,12 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
 
     Args:
         arguments: options of the command, of which `config`, `model` and `online` are used.
-        overrides: texts ``section.key=value``. With ``--model``, keys of the section ``inference`` apply to the second
-            config, and all other keys to the first.
+        overrides: overrides ``section.key=value``. With ``--model``, keys of the section ``inference`` apply to the
+            second config, and all other keys to the first config.
 
     Returns:
-        The config of the run, and the config of ``--model``, which is None without this option. With ``--model``, the
-        section ``inference`` of the first config is replaced by that of the second.
+        The config of the run, and the config of ``--model`` (None without this option). With ``--model``, the section
+        ``inference`` of the first config is replaced with the section of the second config.
 
     Raises:
         ConfigError: if a config is not valid, or ``--model`` is given without ``--online``.
@@ -182,7 +182,7 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
         return load_config(arguments.config, overrides), None
     if not arguments.online:
         raise ConfigError(
-            "--model requires --online; forecasts in files are found by save_loc and inference.folder of CONFIG"
+            "--model requires --online; save_loc and inference.folder of CONFIG determine the folder of forecast files"
         )
     # An override sets a key of the section (inference.lead_time=24h) or the whole section (inference={...}).
     inference_overrides = [text for text in overrides if re.match(r"inference[.=]", text)]
@@ -193,7 +193,7 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
 
 
 def resolve_config_path(run: str) -> Path:
-    """Return the path of a run's config file, given the file or the run's folder."""
+    """Return the path of a run's config file, given the path of this file or of the run folder."""
     path = Path(run)
     if path.is_dir():
         return path / "config.yml"
@@ -201,13 +201,13 @@ def resolve_config_path(run: str) -> Path:
 
 
 def load_run_config(run: str, overrides: list[str]) -> Config:
-    """Return the config of a run, given its file or its folder.
+    """Return the config of a run, given its config file or its run folder.
 
-    If the folder is given, it replaces `save_loc` in the config, because it may have been moved since the run.
+    If a run folder is given, its path replaces `save_loc` in the config, because the folder may have been moved.
 
     Args:
-        run: path of a config file or of a run's folder.
-        overrides: ``section.key=value``.
+        run: path of a config file or of a run folder.
+        overrides: overrides ``section.key=value``.
 
     Raises:
         ConfigError: if the file cannot be read or is not valid.
@@ -228,10 +228,11 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
         other_runs: paths of config files or folders of runs; at most one path.
 
     Returns:
-        A copy of the config, and the name of the second run in it. Without a second run, the unchanged config and None.
+        A copy of the config that includes the second run, and the name of the second run. Without a second run, the
+        unchanged config and None.
 
     Raises:
-        ConfigError: if there are several paths, if the path is not a run, or if the run's name is taken.
+        ConfigError: if there are several paths, the path is not a run, or another forecast has the same name.
     """
     from credit.config.sections.verification import OtherForecastsConfig, is_reserved_name
     from credit.errors import ConfigError
@@ -250,14 +251,14 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
         )
     other = load_run_config(other_runs[0], [])
     other_folder = Path(other.save_loc)
-    # The experiment names the other run; where both have the same experiment, the folder tells them apart.
+    # The name of the second run is its experiment, or its folder if both runs have the same experiment.
     experiment = other.experiment
     if experiment == config.experiment:
         experiment = other_folder.resolve().name
     name = re.sub(r"[^\w.-]", "_", experiment)
     if is_reserved_name(name) or name in config.verification.other_forecasts:
         raise ConfigError(
-            f"{other_runs[0]}: {name} is the name of another forecast here; give the run another experiment"
+            f"{other_runs[0]}: {name} is the name of another forecast here; set a different experiment in its config"
         )
     other_forecasts = dict(config.verification.other_forecasts)
     other_forecasts[name] = OtherForecastsConfig(path=str(other_folder / other.inference.folder))
@@ -268,7 +269,7 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
 def _open_data_and_forecasts(
     config: Config, model_config: Config | None, online: bool, process: ProcessInfo, device_type: str
 ) -> tuple[FieldReader, ForecastSource, WorkShare]:
-    """Collective: return the reader of the truth, the forecasts, and the initial times that this process scores.
+    """Collective: return the reader of the truth, the forecasts, and the initial times that this rank scores.
 
     Args:
         config: config of the run whose data are the truth.
@@ -283,23 +284,23 @@ def _open_data_and_forecasts(
     from credit.calendar import parse_duration
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build.model import build_forecast_mesh
-    from credit.train.build.open_data import open_reader_once
+    from credit.train.build.open_data import open_reader_on_rank0
     from credit.verify.partial_scores import WorkShare
 
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
-        return open_reader_once(config.data), archive, WorkShare(process.rank, process.world)
+        return open_reader_on_rank0(config.data), archive, WorkShare(process.rank, process.world)
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_forecast_mesh(config.inference.parallelism, process, device_type, timeout_minutes)
     if model_config is None:
         truth_reader, forecasts = _open_online(config, process, mesh, has_other_truth=False)
     else:
         _, forecasts = _open_online(model_config, process, mesh, has_other_truth=True)
-        truth_reader = open_reader_once(config.data)
+        truth_reader = open_reader_on_rank0(config.data)
     if mesh.degrees.world == 1:
         return truth_reader, forecasts, WorkShare(process.rank, process.world)
-    # Ranks that share weights, fields or members forecast the same cases; one of them counts the scores. Without all
-    # members and the whole fields, a rank scores nothing.
+    # Ranks that share weights, fields or members forecast the same cases, and one of these ranks scores them. A rank
+    # scores only if it has all members and the whole fields.
     has_whole_fields = mesh.degrees.domain == 1 or mesh.gets_forecasts
     share = WorkShare(
         mesh.sample_rank,
@@ -314,51 +315,51 @@ def _open_data_and_forecasts(
 def _open_online(
     config: Config, process: ProcessInfo, mesh: DeviceGrid, has_other_truth: bool
 ) -> tuple[FieldReader, ForecastSource]:
-    """Collective: open the data of the run that forecasts, and return their reader and the forecasts.
+    """Collective: open the data of the run that makes the forecasts, and return the reader and the forecasts.
 
-    The forecasts are not read from files: the model makes them from these data when the scoring asks for them.
+    The forecasts are not read from files. The model makes each forecast when the scoring code requests it.
 
     Args:
-        config: config of the run that forecasts.
+        config: config of the run that makes the forecasts.
         process: rank and world size of this process.
-        mesh: mesh of the ranks that forecast.
-        has_other_truth: True if the forecasts are scored against the data of another run. Derived variables and
-            pressure levels are then computed as well, because that run may have them as variables.
+        mesh: mesh of the ranks that make forecasts.
+        has_other_truth: True if the forecasts are scored against the data of a different run. Derived variables and
+            pressure levels are then also computed, because the data of that run may contain them.
     """
     from contextlib import nullcontext
 
     from credit.cli.rollout import build_shared_forecast_function
-    from credit.forecast.ensemble.perturbations import lag_minutes
-    from credit.forecast.initial_times import choose_initial_times, choose_leads
+    from credit.forecast.ensemble.perturbations import compute_member_lag
+    from credit.forecast.initial_times import choose_initial_times, list_output_leads
     from credit.forecast.online import ForecastBatching, OnlineForecasts, build_step_filter
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
-    from credit.train.build.open_data import open_fields, open_for_forecasts
+    from credit.train.build.open_data import open_fields, open_forecast_fields
 
-    # The data that forecasts start from may lack variables that only the truth needs.
+    # The data from which forecasts start need not contain variables that only the truth needs.
     if has_other_truth:
-        reader, splits = open_for_forecasts(config)
+        reader, splits = open_forecast_fields(config)
     else:
         reader, splits = open_fields(config)
     inference = config.inference
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process, mesh)
-    lead_minutes = choose_leads(inference, config.data.step_minutes)
+    lead_minutes = list_output_leads(inference, config.data.step_minutes)
 
-    # The fields that are scored are the model's output, or what is derived from it.
-    run_attributes = describe_run(forecaster)
+    # The scored fields are the output of the model, or fields derived from it.
+    select_run_attributes = describe_run(forecaster)
     diagnostics = None
     if has_other_truth:
         diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
         fields = diagnostics.output_fields(forecaster.assets.grid, reader.calendar)
-        run_attributes |= diagnostics.global_attributes
+        select_run_attributes |= diagnostics.global_attributes
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
-    # Scoring reads files in this thread only, so no lock is needed.
+    # Only this thread reads files during scoring, so no lock is needed.
     is_step_used = build_step_filter(lead_minutes, config.data.step_minutes, diagnostics)
     forecast_batch = build_shared_forecast_function(config, forecaster, nullcontext(), mesh, is_step_used)
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
     batching = ForecastBatching(
-        inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble, mesh.degrees.domain == 1
+        inference.batch_size, members, compute_member_lag(ensemble), mesh.degrees.ensemble, mesh.degrees.domain == 1
     )
     forecasts = OnlineForecasts(
         forecast_batch,
@@ -367,7 +368,7 @@ def _open_online(
         lead_minutes,
         batching,
         origin=forecaster.path,
-        attributes=run_attributes,
+        attributes=select_run_attributes,
         diagnostics=diagnostics,
     )
     return reader, forecasts

@@ -1,4 +1,4 @@
-"""Comparison of the weights that made forecasts with the checkpoints of a run, for ``credit verify``."""
+"""Comparison of the weights with which forecasts were made and the checkpoints of a run, for ``credit verify``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightsCheck:
-    """Result of comparing the weights that made forecasts with the checkpoints of a run.
+    """Result of comparing the weights with which forecasts were made and the checkpoints of a run.
 
     Attributes:
-        notice: text for the user if the forecasts were made with other weights than the config names; else None.
-        are_of_run: False if none of the run's checkpoints has the weights; True also if nothing could be compared.
+        notice: message if the forecasts were not made with the weights that the config names; otherwise None.
+        are_of_run: False if no checkpoint of the run contains the weights; also True if the weights cannot be compared.
     """
 
     notice: str | None = None
@@ -25,45 +25,46 @@ class WeightsCheck:
 
 
 def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCheck:
-    """Compare the weights named in the forecasts' attributes with the run's checkpoints.
+    """Compare the fingerprint of the weights in the forecasts' attributes with the run's checkpoints.
 
     Args:
         config: config of the run that is expected to have made the forecasts.
         attributes: global attributes of the forecasts. The attribute `weights` is the fingerprint of the weights.
 
     Returns:
-        The result; it has no notice if the forecasts name no weights or the run has no checkpoints.
+        The result; it has no notice if the forecasts have no fingerprint or the run has no checkpoints.
     """
     from credit.train.checkpoint import checkpoint
 
     weights = attributes.get("weights")
     folder = Path(config.save_loc) / "checkpoints"
     # Fingerprints of the weights in the checkpoints of this run.
-    run_weights = {checkpoint.weights_fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
+    run_weights = {checkpoint.read_weights_checksum(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
     if weights is None or not run_weights:
         return WeightsCheck()
-    # Forecasts made with the weights that the config names need no notice. These may be weights of another run.
+    # No notice is needed if the forecasts were made with the weights that the config names, possibly of a different
+    # run.
     name = config.inference.checkpoint
     if name in ("best", "latest"):
         named_checkpoint = folder / name
     else:
         named_checkpoint = Path(name)
-    if named_checkpoint.is_dir() and checkpoint.weights_fingerprint(named_checkpoint, "forecast") == weights:
+    if named_checkpoint.is_dir() and checkpoint.read_weights_checksum(named_checkpoint, "forecast") == weights:
         return WeightsCheck(are_of_run=weights in run_weights)
     description = (
         f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
         f"{attributes.get('experiment')}"
     )
-    # The forecasts are of this run, but since then the link `best` or `latest` or the config has changed.
+    # The forecasts belong to this run, but the link `best` or `latest` or the config has changed since then.
     if weights in run_weights:
         state = "does not exist"
         if named_checkpoint.is_dir():
             state = f"is {named_checkpoint.resolve().name}"
         return WeightsCheck(
-            f"{description}; inference.checkpoint, {name}, {state} now. credit rollout forecasts with that."
+            f"{description}; inference.checkpoint, {name}, now {state}; credit rollout uses that checkpoint."
         )
     return WeightsCheck(
-        f"{description}: of none of the checkpoints in {folder}. They are of another run, or their checkpoint was "
-        "deleted.",
+        f"{description}. No checkpoint in {folder} contains these weights; they belong to a different run, or "
+        "their checkpoint was deleted.",
         are_of_run=False,
     )

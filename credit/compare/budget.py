@@ -1,4 +1,4 @@
-"""Budget of a comparison (equal steps, time or operations) and the training length that it gives each run."""
+"""Training budget of a comparison (equal steps, time or operations) and the number of steps that it allows each run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from credit.config import Config
 from credit.errors import ConfigError, did_you_mean
 
 BUDGET_KINDS = ("steps", "time", "flops")
-# With fewer steps, the schedule of the learning rate is too coarse, and start-up would dominate the time of the run.
+# Smallest number of optimizer steps of a run. With fewer steps, the learning-rate schedule is too coarse, and the
+# start-up dominates the duration of the run.
 MIN_STEPS = 5
-# Validations of each run, at equal fractions of its length. The best of them selects the weights, so all runs must
-# have the same number.
+# Number of validations of each run, at equal intervals. The weights of the best validation are used, so all runs must
+# have the same number of validations.
 NUM_VALIDATIONS = 5
 
 
@@ -22,8 +23,8 @@ class StepCost:
     """Measured cost of one optimizer step of a run.
 
     Attributes:
-        seconds: duration of a step, without validations and checkpoints.
-        operations: floating-point operations of a step over all processes; None if they are not counted.
+        seconds: duration of a step in seconds, without validations and checkpoints.
+        operations: number of floating-point operations of a step over all processes; None if it is unknown.
     """
 
     seconds: float
@@ -32,12 +33,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """Amount of training that all runs of a comparison get.
+    """Training budget that is the same for all runs of a comparison.
 
     Attributes:
         kind: ``steps``, ``time`` or ``flops``.
-        amount: number of optimizer steps, seconds of optimizer steps, or floating-point operations.
-        text: amount as the user wrote it.
+        amount: number of optimizer steps, total time of the steps in seconds, or number of floating-point operations.
+        text: amount as the user wrote it, such as ``15min``.
     """
 
     kind: str
@@ -54,10 +55,10 @@ class Budget:
 
         Args:
             name: name of the run, for messages.
-            cost: measured cost of a step; None for equal steps.
+            cost: measured cost of a step; None for a budget of the kind ``steps``.
 
         Raises:
-            ConfigError: if the operations of a step are unknown, or the budget is shorter than `MIN_STEPS` steps.
+            ConfigError: if the operations of a step are unknown, or the budget allows fewer than `MIN_STEPS` steps.
         """
         if cost is None:
             return int(self.amount)
@@ -79,31 +80,31 @@ class Budget:
         return steps
 
     def describe(self) -> str:
-        """Return a sentence for readers of the page."""
+        """Return sentences that describe the budget to readers of the page."""
         if self.kind == "steps":
             return f"Equal number of optimizer steps: {int(self.amount)}."
         if self.kind == "time":
             return (
                 f"Equal time: {self.text} of optimizer steps. The number of steps is this time divided by the measured "
-                "time of a step; start, validations and checkpoints are not counted."
+                "time of a step. The time includes no start, validation or checkpoint."
             )
         return f"Equal floating-point operations of training: {self.amount:.3g}, as counted by torch."
 
 
 def parse_budget(kind: str, amount: str) -> Budget:
-    """Return the budget of ``--equal KIND AMOUNT``.
+    """Return the `Budget` that the option ``--equal KIND AMOUNT`` describes.
 
     Args:
         kind: ``steps``, ``time`` or ``flops``.
         amount: number of steps, a duration such as ``15min``, or a number of operations such as ``2e15``.
 
     Raises:
-        ConfigError: if the kind is unknown or the amount is not positive.
+        ConfigError: if the kind is unknown, the amount is not positive, or the steps are fewer than `MIN_STEPS`.
     """
     if kind == "time":
         return Budget(kind, 60.0 * parse_duration(amount, "--equal time"), amount)
     if kind not in BUDGET_KINDS:
-        raise ConfigError(f"--equal {kind}: is no kind of budget{did_you_mean(kind, BUDGET_KINDS)}")
+        raise ConfigError(f"--equal {kind}: is not a kind of budget{did_you_mean(kind, BUDGET_KINDS)}")
     try:
         number = float(amount)
     except ValueError:
@@ -117,15 +118,16 @@ def parse_budget(kind: str, amount: str) -> Budget:
 
 
 def build_training_overrides(config: Config, seed: int, steps: int, folder: str) -> list[str]:
-    """Return the overrides with which ``credit train`` trains a run of the comparison.
+    """Return the overrides of ``credit train`` that give a run of the comparison its seed and number of steps.
 
-    The learning rate and the length of rollouts follow the new length, because both are fractions of the run.
+    The schedules of the learning rate and of the rollout length are defined by fractions of the run, so they are scaled
+    to the new number of steps.
 
     Args:
         config: config of the run.
-        seed: seed of the run.
+        seed: seed of the training run.
         steps: number of optimizer steps.
-        folder: folder of the run.
+        folder: run folder of the training run.
     """
     validate_every = math.ceil(steps / NUM_VALIDATIONS)
     checkpoint_every = min(config.trainer.checkpoint_every or validate_every, validate_every)

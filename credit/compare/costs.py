@@ -13,21 +13,21 @@ from credit.train.monitor.run_files import iterate_rows_with_key, read_summary
 
 @dataclass(frozen=True)
 class RunCosts:
-    """Costs of the training of one run and seed; None where a number is unknown.
+    """Costs of one training run, for one config and one seed. An unknown cost is None.
 
     Attributes:
-        steps: optimizer steps.
-        samples: training samples.
+        steps: number of optimizer steps.
+        samples: number of training samples that were used.
         processes: number of processes.
         device: ``cpu`` or the name of the GPU.
-        wall_hours: duration of the training, start and validations included.
-        step_hours: duration of the optimizer steps alone.
-        step_seconds: median duration of a step.
-        tflop: operations of all steps and processes in 10^12.
-        peak_memory_gb: largest memory of a process in 10^9 bytes.
-        energy_kwh: energy of the GPUs.
+        wall_hours: duration of the training run in hours, including start and validations.
+        step_hours: total duration of the optimizer steps in hours.
+        step_seconds: median duration of an optimizer step in seconds.
+        tflop: floating-point operations of all steps and processes, in TFLOP.
+        peak_memory_gb: largest memory that a process used, in GB (10^9 bytes).
+        energy_kwh: energy that the GPUs used, in kWh.
         parameters: number of parameters of the network.
-        forecast_seconds: duration of ``credit rollout``, start included.
+        forecast_seconds: duration of ``credit rollout`` in seconds, including its start.
     """
 
     steps: int | None = None
@@ -45,12 +45,12 @@ class RunCosts:
 
 
 def read_costs(run_folder: Path, forecast_folder: Path, forecast_seconds: float | None) -> RunCosts:
-    """Return the costs of a run from its summary.json, its metrics.jsonl and its forecasts.
+    """Return the costs of a training run, read from its summary.json, its metrics.jsonl and its forecasts.
 
     Args:
-        run_folder: folder of the training.
-        forecast_folder: folder of its forecasts, whose attributes have the number of parameters.
-        forecast_seconds: duration of the forecasts; None if it is unknown.
+        run_folder: run folder of the training run.
+        forecast_folder: folder of the forecasts of the run; their attributes contain the number of parameters.
+        forecast_seconds: duration of ``credit rollout`` in seconds; None if the duration is unknown.
     """
     summary = read_summary(run_folder)
     if not summary:
@@ -84,7 +84,7 @@ def read_costs(run_folder: Path, forecast_folder: Path, forecast_seconds: float 
 
 
 def _read_parameters(folder: Path) -> int | None:
-    """Return the number of parameters in the attributes of forecasts, None if they do not have it."""
+    """Return the number of network parameters that the attributes of the forecasts state, None if it is missing."""
     try:
         parameters = open_forecasts(folder).attributes.get("parameters")
     except DataError:

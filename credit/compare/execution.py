@@ -1,7 +1,8 @@
-"""Processes of a comparison or sweep: each training, forecast and scoring is a command with a separate log file.
+"""Processes of a comparison or sweep: each training run, forecast and verification is a process with a log file.
 
-`parts.json` in the folder of the comparison records which parts are done. A second call repeats only what is missing.
-Parts that do not depend on each other can run at the same time, each on its share of the processor cores and GPUs.
+Such a process executes one part of the comparison. ``parts.json`` in the folder of the comparison records which parts
+are done, and a second call runs only the missing parts. Parts that do not depend on each other can run at the same
+time, each on its share of the processor cores and GPUs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Any
 import torch
 
 from credit.errors import ConfigError
-from credit.train.monitor.run_files import tail_lines
+from credit.train.monitor.run_files import read_last_lines
 from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-# Exit code of `credit train` after a stop in time.
+# Exit code of `credit train` if it saved a checkpoint and stopped before its time limit.
 STOPPED_IN_TIME = 85
 DONE = "done"
 FAILED = "failed"
@@ -41,16 +42,16 @@ _SEARCHED_LINES = 200
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a comparison, which a separate process executes.
+    """One part of a comparison: a ``credit`` command that a separate process executes.
 
     Attributes:
-        name: text such as ``train a, seed 1000``, unique in the comparison.
-        command: command of the package: ``train``, ``rollout`` or ``verify``.
+        name: name that is unique in the comparison, such as ``train a, seed 1000``.
+        command: ``credit`` command: ``train``, ``rollout`` or ``verify``.
         config: config file of the command.
-        overrides: ``section.key=value`` of the command.
+        overrides: ``section.key=value`` arguments of the command.
         result: file or folder that the command writes last.
-        depends_on: texts that identify inputs other than the overrides. The part is repeated if they change.
-        ranks: number of processes; more than one are started by torchrun.
+        depends_on: strings that identify inputs other than the overrides. The part is repeated if one of them changes.
+        ranks: number of processes; torchrun starts them if there is more than one.
     """
 
     name: str
@@ -63,18 +64,18 @@ class Part:
 
     @property
     def stop_file(self) -> Path | None:
-        """File that makes a training save and stop; None for other commands."""
+        """File whose existence makes a training run save a checkpoint and stop; None for other commands."""
         if self.command != "train":
             return None
         return self.result.parent / "STOP"
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Everything on which the result depends, as ``parts.json`` records it."""
+        """All inputs that determine the result, in the form in which ``parts.json`` records them."""
         return {"command": self.command, "overrides": list(self.overrides), "depends_on": list(self.depends_on)}
 
     def command_line(self) -> list[str]:
-        """Return the words of the process."""
+        """Return the program and the arguments of the process that executes the part."""
         words = [sys.executable]
         if self.ranks > 1:
             words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
@@ -83,12 +84,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Slots:
-    """Shares of this host for the parts that run at the same time.
+    """Equal shares (slots) of this host for the parts that run at the same time.
 
     Attributes:
-        num_slots: number of parts at the same time.
-        num_threads: threads of each process; None leaves the number to the commands.
-        devices: names of the GPUs in ``CUDA_VISIBLE_DEVICES``, as many for each slot; empty without GPUs.
+        num_slots: number of slots; each slot runs one part at a time.
+        num_threads: number of threads of each process; with None, the commands choose the number.
+        devices: names of the GPUs for ``CUDA_VISIBLE_DEVICES``, divided equally between the slots; empty without GPUs.
     """
 
     num_slots: int = 1
@@ -96,15 +97,15 @@ class Slots:
     devices: Sequence[str] = ()
 
     def build_environment(self, slot: int) -> dict[str, str]:
-        """Return the environment of a part in a slot.
+        """Return the environment variables for a part that runs in a slot.
 
         Args:
             slot: number of the slot, from 0.
         """
-        # Progress bars and colours do not belong into a log file.
+        # Log files must not contain colours.
         environment = {**os.environ, "NO_COLOR": "1"}
         if self.num_threads is not None:
-            # A job script may have set the threads of a process that has the whole host.
+            # A job script may have set the number of threads for a process that uses the complete host.
             requested = environment.get("OMP_NUM_THREADS", "")
             num_threads = min(int(requested), self.num_threads) if requested.isdigit() else self.num_threads
             environment["OMP_NUM_THREADS"] = str(max(1, num_threads))
@@ -116,11 +117,11 @@ class Slots:
 
 
 def divide_host(jobs: int, ranks: int) -> Slots:
-    """Return the shares of this host for `jobs` parts at the same time, of `ranks` processes each.
+    """Divide the cores and GPUs of this host between `jobs` simultaneous parts of `ranks` processes each.
 
     Raises:
-        ConfigError: if the host has GPUs, but fewer than all parts need, or ``CUDA_VISIBLE_DEVICES`` names others than
-            torch sees.
+        ConfigError: if the host has GPUs, but fewer than all parts need, or if the number of GPUs in
+            ``CUDA_VISIBLE_DEVICES`` differs from the number that torch finds.
     """
     if jobs == 1:
         return Slots()
@@ -131,7 +132,7 @@ def divide_host(jobs: int, ranks: int) -> Slots:
         devices = [str(number) for number in range(num_devices)]
     elif num_devices and len(devices) != num_devices:
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES: {visible} names {len(devices)} GPUs, but torch sees {num_devices}; name GPUs that "
+            f"CUDA_VISIBLE_DEVICES: {visible} names {len(devices)} GPUs, but torch finds {num_devices}; name GPUs that "
             "exist, or unset the variable"
         )
     if not num_devices:
@@ -139,7 +140,7 @@ def divide_host(jobs: int, ranks: int) -> Slots:
     num_processes = jobs * ranks
     if devices and len(devices) < num_processes:
         raise ConfigError(
-            f"--jobs {jobs} --ranks {ranks}: need {num_processes} GPUs, but this host shows {len(devices)}; "
+            f"--jobs {jobs} --ranks {ranks}: need {num_processes} GPUs, but this host has {len(devices)}; "
             "reduce --jobs or --ranks"
         )
     num_cores = len(os.sched_getaffinity(0))
@@ -148,13 +149,13 @@ def divide_host(jobs: int, ranks: int) -> Slots:
 
 @dataclass(frozen=True)
 class RunningPart:
-    """A part whose process runs.
+    """A part of a comparison and its running process.
 
     Attributes:
         part: the part.
-        slot: number of the slot of the host that it uses.
-        process: its process.
-        start_time: value of `time.monotonic` at its start, in seconds.
+        slot: number of the slot of the host that the process uses.
+        process: process that executes the part.
+        start_time: value of `time.monotonic` at the start of the process, in seconds.
     """
 
     part: Part
@@ -164,11 +165,11 @@ class RunningPart:
 
 
 class Executor:
-    """Runs parts of a comparison and remembers their outcome in ``parts.json``.
+    """Executor of the parts of a comparison, which records their outcomes in ``parts.json``.
 
     Args:
         folder: folder of the comparison; it must exist.
-        slots: shares of the host for the parts that run at the same time.
+        slots: shares of the host for the parts that run at the same time; None to run one part at a time.
     """
 
     def __init__(self, folder: Path, slots: Slots | None = None) -> None:
@@ -179,28 +180,28 @@ class Executor:
         self._records: dict[str, dict[str, Any]] = {}
         if self._path.exists():
             self._records = json.loads(self._path.read_text(encoding="utf-8"))
-        # Names of the parts of this call, for the page.
+        # Names of the parts that this call has to do, for the list of failures on the page.
         self._names: list[str] = []
 
     def run(self, part: Part, is_repeated: bool = False) -> bool:
-        """Run one part; see `run_all`.
+        """Run one part unless it is done, and return True if it is done afterwards; see `run_all`.
 
         Args:
             part: the part.
-            is_repeated: True to run the part although it is done.
+            is_repeated: True to run the part even if it is done already.
         """
         return self.run_all([part], is_repeated)[0]
 
     def run_all(self, parts: Sequence[Part], is_repeated: bool = False) -> list[bool]:
-        """Run the parts that are not done, some at the same time, and return for each part True if it is done.
+        """Run the parts that are not done, some at the same time, and return True for each part that is then done.
 
-        A part whose inputs have changed, or whose result was removed, is repeated. A failure is logged with the path of
-        its log file, and the other parts go on. If this process is interrupted (Ctrl-C or SIGTERM), it stops the
-        processes of all parts and waits for them.
+        A part is repeated if its inputs have changed or its result was removed. If a part fails, the failure is logged
+        with the path of the log file, and the other parts continue. If this process is interrupted (Ctrl-C or SIGTERM),
+        it stops the processes of all parts and waits for them.
 
         Args:
             parts: parts that do not depend on each other.
-            is_repeated: True to run the parts although they are done.
+            is_repeated: True to run all parts, including parts that are done already.
         """
         self._names += [part.name for part in parts]
         pending = []
@@ -224,7 +225,7 @@ class Executor:
                 if running:
                     time.sleep(_POLL_SECONDS)
         finally:
-            # Nothing runs any more, unless Ctrl-C, SIGTERM or an error such as a full disk has ended the loop.
+            # Processes are still running only if Ctrl-C, SIGTERM or an error (such as a full disk) ended the loop.
             stop_parts(running)
         return [self._is_done(part) for part in parts]
 
@@ -233,13 +234,13 @@ class Executor:
         log_path = self._log_path(part)
         logger.info("%s: started, log %s", part.name, log_path)
         if part.stop_file is not None:
-            # A STOP file that an earlier process left unread would stop this one at once.
+            # A STOP file that an earlier process did not read would stop the new process at once.
             part.stop_file.unlink(missing_ok=True)
         process = start_process(part.command_line(), log_path, self._slots.build_environment(slot))
         return RunningPart(part, slot, process, time.monotonic())
 
     def _is_done(self, part: Part) -> bool:
-        """Return True if a part was done with the same inputs, and its result is there."""
+        """Return True if a part was done with the same inputs and its result exists."""
         record = self._records.get(part.name, {})
         has_same_inputs = all(record.get(key) == value for key, value in part.inputs.items())
         return record.get("status") == DONE and has_same_inputs and part.result.exists()
@@ -252,7 +253,7 @@ class Executor:
         """Write the outcome of a process to ``parts.json``, and log a failure."""
         log_path = self._log_path(part)
         if exit_code == STOPPED_IN_TIME:
-            # A time limit of the config; the next call continues.
+            # The config has a time limit (trainer.walltime); the next call continues the training run.
             logger.warning("%s: stopped before its end; the same command continues it", part.name)
         self._records[part.name] = {
             **part.inputs,
@@ -273,7 +274,7 @@ class Executor:
 
         Args:
             part: the part.
-            reason: reason for the readers of the page.
+            reason: reason of the failure, for readers of the page.
         """
         self._records[part.name] |= {"status": FAILED, "reason": reason}
         self.save()
@@ -284,7 +285,7 @@ class Executor:
         atomic_write_text(self._path, json.dumps(self._records, indent=1) + "\n")
 
     def list_failures(self) -> list[str]:
-        """Return a sentence for each part of this call that failed, with its log."""
+        """Return a sentence for each failed part of this call, with its error message and its log file."""
         sentences = []
         for name in self._names:
             record = self._records[name]
@@ -299,10 +300,10 @@ class Executor:
 
 
 def start_process(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> subprocess.Popen:
-    """Start a process whose output is appended to a log file, and return it.
+    """Start a process, append its output to a log file, and return the process.
 
     Args:
-        words: words of the process.
+        words: program and arguments of the process.
         log_path: file for standard output and standard error.
         environment: environment variables of the process.
     """
@@ -315,13 +316,13 @@ def start_process(words: Sequence[str], log_path: Path, environment: Mapping[str
 
 
 def stop_parts(running: Sequence[RunningPart]) -> None:
-    """Stop the processes of parts, all at the same time, and wait until they have ended.
+    """Stop the processes of all running parts, and wait until the processes have ended.
 
-    A training is stopped by its STOP file instead of a signal. The terminal may have sent the signal already, and a
-    training takes a second signal as a request to end without saving.
+    A training run is stopped by its STOP file instead of a signal. The terminal may already have sent a signal, and
+    after a second signal a training run ends without saving a checkpoint.
 
     Args:
-        running: the parts.
+        running: running parts.
     """
     stop_files = []
     for running_part in running:
@@ -341,7 +342,7 @@ def stop_parts(running: Sequence[RunningPart]) -> None:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM raises SystemExit with status 143, so that the process of a part is stopped as well."""
+    """Context manager in which SIGTERM raises SystemExit with status 143, so that running parts are stopped as well."""
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -356,11 +357,11 @@ def exit_on_sigterm() -> Iterator[None]:
 def describe_failure(log_path: Path) -> str:
     """Return the last error message in a log file of a command, followed by the path of the file."""
     message = ""
-    for line in tail_lines(log_path)[-_SEARCHED_LINES:]:
-        # Messages of the commands, and the last lines of tracebacks.
+    for line in read_last_lines(log_path)[-_SEARCHED_LINES:]:
+        # This pattern matches error messages of the commands and the last lines of tracebacks.
         if re.match(r"credit \w+: |\w*(Error|Exception)\b.*: ", line):
             message = f"{line.strip()} "
         elif line.startswith("$ "):
-            # Messages of earlier attempts are in the same file.
+            # A new attempt begins here; messages of earlier attempts in the same file are ignored.
             message = ""
     return f"{message}(log {log_path})"

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 from credit.compare.results import ComparisonScores
 from credit.compare.stability import EDDIES, FIELD, MAX_RATIO, MIN_RATIO, StabilityCurve
-from credit.drawing.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, create_figure, format_units, save_figure
 from credit.verify.plots.scores import lead_times_and_unit, plot_scorecard, scorecard_pages, set_lead_ticks
 from credit.verify.table.summary import headline_channels
 
-# Colours of Okabe and Ito, which colour-blind readers can distinguish; the style of lines tells further runs apart.
+# Colours of Okabe and Ito, which colour-blind readers can distinguish; further runs have different line styles.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LINES = ("-", "--", "-.", ":")
 _BASELINE_STYLES = {
@@ -36,8 +36,8 @@ def draw_figures(
     """Draw all figures of a comparison.
 
     Args:
-        scores: the scores of all runs.
-        curves: variability of long forecasts; empty without them.
+        scores: scores of all runs and seeds.
+        curves: stability curves of the long forecasts; empty without long forecasts.
         folder: folder for the figures; it must exist.
 
     Returns:
@@ -47,11 +47,9 @@ def draw_figures(
         CreditError: if a figure cannot be written.
     """
     for path in folder.glob("*.png"):
-        # Figures of an earlier call with other runs would be taken for figures of this one.
+        # Figures of an earlier call with other runs must not be mistaken for figures of this call.
         path.unlink()
-    caption = (
-        "Root-mean-square error and anomaly correlation by lead time, mean over the seeds. Shaded: range of the seeds."
-    )
+    caption = "Root-mean-square error and anomaly correlation by lead time, mean over the seeds. Shaded: their range."
     figures = {"skill": [(caption, save_figure(folder / "skill.png", plot_skill, scores))], "scorecards": []}
     first = scores.names[0]
     for name in scores.names[1:]:
@@ -64,15 +62,15 @@ def draw_figures(
             figures["scorecards"].append((caption, save_figure(path, plot_scorecard, table, first, regions)))
     if "power_ratio" in scores.example.dataset:
         caption = (
-            "Power by total wavenumber over that of the truth, mean over cases and seeds. Below 1, the forecast is too "
-            "smooth. Of an ensemble, the first member is shown."
+            "Power of the forecast divided by the power of the truth, by total wavenumber, mean over cases and seeds. "
+            "Below 1, the forecast is too smooth. For an ensemble, the first member is shown."
         )
         figures["spectra"] = [(caption, save_figure(folder / "spectra.png", plot_spectra, scores))]
     if curves:
         caption = (
-            "Standard deviation over all cells in a long forecast, over that of the truth: of the field (top), and of "
-            "the eddies, its deviations from the zonal mean (bottom). Dashed: half and twice. One curve for "
-            "each seed."
+            "Standard deviation over all cells in a long forecast, divided by its value in the truth: for the field "
+            "(top), and for the eddies, the deviations from the zonal mean (bottom). Dashed lines: 0.5 and 2. One "
+            "curve for each seed."
         )
         path = save_figure(folder / "stability.png", plot_stability, curves, scores.names)
         figures["stability"] = [(caption, path)]
@@ -80,7 +78,7 @@ def draw_figures(
 
 
 def run_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return run -> keyword arguments of matplotlib for its curves in every figure."""
+    """Return name of a run -> matplotlib keyword arguments for the curves of this run in every figure."""
     styles = {}
     for number, name in enumerate(names):
         line = _LINES[number // len(_COLORS) % len(_LINES)]
@@ -89,10 +87,10 @@ def run_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plot_skill(scores: ComparisonScores) -> Figure:
-    """Return the figure of RMSE (top) and anomaly correlation (bottom) of the headline channels by lead time."""
+    """Return a figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel."""
     table = scores.example
     channels = headline_channels(table)[:_MAX_COLUMNS]
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
+    figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_times_and_unit(table)
     styles = run_styles(scores.names)
@@ -118,12 +116,12 @@ def plot_skill(scores: ComparisonScores) -> Figure:
 
 
 def _draw_range(axis: Axes, leads: np.ndarray, curves_SL: np.ndarray, name: str, style: Mapping[str, Any]) -> None:
-    """Draw the mean over seeds of a curve, and the range of the seeds if there are several.
+    """Plot the mean over seeds of a curve, and shade the range over the seeds if there are several seeds.
 
     Args:
-        axis: axis of the panel.
-        leads: (L,) lead times in the unit of the axis.
-        curves_SL: curve of each seed.
+        axis: axes of the panel.
+        leads: (L,) values of the horizontal axis: lead times, or wavenumbers.
+        curves_SL: (S, L) curve of each seed.
         name: name of the run.
         style: keyword arguments of matplotlib for the curve.
     """
@@ -135,14 +133,17 @@ def _draw_range(axis: Axes, leads: np.ndarray, curves_SL: np.ndarray, name: str,
 
 
 def plot_spectra(scores: ComparisonScores) -> Figure:
-    """Return the figure of power ratios: a column for each channel with spectra, a row for each lead time."""
+    """Return a figure of the power of the forecasts divided by the power of the truth, by total wavenumber.
+
+    The figure has a column for each channel with spectra and a row for each lead time.
+    """
     # Wavenumber 0 is the mean, not a wave.
     data = scores.example.dataset.isel(wavenumber=slice(1, None))
     channels = data["spectrum_channel"].values.tolist()
     leads = data["spectrum_lead"].values.tolist()
     wavenumbers = data["wavenumber"].values
     styles = run_styles(scores.names)
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 1.2 + 2.1 * len(leads))
+    figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 1.2 + 2.1 * len(leads))
     axes = figure.subplots(len(leads), len(channels), sharex=True, sharey=True, squeeze=False)
     for row, lead in enumerate(leads):
         for column, channel in enumerate(channels):
@@ -172,15 +173,15 @@ def plot_spectra(scores: ComparisonScores) -> Figure:
 
 
 def plot_stability(curves: Sequence[StabilityCurve], names: Sequence[str]) -> Figure:
-    """Return the figure of the variability of long forecasts, a panel for each channel.
+    """Return a figure of the stability curves of long forecasts, with a column for each channel.
 
     Args:
-        curves: curve of each run, seed and channel.
-        names: names of the runs, in the order of their colours.
+        curves: stability curves of each run, seed, channel and measure.
+        names: names of all runs, in the order of the command, which determines their colours.
     """
     channels = list(dict.fromkeys(curve.channel for curve in curves))[:_MAX_COLUMNS]
     styles = run_styles(names)
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.0)
+    figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.0)
     axes = figure.subplots(2, len(channels), sharex=True, sharey=True, squeeze=False)
     for row, measure in enumerate((FIELD, EDDIES)):
         for axis, channel in zip(axes[row], channels, strict=True):

@@ -46,7 +46,7 @@ def write_comparison_page(
 
     Args:
         outcome: results of the comparison.
-        budget: training that every run got; None for finished runs.
+        budget: training budget of every run; None for finished runs.
         document: content of compare.json.
         folder: folder of the comparison.
 
@@ -59,7 +59,7 @@ def write_comparison_page(
         (folder / "figures").mkdir(exist_ok=True)
         figures = draw_figures(scores, outcome.curves, folder / "figures")
     is_trained = budget is not None
-    # The base template and the style sheet are those of the report of a verification.
+    # The page uses the style sheet of the report of a verification.
     loader = jinja2.ChoiceLoader(
         [jinja2.PackageLoader("credit.compare", ""), jinja2.PackageLoader("credit.verify.report", "")]
     )
@@ -90,10 +90,11 @@ def write_comparison_page(
 
 
 def tabulate_results(scores: ComparisonScores) -> list[dict[str, Any]]:
-    """Return the rows of the table of results.
+    """Return the rows of the table of results for the template of the page.
 
-    Each row has ``channel``, ``lead``, ``is_first`` (True for the first row of a channel) and ``cells``: for each run
-    (mean over seeds, range as text, True if the run is significantly the best).
+    Each row is a dict with the keys ``channel``, ``lead``, ``is_first`` (True for the first row of a channel) and
+    ``cells``. ``cells`` contains a tuple for each run: mean over the seeds as a string, range over the seeds as a
+    string, and True if the run is significantly the best.
     """
     rows = []
     previous_channel = None
@@ -109,19 +110,19 @@ def tabulate_results(scores: ComparisonScores) -> list[dict[str, Any]]:
 
 
 def _format_range(values: SeedRange, format_spec: str) -> str:
-    """Return lowest and highest value of several seeds, "" for one seed."""
+    """Return the range over the seeds as a string, such as ``0.51 to 0.55``; "" for one seed."""
     if len(values.values) < 2:
         return ""
     return f"{_format_number(values.low, format_spec)} to {_format_number(values.high, format_spec)}"
 
 
 def _format_number(value: float, format_spec: str) -> str:
-    """Return a number as text in a Python format, "" if it is not finite."""
+    """Return a number formatted with a Python format specification, "" if the number is not finite."""
     return format(value, format_spec) if math.isfinite(value) else ""
 
 
 def _describe_cases(scores: ComparisonScores) -> str:
-    """Return number and period of the cases, and number of seeds."""
+    """Return a phrase with the number of forecasts, their initial times and the number of seeds."""
     table = scores.example
     seeds = max(len(scores.seeds_of(name)) for name in scores.names)
     text = f"{table.n_cases} forecasts from {table.dataset.attrs['initial_times']}"
@@ -136,7 +137,7 @@ def _describe_significance(scores: ComparisonScores | None) -> str:
     text = table.describe_significance(first)
     num_seeds = min(len(scores.seeds_of(first)), len(scores.seeds_of(second)))
     if num_seeds == 1:
-        return f"{text} Each run has one seed, so the variation between trainings is unknown: repeat with --seeds."
+        return f"{text} Each run has one seed, so the variation between training runs is unknown: repeat with --seeds."
     return (
         f"{text} A difference between runs is significant only if it has the same sign and is significant for each of "
         "the seeds, and is larger than the variation between seeds (t-test)."
@@ -144,7 +145,11 @@ def _describe_significance(scores: ComparisonScores | None) -> str:
 
 
 def _tabulate_short_waves(scores: ComparisonScores) -> list[tuple[str, str, list[str]]]:
-    """Return (channel, lead time, power of short waves over that of the truth of each run) where it is known."""
+    """Return the rows of the table of short-wave power.
+
+    Each row is (channel, lead time, cell of each run). A cell is the power of short waves in the forecast divided by
+    their power in the truth, "" if it is unknown.
+    """
     data = scores.example.dataset
     if "short_wave_power" not in data:
         return []
@@ -159,7 +164,10 @@ def _tabulate_short_waves(scores: ComparisonScores) -> list[tuple[str, str, list
 
 
 def _tabulate_costs(outcome: CompareOutcome) -> list[tuple[str, list[str]]]:
-    """Return the costs of each run, (name, cell of each of `_COST_COLUMNS`); means over the seeds."""
+    """Return the rows of the table of costs, each (name of the run, cell of each of `_COST_COLUMNS`).
+
+    A cell is the mean over the seeds.
+    """
     rows = []
     for run in outcome.runs:
         trials = [costs for (name, _), costs in outcome.costs.items() if name == run.name]
@@ -169,25 +177,25 @@ def _tabulate_costs(outcome: CompareOutcome) -> list[tuple[str, list[str]]]:
 
 
 def _format_cost(trials: Sequence[RunCosts], attribute: str, format_value: Callable[[Any], str]) -> str:
-    """Return the mean of a cost over the seeds as text, "unknown" if it is not known for all of them.
+    """Return the mean of a cost over the seeds as a string, "unknown" if the cost of any seed is unknown.
 
     Args:
-        trials: costs of each seed.
-        attribute: attribute of `RunCosts`.
-        format_value: function that formats the value.
+        trials: costs of the training run of each seed.
+        attribute: name of the cost, an attribute of `RunCosts`.
+        format_value: function that formats the mean.
     """
     values = [getattr(costs, attribute) for costs in trials]
     if None in values:
         return "unknown"
     value = mean(values)
-    # Counts are the same for all seeds.
+    # Costs that are integers, such as steps, are the same for all seeds.
     if all(isinstance(number, int) for number in values):
         value = round(value)
     return format_value(value)
 
 
 def _format_hours(hours: float) -> str:
-    """Return a duration as text, in seconds, minutes or hours."""
+    """Return a duration in hours as a string with the unit s, min or h."""
     if hours < 1 / 30:
         return f"{hours * 3600:.3g} s"
     if hours < 2:
@@ -196,9 +204,9 @@ def _format_hours(hours: float) -> str:
 
 
 def _tabulate_stability(curves: Sequence[StabilityCurve]) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the channels, and a row for each run, seed and measure.
+    """Return the channels and the rows of the table of stability, one row for each run, seed and measure.
 
-    A row is run, seed and measure, followed by the first day outside the range for each channel, all as text.
+    A row consists of strings: run, seed, measure, and for each channel the first day outside the accepted range.
     """
     channels = list(dict.fromkeys(curve.channel for curve in curves))
     by_row: dict[tuple[str, str, str], dict[str, str]] = {}
@@ -215,10 +223,10 @@ def _tabulate_stability(curves: Sequence[StabilityCurve]) -> tuple[list[str], li
 
 
 def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
-    """Return sentences on the conditions that were equal for all runs, and on those that differed."""
+    """Return sentences that describe which conditions were equal for all runs, and the length of each run."""
     sentences = ["All forecasts are scored on the same initial times, lead times and grid, against the same truth."]
     if budget is None:
-        sentences.append("The runs were finished before; their lengths were not made equal. The costs show how long.")
+        sentences.append("The runs were finished before; their lengths may differ. The table of costs lists them.")
         return sentences
     sentences.insert(0, budget.describe())
     for name, steps in outcome.steps.items():
@@ -226,17 +234,17 @@ def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
         measured = "" if cost is None else f", measured step {cost.seconds:.4g} s"
         sentences.append(f"{name}: {steps} steps{measured}.")
     if outcome.step_costs:
-        sentences.append("Step times are medians over rounds of short trainings, in which all runs took turns.")
+        sentences.append("Step times are medians over rounds; each round timed all runs one after the other.")
     sentences.append(
-        f"All runs have the same seeds, {NUM_VALIDATIONS} validations at equal fractions of their length, and no early "
-        "stop. Learning-rate schedule and rollout length follow the length of the run. Forecasts use the weights "
-        "that inference.checkpoint names."
+        f"All runs have the same seeds, {NUM_VALIDATIONS} validations at equal intervals of steps, and no early stop. "
+        "Learning-rate schedule and rollout length are scaled to the length of the run. Forecasts use the weights of "
+        "the checkpoint inference.checkpoint."
     )
     return sentences
 
 
 def _describe_versions(outcome: CompareOutcome) -> str:
-    """Return versions of the software, and the devices of the trainings."""
+    """Return a line with the versions of the software and the devices on which the runs were trained."""
     devices = sorted({costs.device for costs in outcome.costs.values() if costs.device})
     text = f"credit {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     return f"{text}, trained on {', '.join(devices)}" if devices else text

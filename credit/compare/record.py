@@ -1,9 +1,9 @@
 """Record of the inputs of a comparison in its folder, so that a second call continues the same comparison.
 
-``settings.json`` has the budget and the numbers of processes and of commands at the same time, and
-``configs/NAME.yml`` the config of each run. Configs
-and seeds may be added later. The sections `inference` and `verification` may change, because forecasts and scores can
-be repeated cheaply. Other changes would make the trainings of different calls unequal.
+``settings.json`` contains the budget, the number of processes of each command, and the number of commands that run at
+the same time. ``configs/NAME.yml`` contains the config of each run. Later calls may add configs and seeds. The
+sections `inference` and `verification` may change, because forecasts and scores can be repeated cheaply. Other changes
+are rejected, because they would make the training runs of different calls unequal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from credit.config import Config, dump_config, load_config
 from credit.errors import ConfigError
 from credit.utils.atomic import atomic_write_text
 
-# Keys that may differ between two calls, because they do not change a training.
+# Keys that may differ between two calls, because they do not change a training run.
 _CHANGEABLE_KEYS = re.compile(r"(save_loc|(inference|verification|pbs|slurm)\..*)")
 
 
@@ -31,23 +31,24 @@ def record_inputs(
 
     Args:
         folder: folder of the comparison.
-        runs: the runs.
-        budget: training that every run gets; None for finished runs.
+        runs: the runs that are compared.
+        budget: training budget of every run; None for finished runs.
         ranks: number of processes of each command.
-        jobs: number of commands at the same time, which share the host.
+        jobs: number of commands that share the host at the same time.
 
     Returns:
-        Name of a run -> its config file in the folder, from which all commands read.
+        Name of a run -> its config file in the folder. All commands read the config from this file.
 
     Raises:
-        ConfigError: if an earlier call had another budget, number of processes or config.
+        ConfigError: if an earlier call had a different budget, a different number of processes or commands, or a
+            different config.
         CreditError: if a file cannot be written.
     """
     settings = {"equal": "none", "ranks": ranks, "jobs": jobs}
     if budget is not None:
         settings["equal"] = f"{budget.kind} {budget.text}"
     settings_path = folder / "settings.json"
-    # Before the first training, another budget contradicts nothing: the first one may have been too small.
+    # Before the first training run, the budget may change, for example because the first budget was too small.
     has_trials = any(folder.glob("*/seed_*")) or any(folder.glob("*/finished_run"))
     if settings_path.exists() and (has_trials or (folder / "timing.json").exists()):
         earlier = json.loads(settings_path.read_text(encoding="utf-8"))
@@ -71,12 +72,12 @@ def record_inputs(
 
 
 def _describe_setting(key: str, value: object) -> str:
-    """Return a setting as in the command, such as ``--equal steps 800``, or ``no --equal``."""
+    """Return a setting as an option of the command, such as ``--equal steps 800``, or as ``no --equal``."""
     return f"no --{key}" if value == "none" else f"--{key} {value}"
 
 
 def _has_begun(folder: Path, name: str) -> bool:
-    """Return True if a run has been timed, or has a training with steps or forecasts.
+    """Return True if a run has been timed, has taken an optimizer step or has forecasts.
 
     Args:
         folder: folder of the comparison.
@@ -90,16 +91,16 @@ def _has_begun(folder: Path, name: str) -> bool:
 
 
 def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_begun: bool) -> None:
-    """Raise a ConfigError if a run that has begun has another config than in an earlier call.
+    """Raise a ConfigError if the config of a run that has begun differs from its config in an earlier call.
 
-    A run that failed before its first step may be corrected. Its folder is removed, since its first checkpoint belongs
-    to the earlier config.
+    The config of a run that failed before its first step may be corrected. The folder of this run is then removed,
+    because its first checkpoint belongs to the earlier config.
 
     Args:
-        path: config file of the run in the folder of the comparison; it need not exist.
-        run: the run.
-        is_trained: True if the comparison trains the run, so that the keys of the budget do not count.
-        has_begun: True if anything depends on the earlier config.
+        path: config file of the run in the folder of the comparison; the file need not exist.
+        run: the run with its present config.
+        is_trained: True if the comparison trains the run; the keys that the budget sets are then ignored.
+        has_begun: True if timings, checkpoints or forecasts of the run depend on the earlier config.
     """
     if not path.exists():
         return
@@ -115,12 +116,12 @@ def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_beg
 
 
 def describe_changes(earlier: Config, present: Config, ignored_keys: Collection[str] = ()) -> list[str]:
-    """Return a text such as ``model.dim was 32 and is now 64`` for each changed key that concerns the training.
+    """Return a message such as ``model.dim was 32 and is now 64`` for each changed key that affects a training run.
 
     Args:
         earlier: config of an earlier call.
         present: config of this call.
-        ignored_keys: dotted keys that may differ, in addition to those that do not change a training.
+        ignored_keys: dotted keys that are ignored, in addition to the keys that do not affect a training run.
     """
     earlier_values = flatten_config(earlier)
     values = flatten_config(present)

@@ -19,16 +19,16 @@ from credit.verify.table.summary import headline_channels
 from credit.verify.table.table import WIND_METRICS, ScoreTable
 
 _DIFFERENCE = "_difference"
-# Lead times in hours of the table of results; those that the forecasts lack are left out.
+# Lead times in hours of the table of results; lead times that the forecasts do not have are left out.
 _RESULT_LEADS = (24, 72, 120)
 
 
 @dataclass(frozen=True)
 class SeedRange:
-    """One number for each seed of a run, with mean and range.
+    """Value of a score for each seed of a run, with the mean and the range over the seeds.
 
     Attributes:
-        values: seed -> number; NaN where there is none.
+        values: label of the seed -> value; NaN if a seed has no value.
     """
 
     values: dict[str, float]
@@ -40,12 +40,12 @@ class SeedRange:
 
     @property
     def low(self) -> float:
-        """Smallest number of a seed."""
+        """Smallest value of all seeds."""
         return min(self.values.values())
 
     @property
     def high(self) -> float:
-        """Largest number of a seed."""
+        """Largest value of all seeds."""
         return max(self.values.values())
 
 
@@ -57,9 +57,9 @@ class ResultRow:
         channel: name of the channel.
         units: units of the RMSE.
         lead_hours: lead time in hours.
-        rmse: run -> global RMSE of each seed.
-        ratio: run -> global RMSE over that of persistence of each seed.
-        best: run with the smallest mean ratio, if it differs significantly from every other run; otherwise None.
+        rmse: name of a run -> global RMSE of each seed.
+        ratio: name of a run -> global RMSE of each seed, divided by the RMSE of persistence.
+        best: name of the run with the smallest mean RMSE, if it differs significantly from every other run; else None.
     """
 
     channel: str
@@ -75,11 +75,12 @@ class ComparisonScores:
 
     Args:
         names: names of the runs in the order of the command; runs without scores are left out.
-        tables: (run, seed) -> its score table, in which the run is ``model`` and later runs are other forecasts.
+        tables: (name of the run, label of the seed) -> score table, in which the run is ``model`` and the later runs
+            are other forecasts.
 
     Attributes:
-        names: names of the runs with scores.
-        pairs: (run, later run) -> table of the comparison, see `combine_pair`.
+        names: names of the runs that have scores.
+        pairs: (name of a run, name of a later run) -> table of their comparison, see `combine_pair`.
     """
 
     def __init__(self, names: Sequence[str], tables: dict[tuple[str, str], ScoreTable]) -> None:
@@ -87,7 +88,7 @@ class ComparisonScores:
         self.names = [name for name in names if self.seeds_of(name)]
         self.pairs: dict[tuple[str, str], ScoreTable] = {}
         for first, second in itertools.combinations(self.names, 2):
-            # A seed whose forecasts are missing in one of the two runs is not compared.
+            # A seed is not compared if one of the two runs has no forecasts for it.
             common = []
             for seed in self.seeds_of(first):
                 table = tables[first, seed]
@@ -97,30 +98,30 @@ class ComparisonScores:
                 self.pairs[first, second] = combine_pair(common, first, second)
 
     def seeds_of(self, name: str) -> list[str]:
-        """Return the seeds of a run that have scores."""
+        """Return the labels of the seeds for which a run has scores."""
         return [seed for run, seed in self.tables if run == name]
 
     @property
     def example(self) -> ScoreTable:
-        """Table of the first run and seed; channels, lead times and baselines are the same in all tables."""
+        """Score table of the first run and seed; all tables have the same channels, lead times and baselines."""
         return self.tables[self.names[0], self.seeds_of(self.names[0])[0]]
 
     def score(self, name: str, channel: str, lead_hours: float, metric: str = "rmse") -> SeedRange:
-        """Return a global score of each seed of a run, see `ScoreTable.score`."""
+        """Return a global score of a run at one lead time for each seed, see `ScoreTable.score`."""
         values = {}
         for seed in self.seeds_of(name):
             values[seed] = self.tables[name, seed].score("model", channel, lead_hours, metric)
         return SeedRange(values)
 
     def scores_by_lead(self, name: str, channel: str, metric: str) -> np.ndarray:
-        """Return a global score of each seed of a run at every lead time, (S, L)."""
+        """Return a global score of a run for each seed and lead time, (S, L)."""
         curves = []
         for seed in self.seeds_of(name):
             curves.append(self.tables[name, seed].scores_by_lead("model", channel, metric))
         return np.stack(curves)
 
     def is_significant(self, name: str, other: str, channel: str, lead_hours: float) -> bool:
-        """Return True if the global RMSE of two runs differs significantly; False if the pair was not compared."""
+        """Return True if two runs were compared and their global RMSE differs significantly."""
         pair = (name, other) if (name, other) in self.pairs else (other, name)
         table = self.pairs.get(pair)
         if table is None:
@@ -130,14 +131,18 @@ class ComparisonScores:
         return bool(significant_L[table.lead_hours.index(lead_hours)])
 
     def result_leads(self) -> list[float]:
-        """Return the lead times of the table of results: 24, 72 and 120 h; the last three of summaries below 72 h."""
+        """Return the lead times in hours of the table of results.
+
+        The result is 24, 72 and 120 h, as far as the forecasts have these lead times. If the forecasts have fewer than
+        two of them, the result is the last three lead times of `ScoreTable.summary_leads`.
+        """
         leads = [hours for hours in self.example.lead_hours if hours in _RESULT_LEADS]
         if len(leads) < 2:
             return self.example.summary_leads()[-3:]
         return leads
 
     def result_rows(self) -> list[ResultRow]:
-        """Return the rows of the table of results: headline channels at `result_leads`."""
+        """Return the rows of the table of results, one for each headline channel and lead time of `result_leads`."""
         rows = []
         for channel in headline_channels(self.example):
             for hours in self.result_leads():
@@ -167,7 +172,10 @@ def load_tables(folders: dict[tuple[str, str], Path]) -> dict[tuple[str, str], S
     """Return the score tables of verified runs.
 
     Args:
-        folders: (run, seed) -> folder with ``scores.nc``.
+        folders: (name of the run, label of the seed) -> folder with ``scores.nc``.
+
+    Returns:
+        (name of the run, label of the seed) -> score table.
     """
     tables = {}
     for key, folder in folders.items():
@@ -177,26 +185,28 @@ def load_tables(folders: dict[tuple[str, str], Path]) -> dict[tuple[str, str], S
 
 
 def combine_pair(tables: Sequence[ScoreTable], first: str, second: str) -> ScoreTable:
-    """Return the comparison of a run with an earlier run over all seeds, as a table for scorecards.
+    """Return the comparison of a later run with an earlier run over all seeds, as a table for scorecards.
 
-    In the tables of `credit verify`, the earlier run is the model and the later run the reference. Here the later run
-    is the model, and the earlier one the only reference. The difference of a score is the geometric mean over seeds of
-    the ratios of the scores, minus 1.
+    In the tables of `credit verify`, the earlier run is the model, and the later run is the reference. In the returned
+    table, the later run is the model, and the earlier run is the only reference. For each seed, the score of the later
+    run is divided by the score of the earlier run. The difference of a score is the geometric mean of these ratios over
+    the seeds, minus 1.
 
-    The p-value combines two questions. Is the difference larger than its variation between cases? This is the p-value
-    of `credit verify` of each seed. Is it larger than its variation between seeds? This is a t-test of two independent
-    samples of the logarithms of the scores. The combination is the largest of these p-values, and 1 if the sign differs
-    between seeds: an intersection-union test (Berger 1982, doi:10.1080/00401706.1982.10487790). With one seed, only
-    the cases are tested. All p-values are then adjusted for the false discovery rate as in `credit verify`.
+    Two kinds of tests are combined. For each seed, the test of `credit verify` shows if the difference is larger than
+    its variation between cases. A t-test of two independent samples of the logarithms of the scores shows if the
+    difference is larger than its variation between seeds. The combined p-value is the largest p-value of all tests, or
+    1 if the sign of the difference varies between seeds. This is an intersection-union test (Berger 1982,
+    doi:10.1080/00401706.1982.10487790). With one seed, only the test over cases is used. All p-values are then adjusted
+    for the false discovery rate as in `credit verify`.
 
     Args:
-        tables: table of the earlier run for each seed, with the later run among its references.
+        tables: score table of the earlier run for each seed; the later run is among its references.
         first: name of the earlier run.
         second: name of the later run.
     """
     datasets = [table.dataset.sel(reference=[second]) for table in tables]
     names = [str(name) for name in datasets[0].data_vars if str(name).endswith(_DIFFERENCE)]
-    # Tests of fair scores repeat those of the scores, as in `credit verify`.
+    # Tests of fair scores are left out: as in `credit verify`, the scorecard already tests the same quantities.
     scores = [name.removesuffix(_DIFFERENCE) for name in names if not name.endswith(f"_fair{_DIFFERENCE}")]
     differences = {}
     p_values = []
@@ -205,8 +215,8 @@ def combine_pair(tables: Sequence[ScoreTable], first: str, second: str) -> Score
         differences[score] = difference
         p_values.append(p_value)
     adjusted = adjust_scorecard(p_values, datasets[0]["n_blocks"].values)
-    # Only the model is kept, because the name of the later run must not occur twice. Intervals are dropped, because
-    # they are those of one seed.
+    # Only the forecast ``model`` is kept, because the name of the later run must not occur twice. Intervals are
+    # dropped, because they belong to a single seed.
     interval_ends = [
         name for name in datasets[0].data_vars if str(name).endswith(("_difference_low", "_difference_high"))
     ]
@@ -226,30 +236,35 @@ def _combine_score(datasets: Sequence[xr.Dataset], score: str, second: str) -> t
     """Return the relative difference of a score and its p-value over all seeds, each (1, seasons, X, L, R).
 
     Args:
-        datasets: score table of each seed with one reference.
-        score: name of the score in names of comparisons, such as ``rmse``, ``wind_rmse`` or ``brier``.
-        second: name of the run that is the reference in the tables.
+        datasets: score table of each seed, with a single reference.
+        score: name of the score in variable names, such as ``rmse``, ``wind_rmse`` or ``brier``.
+        second: name of the later run, which is the reference in the tables.
     """
     ratios = np.stack([1 + dataset[f"{score}{_DIFFERENCE}"].values for dataset in datasets])
     with np.errstate(divide="ignore", invalid="ignore"):
-        # The tables divide by the score of the later run, which is the model here.
+        # The tables contain the score of the earlier run divided by the score of the later run; the sign inverts this.
         logarithms = -np.log(ratios)
     mean_logarithm = logarithms.mean(axis=0)
     p_value = np.stack([dataset[_variable_name(score, "p_value")].values for dataset in datasets]).max(axis=0)
     signs = np.sign(logarithms)
     p_value = np.where((signs != signs[0]).any(axis=0) & np.isfinite(p_value), 1.0, p_value)
     if len(datasets) > 1:
-        # Where the seeds cannot be tested, the cases alone decide.
+        # Where the seeds cannot be tested, only the tests over cases are used.
         seed_p_value = np.nan_to_num(_test_seeds(datasets, score, second), nan=0.0)
         p_value = np.maximum(p_value, seed_p_value)
     return np.exp(mean_logarithm) - 1, p_value
 
 
 def _test_seeds(datasets: Sequence[xr.Dataset], score: str, second: str) -> np.ndarray:
-    """Return the p-value of the difference between seeds, (1, seasons, X, L, R): two independent samples, log scores.
+    """Return the p-value of a t-test that compares two runs by their scores for each seed, (1, seasons, X, L, R).
 
-    Arguments are those of `_combine_score`. The p-value is NaN if a score is 0, which has no logarithm, or if all seeds
-    have the same score.
+    The samples are the logarithms of the scores of each run; the samples of the two runs are independent. The p-value
+    is NaN if a score is 0, which has no logarithm, or if all seeds have the same score.
+
+    Args:
+        datasets: score table of each seed, with a single reference.
+        score: name of the score in variable names, such as ``rmse``, ``wind_rmse`` or ``brier``.
+        second: name of the later run, which is the reference in the tables.
     """
     variable = score
     if score.startswith("wind_"):
@@ -265,7 +280,7 @@ def _test_seeds(datasets: Sequence[xr.Dataset], score: str, second: str) -> np.n
 
 
 def _variable_name(score: str, result: str) -> str:
-    """Return the variable of a result of the comparison, such as ``p_value`` or ``wind_significant``.
+    """Return the name of the variable that contains a result of a comparison, such as ``wind_significant``.
 
     Args:
         score: name of the score, with the prefix ``wind_`` for wind vectors.

@@ -15,11 +15,11 @@ from credit.config.sections.verification import is_reserved_name
 from credit.errors import ConfigError
 from credit.train.monitor.run_files import read_status
 
-# Folder of the scores of all runs.
+# Subfolder of a comparison with the scores of all runs.
 SCORES_FOLDER = "scores"
-# Names of folders of a comparison, which no run may have.
+# Names of subfolders of a comparison; a run must not have one of these names.
 RESERVED_FOLDERS = ("configs", "logs", "timing", "figures", SCORES_FOLDER)
-# Keys that must agree, because forecasts are scored on the same cases, channels and lead times.
+# Config keys that must have the same value in all runs, because forecasts are scored on the same cases and channels.
 _MATCHING_KEYS = (
     "data.timestep",
     "data.level_units",
@@ -32,9 +32,9 @@ _MATCHING_KEYS = (
     "inference.output_every",
     "inference.pressure_levels",
 )
-# Keys that differ by nature or have no influence on the comparison; they are not listed as differences.
+# Config keys that always differ or do not affect the comparison; they are not listed as differences.
 _UNLISTED_KEYS = re.compile(r"(experiment|save_loc|seed|pbs\..*|slurm\..*|verification\..*|inference\.folder)")
-# Keys that `credit compare` sets itself when it trains.
+# Config keys of a training run that `credit compare` sets.
 BUDGET_KEYS = (
     "trainer.max_steps",
     "trainer.num_epoch",
@@ -46,12 +46,12 @@ BUDGET_KEYS = (
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A config that takes part in a comparison.
+    """One config of a comparison, or one finished run.
 
     Attributes:
-        name: the `experiment` of the config, with other characters than letters, digits, underscore, dot and hyphen
-            replaced by underscores.
-        source: path that the user gave.
+        name: the `experiment` of the config. Every character except letters, digits, underscore, dot and hyphen is
+            replaced with an underscore.
+        source: path of the config file or run folder, as the user wrote it.
         config: the validated config.
         run_folder: folder of a finished run; None if the comparison trains the config.
     """
@@ -74,7 +74,7 @@ def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], is_trai
         ConfigError: if a config is not valid, a run is not finished, or the runs cannot be compared.
     """
     if len(sources) < 2:
-        raise ConfigError("a comparison needs at least two configs or run folders; append another one")
+        raise ConfigError("a comparison needs at least two configs or run folders; append a second one")
     runs = []
     for source in sources:
         path = Path(source)
@@ -93,12 +93,12 @@ def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], is_trai
 
 
 def _require_finished(folder: Path, source: str) -> None:
-    """Raise a ConfigError if the run in a folder is not done."""
+    """Raise a ConfigError if the training run in a folder is not finished."""
     status = read_status(folder).get("status", "missing")
     if status != "done":
         raise ConfigError(
-            f"{source}: STATUS of {folder} is {status}, but a run must be done to be compared as it is; finish it with "
-            "credit train, or let this command train the configs: --equal steps 1000"
+            f"{source}: STATUS of {folder} is {status}, but a run must be done to be compared without training; finish "
+            "it with credit train, or let this command train the configs: --equal steps 1000"
         )
 
 
@@ -109,12 +109,12 @@ def _require_distinct_names(runs: Sequence[ComparedRun]) -> None:
         if run.name in sources:
             raise ConfigError(
                 f"experiment: {run.name} names both {sources[run.name]} and {run.source}; results are listed by "
-                "experiment, so give each config another one"
+                "experiment, so give each config a different one"
             )
         if is_reserved_name(run.name) or run.name in RESERVED_FOLDERS or run.name.startswith("."):
             raise ConfigError(
-                f"experiment: {run.name} in {run.source} is a name that the comparison uses itself; choose another "
-                f"one, for example {run.name.strip('.')}_run"
+                f"experiment: {run.name} in {run.source} is a name that the comparison uses for other files; choose "
+                f"a different one, for example {run.name.strip('.')}_run"
             )
         sources[run.name] = run.source
 
@@ -123,8 +123,8 @@ def require_comparable(first: ComparedRun, other: ComparedRun) -> None:
     """Raise a ConfigError if two runs cannot be scored on the same cases, channels and lead times.
 
     Args:
-        first: run whose data are the truth for all runs.
-        other: another run.
+        first: first run of the comparison; its data are the truth for all runs.
+        other: a later run.
     """
     first_channels = [channel.name for channel in first.config.data.channel_map().output]
     other_channels = [channel.name for channel in other.config.data.channel_map().output]
@@ -146,19 +146,19 @@ def require_comparable(first: ComparedRun, other: ComparedRun) -> None:
             )
     if problems:
         raise ConfigError(
-            f"{'; '.join(problems)}: forecasts are compared on the same grid, cases and lead times; set the key in "
-            "both configs, or append section.key=value, which replaces it in all"
+            f"{'; '.join(problems)}: forecasts are compared on the same grid, cases and lead times; set the same value "
+            "in both configs, or append section.key=value, which sets the key in all configs"
         )
 
 
 def flatten_config(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted key -> value of a config; lists are values."""
+    """Return dotted key -> value for all keys of a config; a list is one value."""
     document = config if isinstance(config, Mapping) else config.model_dump(mode="json")
     return dict(_iterate_leaves(document, ""))
 
 
 def _iterate_leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of a section and the sections in it; an empty section is a value."""
+    """Yield (dotted key, value) for all keys of a section and of its subsections; an empty subsection is a value."""
     for name, value in section.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
@@ -168,11 +168,11 @@ def _iterate_leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[s
 
 
 def list_differences(runs: Sequence[ComparedRun], is_trained: bool) -> list[tuple[str, list[str]]]:
-    """Return the config keys in which runs differ, with the value of each run as text.
+    """Return (dotted key, value of each run as a string) for each config key that differs between the runs.
 
     Args:
-        runs: the runs.
-        is_trained: True if the comparison trains them, so that the keys of the budget are not theirs.
+        runs: the runs that are compared.
+        is_trained: True if the comparison trains the runs; the keys that the budget sets are then ignored.
     """
     values = [flatten_config(run.config) for run in runs]
     keys = dict.fromkeys(key for flat in values for key in flat)
@@ -187,5 +187,5 @@ def list_differences(runs: Sequence[ComparedRun], is_trained: bool) -> list[tupl
 
 
 def format_value(value: Any) -> str:
-    """Return a value of a config as one line of YAML."""
+    """Return a config value as one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()

@@ -1,9 +1,9 @@
 """Stability of long forecasts: the day at which the variability of a channel leaves the range of the truth.
 
-Two standard deviations over all cells are compared with those of the truth. That of the field itself shows drifts and
-growth. In most channels it is dominated by the contrast between equator and poles, so it stays large even if the
-forecast has lost its weather systems. The standard deviation of the eddies, which are the deviations from the zonal
-mean (Lorenz 1955), then becomes small.
+Two standard deviations over all cells are compared with their values in the truth. The standard deviation of the field
+shows drifts and growth. In most channels, the contrast between equator and poles dominates the standard deviation of
+the field. It therefore stays large even if the forecast has lost its weather systems. The standard deviation of the
+eddies then becomes small. Eddies are the deviations from the zonal mean (Lorenz 1955).
 
 Shapes: C channels, H latitude rows, W longitude columns.
 """
@@ -27,11 +27,11 @@ from credit.train.build.open_data import open_fields
 
 # Folder of the long forecast in the folder of a run.
 LONG_RUN_FOLDER = "long_run"
-# Range of a channel's standard deviation in space divided by that of the truth. Below it the forecast has collapsed to
-# a smooth state; above it the forecast grows without bound.
+# Accepted range of the standard deviation over all cells in the forecast, divided by the same quantity in the truth.
+# Below the range, the forecast has collapsed to a smooth state; above the range, the forecast grows without bound.
 MIN_RATIO = 0.5
 MAX_RATIO = 2.0
-# Times of the truth whose standard deviations are averaged.
+# Largest number of times of the truth over which the standard deviations are averaged.
 _MAX_TRUTH_TIMES = 24
 _DAY_MINUTES = 1440
 FIELD = "field"
@@ -48,10 +48,10 @@ class StabilityCurve:
         name: name of the run.
         seed: seed of the run.
         channel: name of the channel.
-        measure: ``field``, or ``eddies`` for the deviations from the zonal mean.
+        measure: ``field`` for the field itself, or ``eddies`` for its deviations from the zonal mean.
         days: lead times in days.
-        ratios: standard deviation in space over that of the truth at each lead time; NaN if a value of the field is not
-            finite.
+        ratios: standard deviation over all cells at each lead time, divided by the same quantity in the truth. NaN if a
+            value of the field is not finite.
     """
 
     name: str
@@ -63,7 +63,7 @@ class StabilityCurve:
 
     @property
     def exit_day(self) -> float | None:
-        """First day on which the ratio is outside the range or not finite; None if it never is."""
+        """First day on which the ratio is not finite or is outside `MIN_RATIO` to `MAX_RATIO`; None without one."""
         for day, ratio in zip(self.days, self.ratios, strict=True):
             if not MIN_RATIO <= ratio <= MAX_RATIO:
                 return day
@@ -71,7 +71,7 @@ class StabilityCurve:
 
     @property
     def nonfinite_day(self) -> float | None:
-        """First day on which a value of the field is not finite; None if all are finite."""
+        """First day on which a value of the field is not finite; None if all values are finite."""
         for day, ratio in zip(self.days, self.ratios, strict=True):
             if not np.isfinite(ratio):
                 return day
@@ -82,7 +82,7 @@ def require_long_run(text: str, config: Config) -> None:
     """Raise a ConfigError if the length of the long forecast is not a multiple of the time step.
 
     Args:
-        text: value of ``--long-run``, a duration.
+        text: value of ``--long-run``, a duration such as ``60d``.
         config: config of a run.
     """
     if parse_duration(text, "--long-run") % config.data.step_minutes:
@@ -96,11 +96,11 @@ def build_long_run_overrides(config: Config, forecast_folder: Path, length: str)
 
     Args:
         config: config of the run.
-        forecast_folder: forecasts of the run; the long forecast starts at the first of their initial times.
-        length: length of the forecast, a duration.
+        forecast_folder: folder of the forecasts of the run; the long forecast starts at their first initial time.
+        length: length of the long forecast, a duration such as ``60d``.
 
     Raises:
-        DataError: if there are no forecasts.
+        DataError: if the folder has no forecasts.
     """
     archive = open_forecasts(forecast_folder)
     start = archive.calendar.format(int(archive.initial_minutes[0]))
@@ -117,10 +117,10 @@ def build_long_run_overrides(config: Config, forecast_folder: Path, length: str)
 
 
 def measure_truth(config: Config, channels: Sequence[str]) -> TruthDeviations:
-    """Return the standard deviations in space of each channel, averaged over times of the training period.
+    """Return the standard deviations over all cells of each channel, averaged over times of the training period.
 
     Args:
-        config: config whose data are the truth.
+        config: config of the data that are used as the truth.
         channels: names of output channels.
 
     Raises:
@@ -137,11 +137,11 @@ def measure_truth(config: Config, channels: Sequence[str]) -> TruthDeviations:
 
 
 def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: Sequence[str]) -> TruthDeviations:
-    """Return (measure, channel) -> mean over times of the standard deviation in space.
+    """Return (measure, channel) -> standard deviation over all cells, averaged over times.
 
     Args:
         reader: reader of the truth.
-        indices: indices of the times.
+        indices: indices of the times in the reader.
         channels: names of the channels.
     """
     names = [channel.name for channel in reader.channels.time_varying_stored]
@@ -157,11 +157,11 @@ def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: S
 
 
 def measure_fields(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
-    """Return the standard deviation over cells of each field and of its eddies, (2, C) float64.
+    """Return the area-weighted standard deviations of each field and of its eddies, (2, C) float64.
 
     Args:
         fields_CHW: fields, (C, H, W), NaN in missing cells.
-        grid: their grid.
+        grid: grid of the fields.
     """
     fields = fields_CHW.astype(np.float64)
     is_valid = ~np.isnan(fields)
@@ -172,11 +172,11 @@ def measure_fields(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
 
 
 def spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
-    """Return the area-weighted standard deviation over cells of each channel, (C,) float64; missing cells do not count.
+    """Return the area-weighted standard deviation of each channel over all cells that are not missing, (C,) float64.
 
     Args:
-        fields_CHW: fields, (C, H, W), finite or NaN.
-        grid: their grid.
+        fields_CHW: fields, (C, H, W), NaN in missing cells; infinite values are not allowed.
+        grid: grid of the fields.
     """
     fields = fields_CHW.astype(np.float64)
     weights = grid.masked_area_weights(~np.isnan(fields))
@@ -186,7 +186,9 @@ def spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
 
 
 def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations) -> list[StabilityCurve]:
-    """Return the curves of each channel in the long forecast of a run; of an ensemble, those of the first member.
+    """Return the stability curves of each channel in the long forecast of a run.
+
+    For an ensemble, the first member is measured.
 
     Args:
         name: name of the run.
@@ -211,11 +213,13 @@ def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations)
 
 
 def _measure_leads(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
-    """Return the standard deviations of channels at each lead time, (T, 2, C); NaN if a value is not finite.
+    """Return the standard deviations of fields and eddies at each of T lead times, (T, 2, C).
+
+    NaN where the field of a channel is not finite.
 
     Args:
         archive: the long forecast.
-        rows: indices of the channels in the forecast.
+        rows: indices of the C channels in the forecast.
     """
     initial_minutes = int(archive.initial_minutes[0])
     first_missing_CHW = None
@@ -224,7 +228,7 @@ def _measure_leads(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
         fields_CHW = archive.read_members(initial_minutes, lead_index)[0][list(rows)]
         is_missing_CHW = np.isnan(fields_CHW)
         if first_missing_CHW is None:
-            # Cells that are missing from the beginning belong to the variable, such as land for the sea surface.
+            # Cells that are missing at the first lead time are always missing, such as land in a sea surface variable.
             first_missing_CHW = is_missing_CHW
         is_lost_CHW = (is_missing_CHW & ~first_missing_CHW) | np.isinf(fields_CHW)
         is_finite_C = ~is_lost_CHW.any(axis=(1, 2)) & ~is_missing_CHW.all(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""Files with the numbers of a comparison: ``compare.csv`` in long format, and ``compare.json``."""
+"""Numerical results of a comparison in two files: ``compare.csv`` in long format, and ``compare.json``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.summary import finite_or_none
 from credit.verify.table.table import CSV_COLUMNS, ScoreTable
 
-# Version of compare.json; it grows when a key changes its meaning.
+# Version of the format of compare.json; it is increased when a key changes its meaning.
 DOCUMENT_VERSION = 1
-# Labels of numbers over all seeds in the column `seed`.
+# Values of the column `seed` in rows with a statistic over all seeds.
 MEAN = "mean"
 LOWEST = "lowest"
 HIGHEST = "highest"
-# A warning is given if the time of the steps deviates from the budget by more than this fraction.
+# Fraction of the time budget by which the total time of the steps may deviate without a warning.
 _TIME_TOLERANCE = 0.2
 _SCORE_COLUMNS = (
     "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units", "n_cases", "low",
@@ -40,10 +40,10 @@ COLUMNS = ("run", "seed", "reference", *_SCORE_COLUMNS, "p_adjusted", "significa
 
 
 def write_csv(outcome: CompareOutcome, path: Path) -> None:
-    """Write all scores, comparisons and costs in long format.
+    """Write all scores, comparisons and costs to a CSV file in long format.
 
-    For each seed, the scores in its ``scores.csv`` that cover all seasons are written. Rows with the seed ``mean``,
-    ``lowest`` or ``highest`` are over all seeds. Rows with a reference are relative differences, see
+    For each seed, the file contains the scores over all seasons. Rows with the seed ``mean``, ``lowest`` or ``highest``
+    contain statistics over all seeds. Rows with a reference contain relative differences, see
     `credit.compare.results.combine_pair`.
 
     Raises:
@@ -63,7 +63,7 @@ def write_csv(outcome: CompareOutcome, path: Path) -> None:
 
 
 def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each run and seed, those over all seeds, and those of the baselines."""
+    """Yield the score rows of each run and seed, rows with statistics over all seeds, and the rows of the baselines."""
     for name in scores.names:
         seeds = scores.seeds_of(name)
         # key of a score -> the row of each seed
@@ -76,7 +76,7 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
                 rows_by_key.setdefault(key, []).append(score)
         for rows in rows_by_key.values():
             values = [float(row["value"]) for row in rows]
-            # Intervals are those of one seed.
+            # Intervals belong to a single seed, so they are left empty.
             common = {**rows[0], "low": "", "high": ""}
             numbers = {MEAN: np.mean(values), LOWEST: min(values), HIGHEST: max(values)}
             for label, value in numbers.items():
@@ -88,16 +88,16 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of_forecast(table: ScoreTable, forecasts: tuple[str, ...] | list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of scores.csv of some forecasts as mappings."""
+    """Yield the rows of some forecasts in scores.csv over all seasons, each as column -> value."""
     for values in table.csv_rows():
         row = dict(zip(CSV_COLUMNS, values, strict=True))
-        # Seasons would make the file five times as large; they are in scores.csv of each run.
+        # Single seasons would make the file five times as large; scores.csv of each run contains them.
         if row["forecast"] in forecasts and row["season"] == ALL_SEASONS:
             yield row
 
 
 def _comparison_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
-    """Yield a row for each difference of a scorecard over all seasons."""
+    """Yield a row for each difference between two runs in a scorecard over all seasons."""
     for (first, second), table in scores.pairs.items():
         rows = scorecard_rows(table)
         results = {name: scorecard_values(table, rows, name)[0, 0] for name in ("difference", "p_adjusted")}
@@ -128,13 +128,13 @@ def _comparison_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
 
 
 def _cost_rows(outcome: CompareOutcome) -> Iterator[dict[str, Any]]:
-    """Yield a row for each known cost of each run and seed, and for the stability of long forecasts."""
+    """Yield a row for each known cost of each run and seed, and a row for each stability curve of a long forecast."""
     for (name, seed), costs in outcome.costs.items():
         for metric, value in dataclasses.asdict(costs).items():
             if isinstance(value, int | float):
                 yield {"run": name, "seed": seed_text(seed), "metric": metric, "value": f"{value:.8g}"}
     for curve in outcome.curves:
-        # An empty value: the channel never left the range.
+        # An empty value means that the channel never left the range.
         value = "" if curve.exit_day is None else f"{curve.exit_day:g}"
         yield {
             "run": curve.name,
@@ -151,7 +151,7 @@ def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, 
 
     Args:
         outcome: results of the comparison.
-        budget: training that every run got; None for finished runs.
+        budget: training budget of every run; None for finished runs.
     """
     scores = outcome.scores
     document: dict[str, Any] = {
@@ -199,11 +199,11 @@ def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, 
 
 
 def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
-    """Return sentences on differences between the runs that make the comparison less fair.
+    """Return a warning for each difference between the runs that makes the comparison less fair.
 
     Args:
         outcome: results of the comparison.
-        budget: training that every run got; None for finished runs.
+        budget: training budget of every run; None for finished runs.
     """
     warnings = [] if outcome.scores is None else outcome.scores.example.warnings()
     samples = {name: costs.samples for (name, _), costs in outcome.costs.items() if costs.samples}
@@ -213,7 +213,7 @@ def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
     devices = {name: costs.device for (name, _), costs in outcome.costs.items() if costs.device}
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        warnings.append(f"The runs were trained on different devices, so their times differ for that reason: {listed}.")
+        warnings.append(f"The runs were trained on different devices, so their times are not comparable: {listed}.")
     periods = {run.name: " to ".join(run.config.data.splits.train) for run in outcome.runs}
     if len(set(periods.values())) > 1:
         listed = ", ".join(f"{name} on {period}" for name, period in periods.items())
@@ -223,14 +223,14 @@ def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
             if costs.step_hours and abs(costs.step_hours * 3600 / budget.amount - 1) > _TIME_TOLERANCE:
                 warnings.append(
                     f"The steps of {name}, {seed.replace('_', ' ')}, took {costs.step_hours * 60:.3g} min instead of "
-                    f"{budget.text}, because the load of the machine changed; the number of steps is that of the "
-                    "paired measurement."
+                    f"{budget.text}, because the load of the machine changed; the number of steps follows from the "
+                    "earlier measurement."
                 )
     return warnings
 
 
 def seed_text(label: str) -> str:
-    """Return the seed of a trial's label as text: ``1000`` for ``seed_1000``; ``finished_run`` is unchanged."""
+    """Return the label of a seed without its prefix: ``1000`` for ``seed_1000``; ``finished_run`` is unchanged."""
     return label.removeprefix("seed_")
 
 
@@ -275,7 +275,7 @@ def _describe_curve(curve: StabilityCurve) -> dict[str, Any]:
 
 
 def _describe_range(values: SeedRange) -> dict[str, Any]:
-    """Return the numbers of the seeds, their mean and their range."""
+    """Return the entry of a `SeedRange` in compare.json: mean, lowest and highest value, and the value of each seed."""
     return {
         "mean": finite_or_none(values.mean),
         "lowest": finite_or_none(values.low),

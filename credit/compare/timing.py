@@ -1,7 +1,7 @@
 """Paired measurement of the time and the operations of an optimizer step of each run.
 
-The load of a machine changes within minutes. All runs are therefore timed in turn by short trainings, in several rounds
-whose order rotates, and the median over rounds is taken for each run.
+The load of a machine changes within minutes. Each round therefore times all runs by short training runs, one after the
+other, and the order of the runs rotates between rounds. The cost of a run is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-# Steps of one time measurement. One measurement for each step would wait for the GPU after every step.
+# Number of steps of one time measurement. A measurement of each single step would wait for the GPU after every step.
 _STEPS_PER_MEASUREMENT = 3
 
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """Extent of the measurement.
+    """Numbers of steps, rounds and processes of the measurement of step costs.
 
     Attributes:
-        steps: optimizer steps of a short training.
-        rounds: number of short trainings of each run.
-        ranks: number of processes of each training.
+        steps: number of optimizer steps of a short training run.
+        rounds: number of short training runs of each config.
+        ranks: number of processes of each training run.
     """
 
     steps: int
@@ -45,21 +45,22 @@ class TimingPlan:
 def measure_step_costs(
     runs: Sequence[ComparedRun], config_paths: Mapping[str, Path], plan: TimingPlan, executor: Executor, folder: Path
 ) -> dict[str, StepCost]:
-    """Return the cost of a step of each run; runs without an entry in ``timing.json`` are measured.
+    """Return the cost of a step of each run; measure the runs that have no entry in ``timing.json``.
 
-    Runs that are added later are timed together with the first run. Their time is the median ratio to the time of the
-    first run in the same round, multiplied by the earlier time of the first run. So they can be compared with runs that
-    were measured under another load.
+    Runs that are added later are timed together with the first run. For each added run, the ratio of its time to the
+    time of the first run is computed in each round. The step time of the added run is the median ratio, multiplied by
+    the earlier step time of the first run. So the added run can be compared with runs that were measured under a
+    different load.
 
     Args:
         runs: all runs of the comparison.
         config_paths: name of a run -> its config file.
-        plan: extent of the measurement.
-        executor: runs the trainings.
+        plan: numbers of steps, rounds and processes of the measurement.
+        executor: executor that starts the short training runs.
         folder: folder of the comparison.
 
     Returns:
-        Name of a run -> its cost; a run whose trainings fail has none.
+        Name of a run -> cost of a step. A run has no entry if a short training run of it failed.
     """
     path = folder / "timing.json"
     document: dict[str, Any] = {"costs": {}, "sessions": []}
@@ -94,9 +95,17 @@ def rotate_order(names: Sequence[str], round_number: int) -> list[str]:
 def _time_in_rounds(
     runs: Sequence[ComparedRun], config_paths: Mapping[str, Path], plan: TimingPlan, executor: Executor, folder: Path
 ) -> list[dict[str, Any]]:
-    """Return one record for each short training: ``name``, ``round``, ``seconds`` and ``operations`` of a step.
+    """Time all runs in rounds and return a record of each short training run.
 
-    Arguments are those of `measure_step_costs`. A run that fails once is not timed again.
+    A record has the keys ``name``, ``round``, ``seconds`` and ``operations``; the last two are the cost of a step. If a
+    short training run fails, its config is not timed again and has no records.
+
+    Args:
+        runs: the runs to time.
+        config_paths: name of a run -> its config file.
+        plan: numbers of steps, rounds and processes of the measurement.
+        executor: executor that starts the short training runs.
+        folder: folder of the comparison.
     """
     by_name = {run.name: run for run in runs}
     failed: set[str] = set()
@@ -105,7 +114,7 @@ def _time_in_rounds(
         remaining = [name for name in by_name if name not in failed]
         for name in rotate_order(remaining, round_number):
             run_folder = folder / "timing" / f"{name}_round_{round_number}"
-            # An interrupted short training is repeated from the start, because the first steps of a process are slower.
+            # An interrupted short run is repeated from its start, because the first steps of a process are slower.
             shutil.rmtree(run_folder, ignore_errors=True)
             part = Part(
                 f"time {name}, round {round_number + 1}",
@@ -124,19 +133,19 @@ def _time_in_rounds(
                 failed.add(name)
                 continue
             records.append({"name": name, "round": round_number, **vars(cost)})
-            logger.info("%s: %.4g s a step", part.name, cost.seconds)
-    # The checkpoints of the short trainings are of no use.
+            logger.info("%s: %.4g s per step", part.name, cost.seconds)
+    # The checkpoints of the short training runs are not needed.
     shutil.rmtree(folder / "timing", ignore_errors=True)
     return [record for record in records if record["name"] not in failed]
 
 
 def build_timing_overrides(run: ComparedRun, steps: int, folder: Path) -> tuple[str, ...]:
-    """Return the overrides of a short training: as few validations, checkpoints and previews as possible.
+    """Return the overrides of a short training run, with one validation, one checkpoint, and no previews.
 
     Args:
-        run: the run.
-        steps: optimizer steps of the training.
-        folder: folder of the training.
+        run: the run that is timed.
+        steps: number of optimizer steps of the short training run.
+        folder: run folder of the short training run.
     """
     return (
         f"save_loc={folder}",
@@ -154,17 +163,18 @@ def build_timing_overrides(run: ComparedRun, steps: int, folder: Path) -> tuple[
 
 
 def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost | None:
-    """Return the cost of a step of a short training, from its metrics.jsonl and summary.json.
+    """Return the cost of a step of a short training run, read from its metrics.jsonl and summary.json.
 
-    If rollouts grow during a run (``trainer.forecast_len_from``), steps cost more later. The cost is then the mean over
-    the stages, weighted by their share of the run; that of a stage is the median of its measurements.
+    If rollouts grow during a run (``trainer.forecast_len_from``), later steps take longer. The cost of a stage is the
+    median of its measurements. The cost of the run is the mean over the stages, weighted by their share of the run.
 
     Args:
-        folder: folder of the training.
-        stages: value of ``trainer.forecast_len_from``.
+        folder: run folder of the short training run.
+        stages: value of ``trainer.forecast_len_from``, which maps the start of a stage (a fraction of the run) to the
+            number of rollout steps.
 
     Returns:
-        The cost; None if a stage has no measurement.
+        The cost of a step; None if a stage has no measurement.
     """
     summary = read_summary(folder)
     rows = list(iterate_rows_with_key(folder, "samples_per_s"))
@@ -172,7 +182,7 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
         return None
     samples_per_step = summary["samples"] / summary["steps"]
     total_steps = rows[-1]["step"]
-    # Several steps share a measurement; the row of the last of them stands for all.
+    # Several steps share a measurement, which is in the row of their last step.
     rows = [row for row in rows if row["step"] % _STEPS_PER_MEASUREMENT == 0] or rows
     seconds = 0.0
     operations: float | None = 0.0
@@ -189,11 +199,11 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
         if operations is None or len(rates) < len(stage_rows):
             operations = None
             continue
-        # Rate and time of the same rows give the count, which does not depend on the load of the machine.
+        # The count of operations is rate times time. It does not depend on the load of the machine.
         counts = [rate * 1e12 * time for rate, time in zip(rates, step_seconds, strict=True)]
         operations += (end - start) * summary["processes"] * median(counts)
     if operations is not None:
-        # The count is a whole number; rate times time is not exactly.
+        # The count is an integer, but rate times time has rounding errors.
         operations = float(round(operations))
     return StepCost(seconds, operations)
 
@@ -201,12 +211,13 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
 def evaluate_session(
     session: Sequence[Mapping[str, Any]], reference: str | None, earlier: Mapping[str, StepCost]
 ) -> dict[str, StepCost]:
-    """Return the cost of each run of a session of measurements.
+    """Return name of a run -> cost of a step, computed from the records of one session of measurements.
 
     Args:
-        session: records of `_time_in_rounds`.
-        reference: name of a run of the session that was measured before; None in the first session.
-        earlier: costs of earlier sessions, by name.
+        session: records of the short training runs, from `_time_in_rounds`.
+        reference: name of a run of this session that was also measured in an earlier session; None in the first
+            session.
+        earlier: name of a run -> cost of a step in earlier sessions.
     """
     by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in session:

@@ -1,7 +1,7 @@
-"""Order of a comparison: measure, train, forecast, score, and collect the results of all runs and seeds.
+"""Workflow of a comparison: measure, train, forecast, score, and collect the results of all runs and seeds.
 
-A run with one of its seeds is a trial. The label of a trial is ``seed_1000``, or ``finished_run`` for a run that is
-taken as it is. Its folder is ``FOLDER/NAME/LABEL``.
+A trial is a run with one of its seeds. The label of a trial is its seed, such as ``seed_1000``, or ``finished_run`` for
+a finished run that the comparison does not train. The folder of a trial is ``FOLDER/NAME/LABEL``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from credit.verify.table.summary import headline_channels
 logger = logging.getLogger(__name__)
 
 FINISHED_RUN = "finished_run"
-# A run and a label of one of its seeds.
+# (name of the run, label of the seed)
 Trial = tuple[str, str]
 
 
@@ -48,11 +48,12 @@ class CompareRequest:
         sources: paths of config files or run folders.
         overrides: ``section.key=value``, applied to every config.
         folder: folder of the comparison.
-        budget: training that every run gets; None takes finished runs as they are.
-        seeds: seeds with which each config is trained; empty for the seed of each config.
-        long_run: length of a long forecast, a duration; None without one.
-        timing: extent of the measurement of step times, and the number of processes of each command.
-        jobs: number of trainings, forecasts or scorings at the same time. Step times are measured one at a time.
+        budget: training budget of every run; None to compare finished runs without training.
+        seeds: seeds with which each config is trained; empty to train all configs with the seed of the first config.
+        long_run: length of a long forecast, a duration such as ``60d``; None without a long forecast.
+        timing: plan of the measurement of step times; it also contains the number of processes of each command.
+        jobs: number of training runs, forecasts or verifications that run at the same time. Step times are measured
+            one run at a time.
     """
 
     sources: Sequence[str]
@@ -71,11 +72,11 @@ class CompareOutcome:
 
     Attributes:
         runs: the runs in the order of the command.
-        steps: run -> optimizer steps that the budget gives it; empty for finished runs.
-        step_costs: run -> measured cost of a step; empty if nothing was measured.
-        scores: the scores; None if nothing was scored.
-        costs: (run, label) -> costs of the training.
-        curves: variability of long forecasts.
+        steps: name of a run -> number of optimizer steps that the budget allows; empty for finished runs.
+        step_costs: name of a run -> measured cost of a step; empty if nothing was measured.
+        scores: scores of all runs and seeds; None if no forecasts were scored.
+        costs: (name of the run, label of the seed) -> costs of the training run.
+        curves: stability curves of the long forecasts.
         failures: a sentence for each part that failed or is missing.
     """
 
@@ -92,7 +93,7 @@ def compare_runs(request: CompareRequest) -> CompareOutcome:
     """Do all parts of a comparison that are not done yet, and return its results.
 
     Raises:
-        ConfigError: if the runs cannot be compared, or the folder holds another comparison.
+        ConfigError: if the runs cannot be compared, or the folder contains a different comparison.
         CreditError: if another process works in the folder, or a file cannot be written.
     """
     if request.seeds and request.budget is None:
@@ -108,11 +109,11 @@ def compare_runs(request: CompareRequest) -> CompareOutcome:
 
 
 class _Workflow:
-    """Steps of one comparison in their order.
+    """Workflow of one comparison.
 
     Args:
         request: arguments of the command.
-        runs: the runs, which are known to be comparable.
+        runs: the runs; they must already have been checked to be comparable.
     """
 
     def __init__(self, request: CompareRequest, runs: list[ComparedRun]) -> None:
@@ -124,7 +125,7 @@ class _Workflow:
         self._outcome = CompareOutcome(runs)
 
     def run(self) -> CompareOutcome:
-        """Do all parts in order and return the results. A run that fails is left out of the later parts."""
+        """Do all parts in order and return the results; a trial that fails is left out of the later parts."""
         outcome = self._outcome
         self._count_steps()
         trials = self._train(self._list_trials())
@@ -146,7 +147,7 @@ class _Workflow:
         return outcome
 
     def _count_steps(self) -> None:
-        """Measure the cost of a step if the budget needs it, and count the steps of each run."""
+        """Measure the cost of a step if the budget needs this cost, and compute the number of steps of each run."""
         budget = self._request.budget
         if budget is None:
             return
@@ -165,7 +166,7 @@ class _Workflow:
             self._outcome.steps[name] = budget.count_steps(name, costs.get(name))
 
     def _list_trials(self) -> list[Trial]:
-        """Return all trials; the first seed of every run comes first, so that a first comparison is available early."""
+        """Return all trials, ordered by seed: all runs with the first seed, then all runs with the next seed."""
         if self._request.budget is None:
             return [(name, FINISHED_RUN) for name in self._runs]
         seeds = self._request.seeds or [self._outcome.runs[0].config.seed]
@@ -180,7 +181,7 @@ class _Workflow:
         return self._folder.joinpath(*trial)
 
     def _base_overrides(self, trial: Trial) -> list[str]:
-        """Return the overrides that all commands of a trial have."""
+        """Return the overrides that every ``credit rollout`` of a trial has."""
         name, label = trial
         overrides = [f"save_loc={self._trial_folder(trial)}"]
         run_folder = self._runs[name].run_folder
@@ -188,17 +189,17 @@ class _Workflow:
             return [*overrides, f"seed={label.removeprefix('seed_')}"]
         checkpoint = self._runs[name].config.inference.checkpoint
         if checkpoint in ("best", "latest"):
-            # The link is resolved, so that other weights are noticed.
+            # The target of the link is part of the inputs, so that a change of the weights is noticed.
             checkpoint = str((run_folder / "checkpoints" / checkpoint).resolve())
         return [*overrides, f"inference.checkpoint={checkpoint}"]
 
     def _run_parts(self, parts: Mapping[Trial, Part]) -> list[Trial]:
-        """Run the parts of trials that are not done, and return the trials whose part is done."""
+        """Run the parts that are not done, and return the trials whose part is done afterwards."""
         results = self._executor.run_all(list(parts.values()))
         return [trial for trial, is_done in zip(parts, results, strict=True) if is_done]
 
     def _train(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Train the trials that are not done yet, and return all trials whose training is complete."""
+        """Train the trials that are not trained yet, and return all trials whose training run is done."""
         if self._request.budget is None:
             return list(trials)
         parts = {}
@@ -221,13 +222,13 @@ class _Workflow:
             if status == "done":
                 trained.append(trial)
             else:
-                # On several ranks, a stop in time has the exit code 0.
-                reason = f"STATUS is {status}; the same command continues the training"
+                # On several ranks, a training run that stops at its time limit has the exit code 0.
+                reason = f"STATUS is {status}; the same command continues the training run"
                 self._executor.mark_failed(parts[trial], reason)
         return trained
 
     def _make_forecasts(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Make the forecasts of trials unless they are there, and return the trials that have them."""
+        """Make the forecasts of the trials unless they exist, and return the trials that have forecasts."""
         parts = {}
         for trial in trials:
             name, _ = trial
@@ -243,15 +244,15 @@ class _Workflow:
         return self._run_parts(parts)
 
     def _forecast_fingerprint(self, name: str) -> tuple[str, ...]:
-        """Return a text that changes with the settings of the forecasts of a run."""
+        """Return a fingerprint of the section `inference` of a run, as a tuple with one string."""
         return (fingerprint([self._runs[name].config.model_dump_json(include={"inference"})]),)
 
     def _score(self, trials: Sequence[Trial]) -> dict[Trial, Path]:
-        """Score the forecasts of trials unless the scores are there.
+        """Score the forecasts of the trials unless the scores exist.
 
         Returns:
-            Trial -> folder with its ``scores.nc``, for the trials that have scores. In this table the run is ``model``,
-            and later runs with the same seed are the other forecasts.
+            Trial -> folder with its ``scores.nc``, for the trials that have scores. In the file, the run of the trial
+            is ``model``, and the later runs with the same seed are the other forecasts.
         """
         trials_by_label: dict[str, list[Trial]] = {}
         for trial in trials:
@@ -271,11 +272,11 @@ class _Workflow:
     def _build_score_part(self, label: str, trials: Sequence[Trial]) -> Part:
         """Return the part that scores the forecasts of all runs with the same seed, and compares each pair of them.
 
-        One verification reads the forecasts of each run once. All forecasts are scored with the data and the section
-        `verification` of the first run, so that truth, climatology and grid are the same.
+        The part is a single verification, so the forecasts of each run are read only once. All forecasts are scored
+        with the data and the section `verification` of the first run, so truth, climatology and grid are the same.
 
         Args:
-            label: label of the seed.
+            label: label of the seed, such as ``seed_1000``.
             trials: trials with this label that have forecasts, in the order of the runs.
         """
         first, *others = trials
@@ -331,10 +332,10 @@ class _Workflow:
 
 
 def describe_trial(trial: Trial) -> str:
-    """Return the name of a trial in messages, such as ``a, seed 1000``."""
+    """Return the name of a trial for messages, such as ``a, seed 1000``."""
     return f"{trial[0]}, {trial[1].replace('_', ' ')}"
 
 
 def fingerprint(texts: Iterable[str]) -> str:
-    """Return a short text that changes if one of the texts changes."""
+    """Return the first 16 hexadecimal digits of the SHA-256 checksum of several strings."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -5,24 +5,24 @@ from __future__ import annotations
 from credit.config.schema import Config
 from credit.errors import ConfigError
 
-# Most numbers that an error message lists.
+# Largest number of divisors in an error message.
 _MAX_LISTED = 8
 
 
 def divide_global_batch(config: Config, num_sample_ranks: int) -> Config:
-    """Return the config whose ``train_batch_size`` and ``grad_accum_every`` give ``trainer.global_batch_size``.
+    """Set ``train_batch_size`` and ``grad_accum_every`` of a config such that they give ``trainer.global_batch_size``.
 
-    Each rank gets an equal part of the global batch, in micro-batches of equal size. Their size is the largest divisor
-    of the part that does not exceed ``trainer.train_batch_size``: 12 samples on three ranks with a ``train_batch_size``
-    of 3 are two micro-batches of 2 samples on each rank. Without ``trainer.global_batch_size``, the config is returned
-    as it is.
+    Each rank gets an equal part of the global batch, divided into micro-batches of equal size. This size is the largest
+    divisor of the part that does not exceed ``trainer.train_batch_size``. For example, 12 samples on three ranks with a
+    ``train_batch_size`` of 3 give two micro-batches of 2 samples on each rank. Without ``trainer.global_batch_size``,
+    the config is returned unchanged.
 
     Args:
-        config: the config of the run, whose ``train_batch_size`` is the upper limit of a micro-batch.
-        num_sample_ranks: number of ranks, or groups of ranks, with different samples.
+        config: config of the run; its ``train_batch_size`` is the largest size of a micro-batch.
+        num_sample_ranks: number of ranks, or groups of ranks, that work on different samples.
 
     Raises:
-        ConfigError: if the ranks do not divide the global batch; the message lists numbers that do.
+        ConfigError: if the number of ranks does not divide the global batch; the message lists suitable numbers.
     """
     trainer = config.trainer
     if trainer.global_batch_size is None:
@@ -44,7 +44,7 @@ def divide_global_batch(config: Config, num_sample_ranks: int) -> Config:
 
 
 def _list_divisors(number: int) -> str:
-    """Return the largest divisors of a number as text, largest first."""
+    """Return a string with the largest divisors of a number, in descending order."""
     divisors = [str(divisor) for divisor in range(number, 0, -1) if number % divisor == 0]
     if len(divisors) > _MAX_LISTED:
         divisors = [*divisors[:_MAX_LISTED], "..."]

@@ -1,4 +1,4 @@
-"""List of all config keys with their values, for the completion of command lines."""
+"""List of all config keys and their possible values, for the completion of command lines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from credit.config.schema import Config
 
 
 def list_keys() -> dict[str, list[str]]:
-    """Return each dotted key and its values, if these can be listed; otherwise an empty list.
+    """Return dotted key -> possible values, or an empty list if the values cannot be listed.
 
-    Keys below an item of a list or mapping, such as ``data.sources.0.path``, are left out.
+    Keys of items of a list or mapping, such as ``data.sources.0.path``, are left out.
     """
     keys: dict[str, list[str]] = {}
     for key, values in _iterate_keys(Config, ""):
-        # Several kinds of a section may have the same key, each with other values.
+        # Several kinds of a section may have the same key with different values.
         keys[key] = list(dict.fromkeys([*keys.get(key, []), *values]))
     return keys
 
 
 def _iterate_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (dotted key, values) of a section and the sections below it.
+    """Yield (dotted key, values) of each key of a section and its nested sections.
 
     Args:
         section: class of the section.
@@ -36,7 +36,7 @@ def _iterate_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, 
         key = f"{prefix}{name}"
         yield key, _list_values(field.annotation)
         sections = _list_sections(field.annotation)
-        # In place of their base class, a key may hold the section of each registered kind.
+        # A key may contain the section of each registered kind instead of the base class.
         for registered in find_registered_sections(field) if sections else []:
             yield f"{key}.{registered.tag}", registered.names()
             sections += [registered.registry.find_section(kind) for kind in registered.names()]
@@ -45,7 +45,7 @@ def _iterate_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, 
 
 
 def _list_sections(annotation: Any) -> list[type[BaseModel]]:
-    """Return the section classes that are options of a type; those of items of a list or mapping are left out."""
+    """Return the section classes among the members of a type, without the classes of items of lists or mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     sections = []
@@ -56,7 +56,7 @@ def _list_sections(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _list_values(annotation: Any) -> list[str]:
-    """Return the values of a type as text of YAML, if they can be listed."""
+    """Return the possible values of a type as YAML text; an empty list if they cannot be listed."""
     origin = typing.get_origin(annotation)
     if annotation is bool:
         return ["true", "false"]

@@ -29,42 +29,42 @@ from credit.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SectionClass = TypeVar("SectionClass", bound=BaseModel)
-# $NAME and ${NAME}
+# Matches $NAME and ${NAME}.
 _ENVIRONMENT_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-# 12:00:00, which YAML 1.1 reads as the number 43200.
+# Matches 12:00:00, which YAML 1.1 reads as the number 43200.
 _BASE_60_NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?$")
 
 
 def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
-    """Return the config of a YAML file: apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
+    """Load the config of a YAML file: apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
 
     Args:
         path: the YAML file; ``~`` is expanded.
-        overrides: texts of the form ``section.key=value``.
+        overrides: overrides of the form ``section.key=value``.
 
     Raises:
-        ConfigError: if the config is not valid. The message lists every problem with key, value and rule, and proposes
-            the nearest existing key for an unknown one.
+        ConfigError: if the config is not valid. The message lists every problem with key, value and rule, and suggests
+            the nearest existing key for an unknown key.
     """
     return build_config(read_config(path, overrides), origin=str(path))
 
 
 def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the mapping of a YAML file with ``section.key=value`` overrides applied, without validating it.
+    """Return the mapping in a YAML file with ``section.key=value`` overrides applied, without validation.
 
-    Old names of keys are replaced by the new names, with one warning for each. The config that a run has saved in its
-    folder gives no warning, because no user wrote it.
+    Old names of keys are replaced with the new names, with one warning for each key. There is no warning for a config
+    that a run has saved in its folder, because no user wrote this file.
 
     Args:
         path: the YAML file; ``~`` is expanded.
-        overrides: texts of the form ``section.key=value``.
+        overrides: overrides of the form ``section.key=value``.
 
     Raises:
-        ConfigError: if the file cannot be read, an override cannot be applied, or a key is given under both names.
+        ConfigError: if the file cannot be read, an override cannot be applied, or a key is set by both its names.
     """
-    # Old key -> the file or the override in which it occurs first, for the warning.
+    # Old key -> file or override in which it occurs first, for the warning.
     origins: dict[str, str] = {}
-    # The keys of the file are renamed first, so that overrides are applied to new names only.
+    # The keys of the file are renamed first, so that overrides are applied only to new names.
     raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
     if not _is_saved_by_run(Path(path)):
         origins = dict.fromkeys(old_keys, str(path))
@@ -74,7 +74,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
         if old_key is not None:
             origins.setdefault(old_key, f'override "{text}"')
         renamed_overrides.append(rename_override(text))
-    # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}.
+    # The value of an override may be a section with old keys, such as trainer={max_steps: 5, early_view: {}}.
     raw, old_keys = rename_keys(apply_overrides(raw, renamed_overrides), origin="overrides")
     for old_key in old_keys:
         origins.setdefault(old_key, "overrides")
@@ -84,7 +84,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
 
 
 def _is_saved_by_run(path: Path) -> bool:
-    """Return True if a config file is the one that training keeps beside the checkpoints of a run."""
+    """Return True if a config file is the copy that a training run saves in its run folder."""
     return path.name == "config.yml" and (path.expanduser().parent / "checkpoints").is_dir()
 
 
@@ -119,17 +119,17 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a config in which each override ``section.key=value`` is applied.
+    """Apply each override ``section.key=value`` to a copy of a config and return the copy.
 
-    The value is read as YAML. An item of a list is named by its index, from 0. Missing sections are added.
+    The value is read as YAML. An item of a list is identified by its index, from 0. Missing sections are added.
 
     Args:
         raw: a config, not yet validated.
-        overrides: texts of the form ``section.key=value``.
+        overrides: overrides of the form ``section.key=value``.
 
     Raises:
-        ConfigError: if an override has another form, its value is not YAML, or its key lies below a value that is not a
-            section or names an item that a list does not have.
+        ConfigError: if an override has a different form, its value is not YAML, or its key is inside a value that is
+            not a section or names an item that a list does not have.
     """
     result = _copy_nested(raw)
     for text in overrides:
@@ -145,9 +145,9 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def _copy_nested(value: Any) -> Any:
-    """Return a copy of nested data in which sections shared by a YAML alias (``slurm: *jobs``) are separate objects.
+    """Copy nested data, so that sections that a YAML alias (``slurm: *jobs``) shares become separate objects.
 
-    `copy.deepcopy` would keep them shared, and an override of one section would change the other.
+    With `copy.deepcopy`, the sections would stay shared, and an override of one section would change the other section.
     """
     if isinstance(value, Mapping):
         return {key: _copy_nested(item) for key, item in value.items()}
@@ -157,16 +157,17 @@ def _copy_nested(value: Any) -> Any:
 
 
 def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
-    """Set the value at a path of keys below a mapping or list, in place.
+    """Set the value at a path of keys inside a mapping or list, in place.
 
     Args:
-        node: the mapping or list that the path starts from.
-        keys: parts of a dotted key, from the outermost section to the value; an item of a list is named by its index.
+        node: mapping or list at which the path starts.
+        keys: parts of a dotted key, from the outermost section to the value; an item of a list is identified by its
+            index.
         value: the value to set.
         override: text of the override, for messages.
 
     Raises:
-        ConfigError: if a key lies below a value that is not a section, or names an item that a list does not have.
+        ConfigError: if a key is inside a value that is not a section, or names an item that a list does not have.
     """
     for position, key in enumerate(keys):
         is_last = position == len(keys) - 1
@@ -174,7 +175,7 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
         if isinstance(node, list):
             if not key.isdigit() or int(key) >= len(node):
                 raise ConfigError(
-                    f'override "{override}": "{key}" is not an item of a list of {len(node)}; items count from 0'
+                    f'override "{override}": "{key}" is not an item of a list of {len(node)}; items are numbered from 0'
                 )
             index = int(key)
         elif not isinstance(node, dict):
@@ -182,36 +183,36 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
         if is_last:
             node[index] = value
             return
-        # A section that is missing, or empty in the file, is added.
+        # Add a section that is missing in the file or empty.
         if isinstance(node, dict) and node.get(key) is None:
             node[key] = {}
         node = node[index]
 
 
-def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
+def list_environment_variables(raw: Mapping[str, Any]) -> set[str]:
     """Return the names of the environment variables that a config contains as ``$NAME`` or ``${NAME}``.
 
     Args:
         raw: a config, not yet validated.
     """
     text = yaml.safe_dump(dict(raw), allow_unicode=True)
-    # One group of the pattern is the name in ${NAME}, the other that in $NAME; one of them is empty.
+    # The first group of the pattern is the name in ${NAME}, the second group the name in $NAME. One group is empty.
     return {braced or plain for braced, plain in _ENVIRONMENT_VARIABLE.findall(text)}
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     """Build the config from a plain mapping: expand ``$VAR``, import plugins and validate.
 
-    Old names of keys are accepted silently, so that saved files of earlier versions can be read.
+    Old names of keys are accepted without a warning, so that saved files of earlier versions can be read.
 
     Args:
         raw: the mapping, from `read_config` or from the metadata of a checkpoint.
-        origin: file that the mapping comes from, for messages.
+        origin: file from which the mapping was read, for messages.
 
     Raises:
         ConfigError: if the config is not valid; the message lists every problem.
     """
-    # Problems of each stage are collected, so that the user sees all of them at once.
+    # Problems of all stages are collected, so that they are reported together.
     problems: list[str] = []
     renamed, _ = rename_keys(raw, origin)
     expanded = _expand_environment(renamed, "", problems)
@@ -228,12 +229,12 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
 
 
 def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: str) -> SectionClass:
-    """Build a section from a plain mapping, also for files that are not the config of a run, such as cluster files.
+    """Build a section from a plain mapping, for example the section of a cluster file.
 
     Args:
         section: class of the section.
         raw: keys and values of the section.
-        origin: file that the mapping comes from, for messages.
+        origin: file from which the mapping was read, for messages.
 
     Raises:
         ConfigError: if the mapping is not valid; the message lists every problem.
@@ -265,11 +266,11 @@ def build_file_section(section: type[SectionClass], raw: Mapping[str, Any], orig
 
 
 def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
-    """Return the section ``data`` of a config whose other sections may be wrong.
+    """Build the section ``data`` of a config that may have errors in other sections.
 
     Args:
-        raw: the whole config, as `read_config` returns it.
-        origin: file that the config comes from, for messages.
+        raw: the whole config, as returned by `read_config`.
+        origin: file from which the config was read, for messages.
 
     Raises:
         ConfigError: if the section is not valid; the message lists every problem.
@@ -282,31 +283,31 @@ def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
 
 
 def dump_config(config: Config) -> str:
-    """Return the config with all its defaults as YAML, which `load_config` reads back to an equal object."""
+    """Return the config with all defaults as YAML; `load_config` of this text gives an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
 
 
 def _build_implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern]]]:
-    """Return the patterns by which `_StrictLoader` finds the type of an unquoted value.
+    """Return the patterns with which `_StrictLoader` determines the type of an unquoted value.
 
     Returns:
-        First character of a value -> pairs of a type and the pattern of its values. The first pattern that matches
-        decides.
+        First character of a value -> pairs of a type and the pattern of its values. The first matching pattern
+        determines the type.
     """
     resolvers = {}
     for character, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
         resolvers[character] = [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-    # Times of day begin with a digit or a sign. Their pattern goes first, before that of a number.
+    # Times of day begin with a digit or a sign. Their pattern must precede the pattern of numbers.
     for character in "+-0123456789":
         resolvers[character].insert(0, ("tag:yaml.org,2002:str", _BASE_60_NUMBER))
     return resolvers
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loader of plain YAML that refuses a key given twice and keeps dates and times of day as text.
+    """Loader of plain YAML that raises an error for duplicate keys and reads dates and times of day as strings.
 
-    Dates stay text because a calendar may have a 30 February. Times of day stay text because YAML 1.1 reads 12:00:00 as
-    a number in base 60.
+    Dates are strings because a calendar may have a 30 February. Times of day are strings because YAML 1.1 reads
+    12:00:00 as a number in base 60.
     """
 
     # PyYAML reads this attribute.
@@ -319,8 +320,9 @@ class _StrictLoader(yaml.SafeLoader):
             yaml.composer.ComposerError: if a key is given twice.
         """
         node = super().compose_mapping_node(anchor)
-        # A merge (<<) later adds the keys of another mapping, which keys of this mapping may replace. So the check must
-        # come before the merge. The keys are kept in a list with their lines, because some are not hashable.
+        # A merge (<<) later adds the keys of another mapping, and keys of this mapping may replace them. The check for
+        # duplicates must therefore precede the merge. The keys are stored in a list with their lines, because some keys
+        # are not hashable.
         seen: list[tuple[Any, int]] = []
         for key_node, _ in node.value:
             is_merge = key_node.tag == "tag:yaml.org,2002:merge"
@@ -338,16 +340,16 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
-    """Return a value in which environment variables, ``$NAME`` and ``${NAME}``, are replaced in every string.
+    """Replace environment variables, ``$NAME`` and ``${NAME}``, in every string of a value, and return the result.
 
-    The environment changes a config in no other way.
+    The environment does not change a config in any other way.
 
     Args:
         value: a part of the config.
         key: dotted key of this part, for messages.
         problems: receives a message for each variable that is not set.
     """
-    # Sections and lists are followed down to their strings.
+    # Process the items of sections and lists recursively.
     if isinstance(value, Mapping):
         expanded = {}
         for name, item in value.items():
@@ -360,13 +362,13 @@ def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
         return value
 
     def replace(match: re.Match) -> str:
-        # The name of ${NAME} is in the first group, that of $NAME in the second; the other group is None.
+        # The first group is the name in ${NAME}, the second group the name in $NAME. The other group is None.
         name = match[1] or match[2]
         if name not in os.environ:
             problems.append(
                 f'{key}: "{value}": there is no variable {name} in the environment; export it or write the path'
             )
-            # The text stays, so that the validation goes on and reports further problems.
+            # Keep the text, so that the validation continues and reports further problems.
             return match[0]
         return os.environ[name]
 
@@ -377,7 +379,7 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
     """Import the modules in ``plugins``, which register models, losses and sources.
 
     Args:
-        plugins: names of modules. A value that is not a list is ignored here, and the validation reports it.
+        plugins: names of modules. A value that is not a list is ignored; the validation reports it later.
         problems: receives a message for each module that cannot be imported.
     """
     if not isinstance(plugins, list):

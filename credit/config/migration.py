@@ -1,6 +1,6 @@
-"""Table of miles-credit's config keys and their replacements, for error messages and for docs/migration.md.
+"""Tables of miles-credit's config keys and their replacements, for error messages and for the documentation.
 
-``python -m credit.config.migration`` prints the tables; a test compares them with the page.
+``python -m credit.config.migration`` prints the tables. A test compares the tables with the page.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a migration table: keys of miles-credit that have the same meaning, and their replacement here.
+    """Row of a migration table: keys of miles-credit with the same meaning, and their replacement in this package.
 
     Attributes:
         generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
         generation_2: dotted keys of the second generation, separated by spaces.
         here: the keys of this package, or a description of their replacement, as Markdown.
-        is_changed: True if both packages have a key of this name, with different values.
+        is_changed: True if both packages have a key with this name, but with different values.
     """
 
     generation_1: str
@@ -29,12 +29,12 @@ class Row:
 
     @property
     def keys(self) -> list[str]:
-        """All keys of both generations, dotted."""
+        """Dotted keys of both generations."""
         return [*self.generation_1.split(), *self.generation_2.split()]
 
 
-def _row_of_both(keys: str, here: str, is_changed: bool = False) -> Row:
-    """Return a row of keys that have the same names in both generations; the arguments are those of `Row`."""
+def _build_common_row(keys: str, here: str, is_changed: bool = False) -> Row:
+    """Return a `Row` for keys that have the same names in both generations."""
     return Row(keys, keys, here, is_changed)
 
 
@@ -110,32 +110,32 @@ _FROM_VARIABLES = (
     "model.levels model.channels model.surface_channels model.input_only_channels model.output_only_channels"
 )
 _MODEL = (
-    _row_of_both("model.type", "`model.type`"),
-    _row_of_both("model.image_height model.image_width", "derived from the grid"),
-    _row_of_both(_FROM_VARIABLES, "derived from `data.variables`"),
-    _row_of_both("model.frames", "derived from `data.history_len`"),
-    _row_of_both(
+    _build_common_row("model.type", "`model.type`"),
+    _build_common_row("model.image_height model.image_width", "derived from the grid"),
+    _build_common_row(_FROM_VARIABLES, "derived from `data.variables`"),
+    _build_common_row("model.frames", "derived from `data.history_len`"),
+    _build_common_row(
         "model.patch_height model.patch_width model.frame_patch_size",
         "`model.patch_size` for FuXi; a WXFormer has none",
     ),
-    _row_of_both("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
-    _row_of_both(
+    _build_common_row("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
+    _build_common_row(
         "model.global_window_size model.local_window_size", "`model.global_window_size`, `model.local_window_size`"
     ),
-    _row_of_both(
+    _build_common_row(
         "model.cross_embed_kernel_sizes model.cross_embed_strides",
         "`model.cross_embed_kernel_sizes`, `model.cross_embed_strides`",
     ),
-    _row_of_both("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
-    _row_of_both("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
-    _row_of_both(
+    _build_common_row("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
+    _build_common_row("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
+    _build_common_row(
         "model.upsample_with_ps",
         "`model.decoder`: `pixel_shuffle` for `type: wxformer`, `transposed` for `type: crossformer`",
     ),
-    _row_of_both("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
-    _row_of_both("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
-    _row_of_both("model.padding_conf.mode", "`model.padding.mode`"),
-    _row_of_both(
+    _build_common_row("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
+    _build_common_row("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
+    _build_common_row("model.padding_conf.mode", "`model.padding.mode`"),
+    _build_common_row(
         "model.padding_conf.pad_lat model.padding_conf.pad_lon",
         "`model.padding.lat`, `model.padding.lon`, in rows north and south, columns west and east; or `auto`",
     ),
@@ -185,35 +185,35 @@ _LOSS = (
     ),
 )
 
-# One of these keys is misspelled here as it is in many files of miles-credit.
+# One of these keys is misspelled on purpose, because many files of miles-credit contain this spelling.
 _LOADING = (
     "trainer.load_weights trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.load_sheduler "
     "trainer.reload_epoch"
 )
 _TRAINER = (
-    _row_of_both("trainer.type", "none: there is only one trainer"),
+    _build_common_row("trainer.type", "none: there is only one trainer"),
     Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),
     Row("", "trainer.parallelism.domain", "`trainer.parallelism.domain`"),
-    _row_of_both(
+    _build_common_row(
         "trainer.epochs trainer.num_epoch trainer.start_epoch",
         "`trainer.num_epoch` or `trainer.max_steps`, the whole length of the run",
     ),
-    _row_of_both(
+    _build_common_row(
         "trainer.batches_per_epoch", "none; `trainer.validate_every` and `trainer.checkpoint_every` count steps"
     ),
-    _row_of_both("trainer.valid_batches_per_epoch", "`trainer.valid_samples`, spread over the whole period"),
-    _row_of_both("trainer.skip_validation", "none: every run validates; `trainer.validate_every` counts steps"),
-    _row_of_both(
+    _build_common_row("trainer.valid_batches_per_epoch", "`trainer.valid_samples`, spread over the whole period"),
+    _build_common_row("trainer.skip_validation", "none: every run validates; `trainer.validate_every` counts steps"),
+    _build_common_row(
         "trainer.train_batch_size trainer.valid_batch_size", "`trainer.train_batch_size`, `trainer.valid_batch_size`"
     ),
-    _row_of_both("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
-    _row_of_both(
+    _build_common_row("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
+    _build_common_row(
         "trainer.scheduler trainer.use_scheduler trainer.update_learning_rate",
         "`trainer.schedule.kind`, `trainer.schedule.warmup`, `trainer.schedule.final`, in shares of the run",
     ),
     Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
-    _row_of_both("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
-    _row_of_both(
+    _build_common_row("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
+    _build_common_row(
         "trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not supported", is_changed=True
     ),
     Row(
@@ -221,14 +221,16 @@ _TRAINER = (
         "trainer.activation_checkpoint",
         "`trainer.activation_checkpoint`",
     ),
-    _row_of_both("trainer.compile", "`trainer.compile`"),
+    _build_common_row("trainer.compile", "`trainer.compile`"),
     Row("", "trainer.use_ema trainer.ema_decay", "`trainer.use_ema`, `trainer.ema_decay`"),
     Row("", "trainer.use_tensorboard", "`trainer.loggers: [tensorboard]`"),
-    _row_of_both("trainer.stopping_patience", "`trainer.patience`"),
-    _row_of_both(_LOADING, "`trainer.resume`"),
-    _row_of_both("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
+    _build_common_row("trainer.stopping_patience", "`trainer.patience`"),
+    _build_common_row(_LOADING, "`trainer.resume`"),
+    _build_common_row("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
     Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` has every variable"),
-    _row_of_both("trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"),
+    _build_common_row(
+        "trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"
+    ),
     Row(
         "trainer.ensemble_size", "trainer.ensemble_size", "`trainer.members`, with `loss.kind: crps` and `model.noise`"
     ),
@@ -265,21 +267,21 @@ _FORECASTS = (
 )
 
 _JOBS = (
-    _row_of_both("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
-    _row_of_both("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
-    _row_of_both(
+    _build_common_row("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
+    _build_common_row("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
+    _build_common_row(
         "pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"
     ),
-    _row_of_both("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
-    _row_of_both("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
-    _row_of_both("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
-    _row_of_both("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
-    _row_of_both(
+    _build_common_row("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
+    _build_common_row("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
+    _build_common_row("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
+    _build_common_row("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
+    _build_common_row(
         "pbs.walltime slurm.walltime",
         "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00",
         is_changed=True,
     ),
-    _row_of_both("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
+    _build_common_row("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
     Row("", "slurm.env_setup", "`slurm.setup`"),
 )
 
@@ -294,21 +296,22 @@ TABLES: dict[str, Sequence[Row]] = {
 
 
 def find_replacement(key: str, of_changed: bool = False) -> str | None:
-    """Return the replacement of a key of miles-credit as text for a message; None for any other key.
+    """Return the replacement of a key of miles-credit for an error message; None if the key is not a key of
+    miles-credit.
 
     Args:
         key: the dotted key.
-        of_changed: True to search only the keys that both packages have with different values (`Row.is_changed`).
+        of_changed: True to search only keys that exist in both packages with different values (`Row.is_changed`).
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
         if key in row.keys and (row.is_changed or not of_changed):
-            # A message cannot contain a link, so the path of the linked page replaces it.
+            # A message cannot contain a link, so replace the link with the path of the page.
             return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.here)
     return None
 
 
 def describe_table(title: str) -> str:
-    """Return the table of `TABLES` with this title as Markdown."""
+    """Return the table of `TABLES` that has this title as Markdown."""
     lines = ["| generation 1 | generation 2 | here |", "|---|---|---|"]
     for row in TABLES[title]:
         first_keys = _describe_keys(row.generation_1.split())
@@ -320,7 +323,7 @@ def describe_table(title: str) -> str:
 
 
 def _describe_keys(keys: Sequence[str]) -> str:
-    """Return keys in backticks; a key in the same section as the key before it is shortened to its last part."""
+    """Return keys in backticks; a key in the same section as the preceding key is shortened to its last part."""
     shown = []
     previous_section = None
     for key in keys:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from credit.calendar import parse_duration
 from credit.config.sections.base import Duration, Hour, StrictModel
 
-# Placeholders of the addresses: those that each address must have, and those that it may have.
+# Placeholders that an address must contain, and placeholders that it may contain.
 _REQUIRED_PLACEHOLDERS = ("date", "cycle")
 _OPTIONAL_PLACEHOLDERS = ("stream",)
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -30,13 +30,12 @@ class RecordConfig(StrictModel):
     )
     short_name: str | None = Field(
         None,
-        description="shortName that ecCodes gives the record, which is compared. Default: the built-in name of "
-        "`param`.",
+        description="Expected `shortName` of the record in ecCodes. Default: the built-in name of `param`.",
     )
 
 
 class RealtimeConfig(StrictModel):
-    """Forecasts of `credit realtime` from the newest operational analysis, which it fetches by HTTP."""
+    """Forecasts of `credit realtime` from the newest operational analysis, which is fetched by HTTP."""
 
     format: Literal["gfs_idx", "ecmwf_index"] = Field(
         description="Format of the index next to a GRIB 2 file. `gfs_idx`: lines such as "
@@ -49,42 +48,41 @@ class RealtimeConfig(StrictModel):
     )
     index_url: str | None = Field(
         None,
-        description="Address of the index. Default: `url` with `.idx` appended (`gfs_idx`), or with its ending "
-        "replaced by `.index` (`ecmwf_index`).",
+        description="Address of the index. Default: `url` with `.idx` appended (`gfs_idx`), or with `.index` instead "
+        "of its extension (`ecmwf_index`).",
     )
     cycles: list[Hour] = Field([0, 6, 12, 18], min_length=1, description="Hours (UTC) of the analyses.")
     available_after: Duration = Field(
         "4h",
         description="Time from the hour of an analysis until it is usually complete on the server. The newest cycle "
-        "that is expected by now, or by the deadline of `--until`, is taken.",
+        "that is expected by now, or by the deadline of `--until`, is used.",
     )
     max_age: Duration = Field(
-        "24h", description="Oldest cycle that may be taken, counted from its hour to the time of the call."
+        "24h", description="Largest age of a usable cycle: the time from the hour of the cycle to the call."
     )
     on_incomplete: Literal["fail", "previous_cycle"] = Field(
         "fail",
         description="Action if a record of the expected cycle is missing or damaged, or the cycle is late. `fail`: "
-        "exit code 3 and no forecast. `previous_cycle`: take the newest earlier cycle that is complete; exit code 4.",
+        "exit code 3 and no forecast. `previous_cycle`: use the newest earlier cycle that is complete; exit code 4.",
     )
     on_shift: Literal["fail", "warn"] = Field(
         "fail",
-        description="Action if mean or spread of a field are unlike those of the training period. `fail`: the cycle is "
+        description="Action if the mean or the standard deviation of a field differs strongly from the training "
+        "period. `fail`: the cycle is "
         "not used. `warn`: log a warning.",
     )
     fields: dict[str, RecordConfig] = Field(
         {},
-        description="Variable of the model -> its record, for variables without a built-in record or with another "
-        "one in these analyses.",
+        description="Variable of the model -> its record, for variables without a built-in record or with a different "
+        "record in these analyses.",
     )
     regrid: Literal["bilinear", "conservative"] = Field(
         "conservative",
         description="Interpolation to the grid of the model. `conservative` is for an analysis on a finer grid.",
     )
-    retries: int = Field(
-        5, ge=0, description="Repetitions of a request that fails, and of records that are damaged when they arrive."
-    )
-    timeout: int = Field(60, ge=1, description="Longest wait in seconds for an answer of the server.")
-    poll_every: Duration = Field("5min", description="With `--until`: interval at which a late cycle is looked for.")
+    retries: int = Field(5, ge=0, description="Number of repetitions of a failed request or of a damaged record.")
+    timeout: int = Field(60, ge=1, description="Longest time in seconds to wait for an answer of the server.")
+    poll_every: Duration = Field("5min", description="With `--until`: interval between checks for a late cycle.")
     keep_analyses: Duration = Field(
         "3d", description="Age at which analyses in the folder of the run are deleted. Forecasts and scores are kept."
     )
@@ -92,7 +90,7 @@ class RealtimeConfig(StrictModel):
     @field_validator("url", "index_url")
     @classmethod
     def _require_address(cls, url: str | None) -> str | None:
-        """Refuse an address of another protocol, or with an unknown or a missing placeholder."""
+        """Raise ValueError if an address has an unsupported protocol, or an unknown or a missing placeholder."""
         if url is None:
             return url
         if not url.startswith(("http://", "https://")):
@@ -105,7 +103,7 @@ class RealtimeConfig(StrictModel):
                 )
         rest = _PLACEHOLDER.sub("", url)
         if "{" in rest or "}" in rest:
-            raise ValueError(f'"{url}" has a brace that belongs to no placeholder')
+            raise ValueError(f'"{url}" has a brace that is not part of a placeholder')
         for name in _REQUIRED_PLACEHOLDERS:
             if name not in names:
                 raise ValueError(f'"{url}" must contain {{{name}}}, or all analyses would have the same address')
@@ -113,12 +111,12 @@ class RealtimeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> RealtimeConfig:
-        """Refuse durations that leave no cycle, and repeated hours."""
+        """Raise ValueError if the durations allow no cycle, or if an hour is repeated."""
         if len(set(self.cycles)) < len(self.cycles):
-            raise ValueError(f"cycles: {self.cycles} names an hour twice")
+            raise ValueError(f"cycles: {self.cycles} contains an hour twice")
         if parse_duration(self.max_age) < parse_duration(self.available_after):
             raise ValueError(
-                f"max_age: {self.max_age} must be at least available_after {self.available_after}, or no cycle could "
-                "be taken"
+                f"max_age: {self.max_age} must be at least available_after {self.available_after}, otherwise no cycle "
+                f"is usable"
             )
         return self

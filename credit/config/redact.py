@@ -1,8 +1,7 @@
-"""Redact secrets and the path of the home folder from a text or a config.
+"""Redact secrets and the path of the home folder in a text or a config.
 
-Secrets are recognised by the name of their key or variable, or by their form. A value that is recognised once is hidden
-everywhere. A secret without such a name or form cannot be told from other words, so the command asks the user to read
-the report before sending it.
+Secrets are recognised by the name of their key or variable, or by their form. A recognised value is hidden everywhere.
+Other secrets cannot be recognised, so the command asks the user to read the report before sending it.
 """
 
 from __future__ import annotations
@@ -15,34 +14,35 @@ from typing import Any
 
 from credit.config.schema import Config
 
-# Text that stands for a hidden value.
+# Text that replaces a hidden value.
 HIDDEN = "***"
-# Words in the names of secrets. "pwd" alone is not among them, as it is the current folder of a shell.
+# Words in the names of secrets. "pwd" alone is not a secret name, because it is the current folder of a shell.
 _SECRET_WORDS = r"token|secret|passw|passphrase|_pwd|credential|cookie|jwt|signature|authorization|authkey"
-# The name of a secret: it contains one of these words, or "key" (but not "keyboard"), or "auth" or "sig" as a word.
+# The name of a secret contains one of these words, or "key" (but not "keyboard"), or the word "auth" or "sig".
 _SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|key(?!board)|\bauth\b|_auth|\bsig\b", re.IGNORECASE)
-# A name of a secret that may stand before a value, and a value: quoted, or up to a space or separator.
+# Regular expressions of a secret name before a value, and of a value: quoted, or up to a space or separator.
 _NAME = rf"[\w.-]*(?:{_SECRET_WORDS})[\w.-]*|[\w.-]*key(?:s|_?id)?|(?:[\w.-]*[_.-])?(?:auth|sig)"
 _VALUE = r"\"[^\"]*\"|'[^']*'|[^\s\"',;&)}\]]+"
-# "name: value" and "name=value", "--name value", headers of HTTP requests, and "user:password@" in URLs.
+# Regular expressions of "name: value" and "name=value", "--name value", headers of HTTP requests, and "user:password@"
+# in URLs.
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<before>[\"']?(?:{_NAME})[\"']?\s*[:=]\s*)(?P<value>{_VALUE})", re.IGNORECASE)
 _OPTION = re.compile(rf"(?P<before>--(?:{_NAME})[ =])(?P<value>{_VALUE})", re.IGNORECASE)
 _HEADER = re.compile(r"(?P<before>\b(?:authorization[\"']?\s*[:=]\s*[\"']?\w+|bearer)\s+)(?P<value>[\w.~+/=-]+)", re.I)
 _USERINFO = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*://)(?P<value>[^/\s\"']+)(?=@)", re.IGNORECASE)
-# Secrets that their form shows: access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and others; JSON web
-# tokens; private keys.
+# Secrets that are recognised by their form: access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and
+# others; JSON web tokens; private keys.
 _SECRET_FORMS = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bhf_\w{16,}"
     r"|\bxox[a-z]-[\w-]{10,}|\bsk-[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-# A shorter value may be an ordinary word of the text, so it is hidden only behind its name.
+# A shorter value may be an ordinary word of the text, so it is hidden only after the name of a secret.
 _MIN_LENGTH = 6
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a variable or key of this name may hold a secret."""
+    """Return True if a variable or key with this name may contain a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
@@ -50,25 +50,26 @@ def hide_secrets(text: str, environ: Mapping[str, str], secrets: Iterable[str] =
     """Return `text` with secrets hidden.
 
     Args:
-        text: text for a reader who may not know the secrets.
-        environ: environment variables; values of those with secret names are hidden.
-        secrets: further values to hide.
+        text: text in which secrets are hidden.
+        environ: environment variables; the values of variables with secret names are hidden.
+        secrets: additional values to hide.
     """
     secret_values = set(secrets)
     for name, value in environ.items():
         if is_secret(name):
             secret_values.add(value)
-    # Hide values that follow the name of a secret, and remember them.
+    # Hide values that follow the name of a secret, and collect these values.
     for pattern in (_HEADER, _USERINFO, _ASSIGNED, _OPTION):
         values = {match["value"].strip("\"'") for match in pattern.finditer(text)}
         if pattern is _USERINFO:
-            # The password alone, without the user's name, may stand elsewhere in the text.
+            # The password without the user name may appear elsewhere in the text.
             values |= {value.partition(":")[2] for value in values}
-        # In "token: missing" the value is an ordinary word.
+        # In a text such as "token: missing", the value is an ordinary word.
         secret_values |= {value for value in values if not value.isalpha()}
         text = pattern.sub(lambda match: match["before"] + HIDDEN, text)
     text = _SECRET_FORMS.sub(HIDDEN, text)
-    # Hide all occurrences of the remembered values, the longest first, because one may contain another.
+    # Hide all occurrences of the collected values. Longer values are hidden first, because they may contain shorter
+    # values.
     for value in sorted(secret_values, key=len, reverse=True):
         if len(value) >= _MIN_LENGTH:
             text = text.replace(value, HIDDEN)
@@ -91,10 +92,10 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
 
 
 def redact_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
-    """Return a copy of plain data with the values under secret names hidden.
+    """Return a copy of plain data in which the values of keys with secret names are hidden.
 
     Args:
-        value: data of mappings, lists, text, numbers and so on, as read from YAML.
+        value: mappings, lists, strings, numbers and so on, as read from YAML.
         secrets: set to which the hidden values are added.
         hidden: True to hide all values in `value`, because the name of its key is secret.
     """
@@ -112,9 +113,9 @@ def redact_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
 
 
 def redact_config(config: Config) -> dict[str, Any]:
-    """Return a config as plain values, with secrets hidden and ``~`` for the home folder.
+    """Return a config as plain values, with hidden secrets and with ``~`` instead of the home folder.
 
-    Values of environment variables with secret names are hidden, too, wherever the config contains them.
+    The values of environment variables with secret names are also hidden wherever the config contains them.
     """
     secrets: set[str] = set()
     values = redact_values(config.model_dump(mode="json"), secrets)
@@ -122,7 +123,7 @@ def redact_config(config: Config) -> dict[str, Any]:
 
 
 def _redact_texts(value: Any, secrets: set[str]) -> Any:
-    """Return a copy of plain data in which `redact` is applied to each text."""
+    """Return a copy of plain data in which `redact` is applied to each string."""
     if isinstance(value, Mapping):
         return {key: _redact_texts(item, secrets) for key, item in value.items()}
     if isinstance(value, list):

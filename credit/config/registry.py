@@ -1,9 +1,9 @@
-"""Registries of components, which map the kind that a config names to the component's class and config section.
+"""Registries of components. A registry maps a kind to the class and the config section of the component.
 
-A kind is the name by which a config selects a component, such as ``wxformer`` in ``model.type: wxformer``. One
-decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
-The built-in kinds are also listed here with their modules, because loading a config must not import torch. The config
-imports only the module of the section. The module of the class is imported when `Registry.find_class` is called.
+A kind is the name with which a config selects a component, such as ``wxformer`` in ``model.type: wxformer``. The same
+decorator registers models, losses, objectives, post-processes and perturbations of the package and of plugins. This
+module also lists the modules of the built-in kinds, because loading a config must not import torch: the config imports
+only the module of the section, and `Registry.find_class` imports the module of the class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit.config.sections.base import StrictModel
 from credit.errors import ConfigError, did_you_mean
 
 Registered = TypeVar("Registered", bound=type)
-# The type of the pydantic error for a kind that is missing or unknown; `validation_messages` recognises it.
+# Type of the pydantic error for a missing or unknown kind; `validation_messages` handles this type.
 WRONG_KIND = "wrong_kind"
 
 
@@ -30,8 +30,8 @@ class BuiltInLocation:
     """Module paths of a built-in kind.
 
     Attributes:
-        section: ``module:Class`` of the config section; this module imports neither torch nor `module`.
-        module: the module whose import registers the class of the kind.
+        section: ``module:Class`` of the config section; this module must not import torch or `module`.
+        module: module that registers the class of the kind when it is imported.
     """
 
     section: str
@@ -44,7 +44,7 @@ class Registry:
     Args:
         key: config key that names a kind, for messages, such as ``model.type``.
         noun: noun for a kind, for messages, such as "model".
-        built_in: modules of each kind that is part of the package, by kind.
+        built_in: kind -> modules, for each kind that is part of the package.
     """
 
     def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltInLocation]) -> None:
@@ -61,16 +61,17 @@ class Registry:
         base: type | None = None,
         section_base: type[StrictModel] = StrictModel,
     ) -> Callable[[Registered], Registered]:
-        """Return a class decorator that makes a class and its config section available as `name`.
+        """Return a class decorator that registers a class and its config section as `name`.
 
         Args:
             name: name of the kind.
-            section: class of its config section.
-            base: class that the decorated class must derive from; None for any class.
-            section_base: class that `section` must derive from.
+            section: class of the config section.
+            base: required base class of the decorated class; None for any class.
+            section_base: required base class of `section`.
 
         Raises:
-            ConfigError: from the decorator, if another class has the name or a class does not derive from its base.
+            ConfigError: raised by the decorator if the name is used by another class or a class does not derive from
+                its base.
         """
 
         def decorate(cls: Registered) -> Registered:
@@ -88,7 +89,7 @@ class Registry:
         """Return the class of a kind; the module of a built-in class is imported at the first call.
 
         Raises:
-            ConfigError: if the name is unknown; the message proposes the nearest name.
+            ConfigError: if the name is unknown; the message suggests the nearest name.
         """
         self._require_known(name)
         if name not in self._classes:
@@ -99,7 +100,7 @@ class Registry:
         """Return the class of the config section of a kind.
 
         Raises:
-            ConfigError: if the name is unknown; the message proposes the nearest name.
+            ConfigError: if the name is unknown; the message suggests the nearest name.
         """
         self._require_known(name)
         if name not in self._sections:
@@ -118,14 +119,14 @@ class Registry:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
 
     def _require_free(self, name: str, cls: type) -> None:
-        """Raise a ConfigError if another class has the name; a module that is reloaded may register its class again."""
+        """Raise a ConfigError if the name is used by another class; a reloaded module may register its class again."""
         owner = self._classes.get(name)
         if owner is not None:
             owner_module = owner.__module__
-            # Reloading a module makes a new class object, so the names of the classes are compared.
+            # Reloading a module creates a new class object, so compare the names of the classes.
             is_taken = (owner_module, owner.__qualname__) != (cls.__module__, cls.__qualname__)
         elif name in self._built_in:
-            # The built-in class has not been imported; only its module may register it.
+            # The built-in class has not been imported yet; only its module may register it.
             owner_module = self._built_in[name].module
             is_taken = cls.__module__ != owner_module
         else:
@@ -137,21 +138,21 @@ class Registry:
 
 
 def register_class(classes: dict[str, type[Any]], noun: str, name: str, cls: Registered, base: type) -> Registered:
-    """Register a class of a kind without config sections, such as a metric or logger, and return the class.
+    """Register a class that has no config section, such as a metric or logger, and return the class.
 
     Args:
-        classes: name -> class of those that are registered already; changed in place.
-        noun: name of the kind in messages.
+        classes: name -> registered class; changed in place.
+        noun: noun for the component in messages.
         name: name of the class in a config.
         cls: the class.
-        base: class that it must derive from.
+        base: required base class of `cls`.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `base`.
+        ConfigError: if the name is used by another class, or `cls` does not derive from `base`.
     """
     _require_derived(noun, name, cls, base)
     owner = classes.get(name, cls)
-    # A module that is imported again registers its class again, which is allowed.
+    # A module that is imported again may register its class again.
     if (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ConfigError(
             f'{noun} name "{name}" of {cls.__module__} is taken by {owner.__module__}; choose another name'
@@ -164,7 +165,7 @@ def _require_derived(noun: str, name: str, cls: object, base: type) -> None:
     """Raise a ConfigError if `cls`, registered as `name`, is not a class that derives from `base`."""
     if isinstance(cls, type) and issubclass(cls, base):
         return
-    # Plugins may register a function or an instance by mistake; an instance has no name.
+    # A plugin may register a function or an instance by mistake. An instance has no name.
     if hasattr(cls, "__qualname__"):
         shown_name = f"{cls.__module__}.{cls.__qualname__}"
     else:
@@ -269,7 +270,7 @@ PERTURBATIONS = Registry(
 )
 
 _PRODUCT_SECTIONS = "credit.products.section"
-# Kinds that reduce the members of an ensemble to a field.
+# Location of the kinds that reduce the ensemble members to one field.
 _MEMBER_STATISTIC = BuiltInLocation(f"{_PRODUCT_SECTIONS}:MemberStatisticSection", "credit.products.ensemble")
 PRODUCTS = Registry(
     "inference.products.kind",
@@ -299,16 +300,16 @@ PRODUCTS = Registry(
 
 @dataclass(frozen=True)
 class RegisteredSection:
-    """Annotation of a config key whose value is the section of a registered kind.
+    """Annotation of a config key that contains the section of a registered kind.
 
-    The value names its kind, and pydantic validates it with the section class that is registered for this kind.
+    The section names its kind, and pydantic validates it with the section class that is registered for this kind.
 
     Attributes:
         registry: registry of the kinds.
         tag: key in the section that names the kind.
-        default: kind of a section that names none; None if every section must name its kind.
-        base: class from which the section class of an allowed kind must derive.
-        only: kinds that are allowed at this key; empty for all.
+        default: kind of a section without the key `tag`; None if every section must have this key.
+        base: required base class of the section classes of allowed kinds.
+        only: kinds that are allowed at this key; empty for all kinds.
         excluded: kinds that are not allowed at this key.
     """
 
@@ -320,7 +321,8 @@ class RegisteredSection:
     excluded: tuple[str, ...] = ()
 
     def find_section(self, raw: object) -> type[StrictModel] | None:
-        """Return the section class of the kind that a value names; None if it names no kind allowed at this key.
+        """Return the section class of the kind that a value names; None if it names no kind that is allowed at this
+        key.
 
         Args:
             raw: value of the key, not yet validated.
@@ -339,18 +341,18 @@ class RegisteredSection:
         return [name for name in allowed if issubclass(self.registry.find_section(name), self.base)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """Return the schema for pydantic, which calls `_build_section` before its own validation."""
+        """Return a pydantic schema that calls `_build_section` before the validation of pydantic."""
         return core_schema.no_info_before_validator_function(self._build_section, handler(source))
 
     def _build_section(self, raw: object) -> object:
-        """Return the validated section of a plain mapping; a value that is not a mapping is returned unchanged.
+        """Validate a plain mapping and return its section; return a value that is not a mapping unchanged.
 
         Raises:
             PydanticCustomError: if the mapping names no kind, or a kind that is not allowed at this key.
         """
         if not isinstance(raw, Mapping):
             return raw
-        # Every section class has a key for its kind, so the default kind is added to the mapping.
+        # Every section class has a key for its kind, so add the default kind to the mapping.
         raw_with_kind = dict(raw)
         if self.default is not None:
             raw_with_kind.setdefault(self.tag, self.default)
@@ -363,20 +365,20 @@ class RegisteredSection:
         return self.registry.find_section(name).model_validate(raw_with_kind)
 
     def _build_error(self, text: str) -> PydanticCustomError:
-        """Return an error about the kind, which pydantic collects with the other problems of the config."""
+        """Return an error about the kind. Pydantic reports it together with the other problems of the config."""
         return PydanticCustomError(WRONG_KIND, "{text}", {"tag": self.tag, "text": text})
 
 
 def find_registered_sections(field: FieldInfo) -> list[RegisteredSection]:
-    """Return the `RegisteredSection` annotations of a config key, also those inside a list or an optional value."""
+    """Return the `RegisteredSection` annotations of a config key, including annotations inside a list or union."""
     direct = [item for item in field.metadata if isinstance(item, RegisteredSection)]
-    return direct + list(_annotations_below(field.annotation))
+    return direct + list(_iterate_annotations(field.annotation))
 
 
-def _annotations_below(annotation: Any) -> Iterator[RegisteredSection]:
-    """Yield the `RegisteredSection` annotations inside a type, such as that of the items of a list."""
+def _iterate_annotations(annotation: Any) -> Iterator[RegisteredSection]:
+    """Yield the `RegisteredSection` annotations inside a type, for example in the item type of a list."""
     for argument in get_args(annotation):
         if isinstance(argument, RegisteredSection):
             yield argument
         else:
-            yield from _annotations_below(argument)
+            yield from _iterate_annotations(argument)

@@ -1,8 +1,8 @@
-"""Config keys of earlier versions: old names are replaced, and former keys without an effect are left out.
+"""Handling of config keys of earlier versions: old names are replaced, and former keys without effect are removed.
 
 An old name in a config file or an override is accepted with a warning until version `REMOVED_IN`. In files that the
-package has saved (the config in a run's folder, checkpoints, training stores), old names are replaced silently and
-without a time limit.
+package has saved (the config in a run folder, checkpoints, training stores), old names are always replaced, without a
+warning.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
-# Dotted old key -> dotted new key in the same section. If a section is renamed, the table lists the renamed keys below
-# it before the section itself. Their old names begin with the old name of the section, their new names with the new
-# one.
+# Dotted old key -> dotted new key in the same section. If a section is renamed, the table lists the renamed keys in it
+# before the section. The old names of these keys begin with the old name of the section, and the new names begin with
+# its new name.
 RENAMED_KEYS = {
     "data.bad_times": "data.on_bad_time",
     "data.fields": "data.variable_options",
@@ -25,26 +25,26 @@ RENAMED_KEYS = {
     "inference.ensemble.noise.where": "inference.ensemble.feature_noise.blocks",
     "inference.ensemble.noise": "inference.ensemble.feature_noise",
 }
-# Old key with the values true and false -> the values of the new key that replace true and false.
+# Old key with the values true and false -> values of the new key that replace true and false.
 _NEW_VALUES: dict[str, dict[bool, Any]] = {"trainer.tensorboard": {True: ["tensorboard"], False: []}}
-# Keys that every loss had until version 0.15, with their defaults, at which they had no effect.
+# Keys that every loss had until version 0.15, with their defaults. With the default value, a key had no effect.
 _FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}
-# The first version that refuses the old keys in config files and overrides of a user.
+# First version in which old keys in config files and overrides of a user are an error.
 REMOVED_IN = "1.0"
 
 
 def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
-    """Replace the old keys of a config by their new names.
+    """Replace the old keys of a config with their new names.
 
     Args:
         raw: a config, not yet validated; it is not changed.
-        origin: file that the config comes from, for the message.
+        origin: file from which the config was read, for the message.
 
     Returns:
         A copy of the config with new names, and the dotted old keys that were replaced.
 
     Raises:
-        ConfigError: if the config has a key under its old name and its new name.
+        ConfigError: if the config contains both the old name and the new name of a key.
     """
     renamed = dict(raw)
     old_keys = []
@@ -55,8 +55,8 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         if old_name not in section:
             continue
         if new_name in section:
-            raise ConfigError(f"{origin}: {old_key} is the old name of {new_key}, and both are given; remove {old_key}")
-        # Rebuild the section, so that its keys keep their order.
+            raise ConfigError(f"{origin}: {old_key} is the old name of {new_key}, and both are set; remove {old_key}")
+        # Build the section again, so that the order of its keys does not change.
         renamed_section = {}
         for name, value in section.items():
             if name == old_name:
@@ -69,7 +69,7 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
 
 
 def _find_section(raw: Mapping[str, Any], section_path: Sequence[str]) -> Mapping[str, Any]:
-    """Return the section at a path of keys; an empty mapping if no section is there."""
+    """Return the section at a path of keys; an empty mapping if there is no section."""
     section: Any = raw
     for name in section_path:
         section = section.get(name)
@@ -87,11 +87,11 @@ def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], sectio
 
 
 def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without the former keys of ``loss`` that had no effect.
+    """Return a config without former keys of ``loss`` that had no effect.
 
-    Every loss had these keys in earlier versions. A key is left out if the kind of loss no longer has it and its value
-    is the former default.
-    Call this after importing the plugins, because they register further kinds of losses.
+    Every loss had these keys in earlier versions. A key is removed if the kind of loss no longer has the key and the
+    value is the former default. Call this function after the plugins are imported, because they register further kinds
+    of losses.
 
     Args:
         raw: the whole config, not yet validated.
@@ -103,14 +103,14 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     remaining = {}
     for name, value in section.items():
         had_no_effect = name in _FORMER_LOSS_DEFAULTS and value == _FORMER_LOSS_DEFAULTS[name]
-        # A former key with an effect stays, so that the validation reports it.
+        # Keep a former key that had an effect, so that the validation reports it.
         if name in keys or not had_no_effect:
             remaining[name] = value
     return {**raw, "loss": remaining}
 
 
 def find_old_key(key: str) -> str | None:
-    """Return the old key that is a dotted key itself or a section that contains it; None if there is none."""
+    """Return the old key that is equal to a dotted key or is a section that contains the key; None if there is none."""
     for old_key in RENAMED_KEYS:
         if key == old_key or key.startswith(f"{old_key}."):
             return old_key
@@ -118,7 +118,7 @@ def find_old_key(key: str) -> str | None:
 
 
 def rename_dotted_key(key: str) -> str:
-    """Return a dotted key in which an old key is replaced by its new name; any other key is returned unchanged."""
+    """Replace an old key in a dotted key with its new name; return any other key unchanged."""
     old_key = find_old_key(key)
     if old_key is None:
         return key
@@ -126,10 +126,10 @@ def rename_dotted_key(key: str) -> str:
 
 
 def convert_value(old_key: str, value: Any) -> Any:
-    """Return the value of a new key that means the same as a value of its old key.
+    """Convert a value of an old key to the equivalent value of the new key.
 
-    Most keys have the same values under both names. A wrong value is returned unchanged, so that the validation reports
-    it.
+    Most keys have the same values under both names. An invalid value is returned unchanged, so that the validation
+    reports it.
 
     Args:
         old_key: dotted key, one of `RENAMED_KEYS`.
@@ -144,7 +144,7 @@ def rename_override(text: str) -> str:
     """Return an override ``section.key=value`` with the new name and value of its key.
 
     Args:
-        text: an override; one without an old key is returned unchanged.
+        text: an override; an override without an old key is returned unchanged.
     """
     key, equals, value = text.partition("=")
     old_key = find_old_key(key)
@@ -154,13 +154,13 @@ def rename_override(text: str) -> str:
 
 
 def describe_renamed(old_key: str, origin: str) -> str:
-    """Return the warning about an old key that a user has written.
+    """Return the warning about an old key in a config or an override of a user.
 
     Args:
         old_key: dotted key, one of `RENAMED_KEYS`.
         origin: file or override with the key.
     """
     return (
-        f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; rename it, because version {REMOVED_IN} "
-        "will refuse the old name"
+        f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; rename it, because the old name will be "
+        f"an error in version {REMOVED_IN}"
     )

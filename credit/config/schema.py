@@ -1,4 +1,4 @@
-"""The schema of the whole config, and the rules that concern several sections."""
+"""Schema of the whole config, and rules for combinations of keys in different sections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Config(StrictModel):
     seed: int = Field(1000, ge=0, description="Seed of all random numbers.")
     plugins: list[str] = Field(
         [],
-        description="Python modules that are imported before the config is checked. They register your own models, "
+        description="Python modules that are imported before the config is checked. They register additional models, "
         "losses, sources and so on.",
     )
     data: DataConfig = Field(description="Sources and variables of the data, time step, periods and training store.")
@@ -56,7 +56,7 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Config:
-        """Refuse keys of different sections that do not fit each other."""
+        """Raise an error if keys of different sections contradict each other."""
         self._require_multiples_of_step()
         self._require_effects()
         self._require_ensemble()
@@ -66,8 +66,8 @@ class Config(StrictModel):
         return self
 
     def _require_multiples_of_step(self) -> None:
-        """Refuse durations that are not multiples of the time step."""
-        # Collect pairs of a config key and its duration as text.
+        """Raise an error if a duration is not a multiple of the time step."""
+        # Collect pairs of a config key and its duration string.
         inference = self.inference
         durations = [("inference.lead_time", inference.lead_time)]
         if inference.output_every is not None:
@@ -78,7 +78,7 @@ class Config(StrictModel):
             if ensemble.lagged is not None:
                 durations.append(("inference.ensemble.lagged", ensemble.lagged))
             if ensemble.perturbation is not None:
-                for key, duration in ensemble.perturbation.durations_in_steps().items():
+                for key, duration in ensemble.perturbation.durations_to_check().items():
                     durations.append((f"inference.ensemble.perturbation.{key}", duration))
         if self.trainer.preview is not None:
             durations.append(("trainer.preview.lead_time", self.trainer.preview.lead_time))
@@ -92,14 +92,14 @@ class Config(StrictModel):
             raise ValueError("; ".join(problems))
 
     def _require_effects(self) -> None:
-        """Refuse keys that have no effect, or that contradict keys of other sections."""
-        # Post-processes, in training and in forecasts.
+        """Raise an error if a key has no effect or contradicts keys of other sections."""
+        # Check the post-processes in training and in forecasts.
         model_entries = self.model.postprocess_entries
         forecast_entries = replace_entries(model_entries, self.inference.postprocess_entries)
         require_order(forecast_entries, "inference.postprocess")
         for key, entry in {**model_entries, **forecast_entries}.items():
             entry.require_variables(self.data, key)
-        # Coefficients of model levels are needed for sums over the column and for vertical interpolation.
+        # Coefficients of model levels are needed only for sums over the column and for vertical interpolation.
         has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         has_derived_output = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or has_budgets or has_derived_output):
@@ -107,7 +107,7 @@ class Config(StrictModel):
                 "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
             )
-        # Forecasts, climatology and loss.
+        # Check keys of forecasts, climatology and loss.
         output_every = self.inference.output_every
         if output_every and parse_duration(output_every) > parse_duration(self.inference.lead_time):
             raise ValueError(
@@ -123,8 +123,8 @@ class Config(StrictModel):
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
 
     def _require_ensemble(self) -> None:
-        """Refuse keys of ensembles, in training and in forecasts, that contradict each other."""
-        # Ensembles of forecasts: something must make the members different.
+        """Raise an error if keys of ensembles, in training or in forecasts, contradict each other."""
+        # In ensembles of forecasts, a perturbation or noise must make the members different.
         ensemble = self.inference.ensemble
         if ensemble is not None and not self.model.noise:
             problem = ensemble.describe_lack_of_noise("a network without model.noise")
@@ -135,15 +135,15 @@ class Config(StrictModel):
                 "inference.ensemble.dropout has no effect on a network with model.noise of kind dropout, whose dropout "
                 "is always active in ensembles; remove inference.ensemble.dropout"
             )
-        # Ensembles in training: members, noise and loss must go together.
+        # In training, members, noise and loss must be used together.
         if self.trainer.members > 1 and not self.model.noise:
             raise ValueError(
-                f"trainer.members: {self.trainer.members} members would all be the same forecast; set model.noise, for "
+                f"trainer.members: {self.trainer.members} members would all be equal; set model.noise, for "
                 "example to global"
             )
         if self.trainer.members > 1 and not self.loss.needs_members:
             raise ValueError(
-                f"trainer.members: {self.trainer.members} members need a loss that compares them; loss.kind "
+                f"trainer.members: {self.trainer.members} members need a loss that compares members; loss.kind "
                 f"{self.loss.kind} would train all members to be equal; set it to crps"
             )
         if self.trainer.members == 1 and self.model.noise:
@@ -158,8 +158,8 @@ class Config(StrictModel):
             )
 
     def _require_shared_members(self) -> None:
-        """Refuse an ensemble parallelism whose ranks cannot share the members of a sample or of a forecast."""
-        # Training: ranks share the members of a sample.
+        """Raise an error if the ranks of an ensemble group cannot share the members of a sample or a forecast."""
+        # In training, ranks share the members of a sample.
         ranks_per_sample = self.trainer.parallelism.ensemble
         if self.trainer.members % ranks_per_sample:
             raise ValueError(
@@ -176,7 +176,7 @@ class Config(StrictModel):
                 f"trainer.parallelism.ensemble: trainer.objective.kind {self.trainer.objective.kind} does not share "
                 "members among ranks; set trainer.parallelism.ensemble to 1"
             )
-        # Forecasts: ranks share the members of an initial time.
+        # In forecasts, ranks share the members of an initial time.
         ensemble = self.inference.ensemble
         ranks_per_forecast = self.inference.parallelism.ensemble
         if ranks_per_forecast == 1:
@@ -186,7 +186,7 @@ class Config(StrictModel):
                 f"inference.parallelism.ensemble: {ranks_per_forecast} ranks have no members to share; set "
                 "inference.ensemble, or leave this key out"
             )
-        # A rank takes whole batches of members, so more ranks than batches would have nothing to do.
+        # A rank computes whole batches of members. If there are more ranks than batches, some ranks are idle.
         num_batches = math.ceil(ensemble.members / self.inference.batch_size)
         if ranks_per_forecast > num_batches:
             raise ValueError(
@@ -201,7 +201,7 @@ class Config(StrictModel):
             )
 
     def _require_divisible_forecasts(self) -> None:
-        """Refuse perturbations of forecasts that need the whole fields, if ranks divide the fields among them."""
+        """Raise an error if perturbations need whole fields but ranks divide the fields of forecasts."""
         ensemble = self.inference.ensemble
         num_ranks = self.inference.parallelism.num_domain_ranks
         if num_ranks == 1 or ensemble is None:
@@ -218,7 +218,7 @@ class Config(StrictModel):
             )
 
     def _require_rollout(self) -> None:
-        """Refuse keys of the training rollout that do not fit its number of steps."""
+        """Raise an error if keys of the training rollout do not match the number of rollout steps."""
         num_steps = self.data.forecast_len
         loss_steps = self.trainer.backprop_on_timestep
         if loss_steps is not None:
@@ -231,7 +231,7 @@ class Config(StrictModel):
         num_steps_from = self.trainer.forecast_len_from
         if num_steps_from is None:
             return
-        # The rollout gets longer during the run: the key maps a fraction of the run to a number of steps.
+        # The rollout becomes longer during the run: the key maps a fraction of the run to a number of rollout steps.
         if self.trainer.monitor == "loss":
             raise ValueError(
                 "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "
@@ -246,7 +246,8 @@ class Config(StrictModel):
         lengths = list(num_steps_from.values())
         if loss_steps is not None and min(loss_steps) > min(lengths):
             raise ValueError(
-                f"trainer.backprop_on_timestep: {loss_steps} leaves no loss while trainer.forecast_len_from is "
+                f"trainer.backprop_on_timestep: {loss_steps} selects no step for the loss while "
+                f"trainer.forecast_len_from is "
                 f"{min(lengths)}"
             )
         are_increasing = fractions == sorted(fractions)

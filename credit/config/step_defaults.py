@@ -1,4 +1,4 @@
-"""Defaults that depend on other keys: durations in multiples of the time step, and the control member."""
+"""Defaults that depend on other keys: durations that are multiples of the time step, and the control member."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from credit.errors import ConfigError
 
 
 def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in which missing durations have their defaults, rounded up to a multiple of the time step.
+    """Add the defaults of missing durations, rounded up to a multiple of the time step, to a config and return it.
 
-    The ensemble of a network with noise also gets its default ``control: false``.
+    Also set ``control: false`` as default for the ensemble of a network with noise.
 
     Args:
-        raw: the whole config, not yet validated; it is not changed. Values of a wrong type stay, and the validation
-            reports them.
+        raw: the whole config, not yet validated; it is not changed. Values of a wrong type are kept, so that the
+            validation reports them.
 
     Returns:
         A copy of the config; sections that need no default are the same objects as in `raw`.
@@ -37,33 +37,34 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError:
         return filled
 
-    # Lead times of figures. Several short lead times may be rounded to the same multiple, which is listed once.
+    # Round the lead times of figures. Several short lead times may be rounded to the same multiple, which is listed
+    # once.
     figure_leads = []
     for lead in VerificationConfig.model_fields["figure_leads"].default:
         rounded = _round_up(lead, step)
         if rounded not in figure_leads:
             figure_leads.append(rounded)
-    filled["verification"] = _with_defaults(raw.get("verification", {}), {"figure_leads": figure_leads})
+    filled["verification"] = _add_defaults(raw.get("verification", {}), {"figure_leads": figure_leads})
 
-    # Forecasts: lead time, interval of the initial times, and the cycle of bred perturbations.
-    inference = _with_defaults(
-        raw.get("inference", {}), {"lead_time": _rounded_default(InferenceConfig, "lead_time", step)}
+    # Round durations of forecasts: lead time, interval of the initial times, and cycle of bred perturbations.
+    inference = _add_defaults(
+        raw.get("inference", {}), {"lead_time": _round_default(InferenceConfig, "lead_time", step)}
     )
     filled["inference"] = inference
     if isinstance(inference, dict):
         initial_times = inference.get("initial_times", {})
-        inference["initial_times"] = _with_defaults(
-            initial_times, {"every": _rounded_default(InitialTimesConfig, "every", step)}
+        inference["initial_times"] = _add_defaults(
+            initial_times, {"every": _round_default(InitialTimesConfig, "every", step)}
         )
         ensemble = inference.get("ensemble")
         if isinstance(ensemble, Mapping):
             inference["ensemble"] = _fill_ensemble_defaults(ensemble, raw.get("model"), step)
 
-    # Forecasts during training.
+    # Round durations of previews during training.
     trainer = raw.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
-        lead_time = _rounded_default(PreviewConfig, "lead_time", step)
-        preview = _with_defaults(trainer["preview"], {"lead_time": lead_time})
+        lead_time = _round_default(PreviewConfig, "lead_time", step)
+        preview = _add_defaults(trainer["preview"], {"lead_time": lead_time})
         filled["trainer"] = {**trainer, "preview": preview}
     return filled
 
@@ -73,33 +74,33 @@ def _fill_ensemble_defaults(ensemble: Mapping[str, Any], model: Any, step: int) 
 
     Args:
         ensemble: the section, not yet validated; it is not changed.
-        model: the section ``model``, not yet validated; it may be of a wrong type.
+        model: the section ``model``, not yet validated; it may have a wrong type.
         step: time step in minutes.
     """
     if isinstance(model, Mapping) and model.get("noise"):
-        # A network that was trained with noise has no unperturbed member.
-        ensemble = _with_defaults(ensemble, {"control": False})
+        # A network that was trained with noise has no unperturbed ensemble member.
+        ensemble = _add_defaults(ensemble, {"control": False})
     perturbation = ensemble.get("perturbation")
     if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
-        cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)
-        ensemble = {**ensemble, "perturbation": _with_defaults(perturbation, {"cycle": cycle})}
+        cycle = _round_default(PERTURBATIONS.find_section("bred"), "cycle", step)
+        ensemble = {**ensemble, "perturbation": _add_defaults(perturbation, {"cycle": cycle})}
     return ensemble
 
 
-def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return a copy of a section with `defaults` for missing keys; return any value but a mapping unchanged."""
+def _add_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return a copy of a section with `defaults` for missing keys; return a value that is not a mapping unchanged."""
     if not isinstance(section, Mapping):
         return section
     return {**defaults, **section}
 
 
-def _rounded_default(section: type[StrictModel], key: str, step: int) -> str:
-    """Return the default of a section's key, a duration, as text, rounded up to a multiple of `step` minutes."""
+def _round_default(section: type[StrictModel], key: str, step: int) -> str:
+    """Return the default duration string of a key of a section, rounded up to a multiple of `step` minutes."""
     return _round_up(section.model_fields[key].default, step)
 
 
 def _round_up(duration: str, step: int) -> str:
-    """Return a duration as text, rounded up to a multiple of `step` minutes."""
+    """Return a duration string rounded up to a multiple of `step` minutes."""
     minutes = parse_duration(duration)
     if minutes % step == 0:
         return duration

@@ -1,4 +1,4 @@
-"""Messages about wrong configs: each problem becomes a line with key, value, rule and, if possible, the right key."""
+"""Messages about invalid configs: one line per problem with key, value, rule and, if possible, the correct key."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pydantic import BaseModel
 from credit.config.migration import find_replacement
 from credit.config.registry import WRONG_KIND, find_registered_sections
 from credit.config.schema import Config
-from credit.config.sections.base import sections_in
+from credit.config.sections.base import list_section_classes
 from credit.errors import ConfigError, did_you_mean, find_nearest
 
-# If a key is in the wrong section, the message lists at most this many sections with a key of this name.
+# Largest number of sections in the message about a key in the wrong section.
 _MAX_SECTIONS_LISTED = 3
-# Number of characters of a value that a message shows.
+# Largest number of characters of a value in a message.
 _MAX_VALUE_LENGTH = 120
 # Placeholder for an item of a list or a mapping in a dotted key, as in ``data.sources.N.path``.
 _ITEM_PREFIXES: dict[type | None, str] = {list: "N.", dict: "NAME."}
 
 
 class UnknownKeyProblem(str):
-    """Description of a key that does not exist, as the text of an error message.
+    """Description of a key that does not exist, for an error message.
 
     Attributes:
-        keys: text with all keys of the section; empty if the description already names the right key.
+        keys: string with all keys of the section; empty if the description already names the correct key.
         is_foreign: True for a key of miles-credit.
     """
 
@@ -36,7 +36,7 @@ class UnknownKeyProblem(str):
 def build_error(problems: Sequence[str], origin: str) -> ConfigError:
     """Return the error that lists all problems.
 
-    The allowed keys of a section are listed once at the end, however many unknown keys the section has.
+    The allowed keys of a section are listed only once, at the end, even if the section has several unknown keys.
 
     Args:
         problems: descriptions of the problems; `describe_problem` returns most of them.
@@ -63,30 +63,30 @@ def build_error(problems: Sequence[str], origin: str) -> ConfigError:
 
 
 def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any]) -> str:
-    """Return one pydantic error as a line with key, value, rule and, for an unknown key, the nearest existing key.
+    """Describe a pydantic error in one line with key, value, rule and, for an unknown key, the nearest existing key.
 
     Args:
         root: class of the section that was validated.
         raw: mapping that was validated as `root`.
         detail: one item of pydantic's ``ValidationError.errors()``.
     """
-    # Pydantic adds the types of its validators to the location; their names contain a bracket, those of keys do not.
+    # Pydantic adds the types of its validators to the location. Names of validators contain a bracket, keys do not.
     location = []
     for part in detail["loc"]:
         if isinstance(part, int) or "[" not in part:
             location.append(part)
-    # Sections that may contain the key, and sections that the key itself may hold.
+    # Sections that may contain the key, and sections that may be the value of the key.
     parents, _ = _resolve_location(root, raw, location[:-1])
     choices, path = _resolve_location(root, raw, location)
     key = ".".join(str(part) for part in path)
 
-    # Problems of keys. The type of an error tells which rule was broken.
+    # Describe problems of keys. The type of an error identifies the violated rule.
     kind = detail["type"]
     if kind == "union_tag_not_found":
-        return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
+        return f"{key}.kind: this key is missing{did_you_mean('', _list_kinds(choices))}"
     if kind == "union_tag_invalid":
         tag = detail["ctx"]["tag"]
-        return f'{key}.kind: "{tag}" does not exist{did_you_mean(tag, _kinds_of(choices))}'
+        return f'{key}.kind: "{tag}" does not exist{did_you_mean(tag, _list_kinds(choices))}'
     if kind == "extra_forbidden":
         parent = parents[0] if parents else None
         return _describe_unknown_key(key, parent)
@@ -95,7 +95,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     if kind == "missing":
         return f"{key}: this key is missing"
 
-    # Problems of values: the message has the value and the text of the rule.
+    # Describe problems of values. The message contains the value and the rule.
     value = detail.get("input")
     rule = detail["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -119,7 +119,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
 
 
 def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownKeyProblem:
-    """Return the description of a key that `section` does not have, with the right key if it can be guessed.
+    """Describe a key that `section` does not have, and suggest the correct key if possible.
 
     Args:
         key: dotted key.
@@ -133,8 +133,8 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
         problem = UnknownKeyProblem(f"{key}: a key of miles-credit; here {replacement}")
         problem.is_foreign = True
         return problem
-    # Propose a key of this section with a similar name, else keys of this name in other sections, else list all keys
-    # of this section.
+    # Suggest a key of this section with a similar name, otherwise keys with this name in other sections. Otherwise list
+    # all keys of this section.
     section_key, _, name = key.rpartition(".")
     keys = list(section.model_fields) if section is not None else []
     nearest = find_nearest(name, keys)
@@ -142,7 +142,7 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
         return UnknownKeyProblem(f'{key}: unknown key; did you mean "{nearest}"?')
     same_name = _find_keys_named(name)
     if 0 < len(same_name) <= _MAX_SECTIONS_LISTED:
-        return UnknownKeyProblem(f"{key}: unknown key; the key of this name is {' or '.join(same_name)}")
+        return UnknownKeyProblem(f"{key}: unknown key; the key with this name is {' or '.join(same_name)}")
     problem = UnknownKeyProblem(f"{key}: unknown key")
     if keys:
         problem.keys = f"keys of {section_key or 'the config'}: {', '.join(sorted(keys))}"
@@ -150,14 +150,14 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
 
 
 def _describe_other_kinds(key: str, section: type[BaseModel] | None) -> str:
-    """Return the problem of a key that belongs to other kinds of its section, such as another ``model.type``.
+    """Describe the problem of a key that belongs to other kinds of its section, such as a different ``model.type``.
 
     Args:
         key: dotted key.
         section: class of the section; None if it is not known.
 
     Returns:
-        The problem as text, empty if no other kind has the key or the section is not of a registered kind.
+        The description; an empty string if no other kind has the key or the section has no registered kinds.
     """
     section_key, _, name = key.rpartition(".")
     if section_key not in Config.model_fields:
@@ -177,7 +177,7 @@ def _describe_other_kinds(key: str, section: type[BaseModel] | None) -> str:
 
 def _find_keys_named(name: str) -> list[str]:
     """Return the dotted keys of all sections whose last part is `name`."""
-    # Sections still to be searched, each with its dotted key and a dot at the end.
+    # Sections that remain to be searched, each with its dotted key and a dot at the end.
     sections: list[tuple[str, type[BaseModel]]] = [("", Config)]
     dotted_keys = set()
     while sections:
@@ -186,23 +186,23 @@ def _find_keys_named(name: str) -> list[str]:
             dotted_key = f"{prefix}{key}"
             if key == name:
                 dotted_keys.add(dotted_key)
-            # The sections below these keys are the same as below `model`.
+            # These keys contain the same sections as `model`.
             if dotted_key in ("inference.hyperdiffusion", "inference.postprocess"):
                 continue
             registered_sections = find_registered_sections(field)
             sections_below = []
             if not registered_sections:
-                sections_below = sections_in(field.annotation)
+                sections_below = list_section_classes(field.annotation)
             for registered in registered_sections:
                 sections_below += [registered.registry.find_section(kind) for kind in registered.names()]
-            item_prefix = _ITEM_PREFIXES.get(_container_of(field.annotation), "")
+            item_prefix = _ITEM_PREFIXES.get(_find_container_type(field.annotation), "")
             for section_below in sections_below:
                 sections.append((f"{dotted_key}.{item_prefix}", section_below))
     return sorted(dotted_keys)
 
 
-def _container_of(annotation: Any) -> type | None:
-    """Return `list` or `dict` for the type of a list or mapping, also of an optional one; None for any other type."""
+def _find_container_type(annotation: Any) -> type | None:
+    """Return `list` or `dict` for the type of a list or mapping, which may be optional; None for any other type."""
     for option in (annotation, *get_args(annotation)):
         if get_origin(option) in (list, dict):
             return get_origin(option)
@@ -212,55 +212,55 @@ def _container_of(annotation: Any) -> type | None:
 def _resolve_location(
     root: type[BaseModel], raw: Any, location: Sequence[Any]
 ) -> tuple[list[type[BaseModel]], list[Any]]:
-    """Return the section classes that the location of a pydantic error may hold, and the key of this location.
+    """Return the possible section classes at the location of a pydantic error, and the key of this location.
 
     For a value that may be a section of several kinds, pydantic adds the kind to the location. The returned key does
     not contain the kind.
 
     Args:
         root: class of the section that was validated.
-        raw: mapping that was validated as `root`; it names the kinds of its sections.
-        location: keys and indices of list items from `root` downwards.
+        raw: mapping that was validated as `root`; its sections name their kinds.
+        location: keys and indices of list items, starting at `root`.
 
     Returns:
-        The possible section classes, and the parts of the dotted key. There are no classes if the location holds a
-        value that is not a section.
+        The possible section classes, and the parts of the dotted key. There are no classes if the value at the location
+        is not a section.
     """
-    # The section classes that may lie at the parts of the location that were followed so far.
+    # Section classes that are possible at the processed part of the location.
     choices = [root]
     path: list[Any] = []
     value = raw
-    # Annotation of a key with registered kinds, from the key on until the value that names its kind.
+    # Annotation of a key with registered kinds, until the value that names its kind is processed.
     registered = None
     for part in location:
-        # With several choices, pydantic has added the kind that it has chosen, which is no part of the key.
+        # If there are several choices, pydantic has added the chosen kind, which is not part of the key.
         if isinstance(part, str) and len(choices) > 1:
-            choices = [choice for choice in choices if part in _kinds_of([choice])]
+            choices = [choice for choice in choices if part in _list_kinds([choice])]
             continue
         path.append(part)
-        value = _item_of(value, part)
-        # A number, or a name in a mapping of sections (data.variable_options.NAME), stays in the same section.
+        value = _get_item(value, part)
+        # A number, or a name in a mapping of sections (data.variable_options.NAME), does not change the section class.
         if choices and part in choices[0].model_fields:
             field = choices[0].model_fields[part]
             registered = next(iter(find_registered_sections(field)), None)
-            choices = sections_in(field.annotation)
-        # The section class of a registered kind follows from the kind that the value names.
+            choices = list_section_classes(field.annotation)
+        # The kind that the value names determines the section class.
         if registered is not None and registered.find_section(value) is not None:
             choices = [registered.find_section(value)]
             registered = None
     return choices, path
 
 
-def _item_of(value: Any, key: Any) -> Any:
-    """Return an item of a mapping or list; None if `value` has no such item or is neither."""
+def _get_item(value: Any, key: Any) -> Any:
+    """Return an item of a mapping or list; None if `value` does not have this item or is not a mapping or list."""
     try:
         return value[key]
     except (KeyError, IndexError, TypeError):
         return None
 
 
-def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:
-    """Return the values that the key ``kind`` of these sections allows."""
+def _list_kinds(sections: Iterable[type[BaseModel]]) -> list[str]:
+    """Return the allowed values of the key ``kind`` of these sections."""
     kinds: list[str] = []
     for section in sections:
         kinds += get_args(section.model_fields["kind"].annotation)

@@ -1,7 +1,7 @@
-"""Initial states of forecasts, from the training store or from analyses with only the variables that a forecast reads.
+"""Reading of the initial states of forecasts, from the training store or from analysis files.
 
 A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are
-stored in the checkpoint, so an analysis needs neither.
+stored in the checkpoint, so analysis files need not contain them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ logger = logging.getLogger(__name__)
 
 
 def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
-    """Open the data that forecasts start from.
+    """Open the data from which forecasts start.
 
-    The training store is read if it was written from the sources of the config. Otherwise the source files, such as
-    the newest analyses, are read directly.
+    If the training store was written from the sources of the config, the store is opened. Otherwise the source files,
+    such as the newest analyses, are opened.
 
     Args:
-        conf: the ``data`` section of the config of the run that forecasts.
-        needs_truth: True if the forecast will be scored, which needs all variables. False opens only the variables
+        conf: the ``data`` section of the config of the run that makes the forecasts.
+        needs_truth: True to open all variables, because the forecast will be scored; False to open only the variables
             that a forecast reads. A training store is always opened with all variables.
 
     Returns:
         A reader of the store or of the sources.
 
     Raises:
-        DataError: if the store is incomplete, or the sources do not have what a forecast needs.
+        DataError: if the store is incomplete, or the sources lack variables that a forecast needs.
     """
     if conf.store is not None and is_store_from_sources(conf):
         return open_reader(conf)
     if conf.store is not None:
-        reason = "is of other sources" if Path(conf.store).exists() else "does not exist"
+        reason = "was written from different sources" if Path(conf.store).exists() else "does not exist"
         logger.info("data.store: %s %s; the fields are read from data.sources", conf.store, reason)
     if needs_truth:
         return open_sources(conf)
@@ -56,11 +56,12 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
 
 
 def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
-    """Return a copy of the ``data`` section of a config with only the variables that a forecast reads.
+    """Return a copy of the ``data`` section of a config that contains only the variables that a forecast reads.
 
     Args:
         conf: the ``data`` section, which is not changed.
-        with_static: True keeps all static variables; False keeps only those that are computed, such as the latitude.
+        with_static: True to keep all static variables; False to keep only computed static variables, such as the
+            latitude.
     """
     static = conf.variables.static
     if not with_static:
@@ -75,7 +76,7 @@ def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataC
 def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
     """Return the static fields of the sources, (C, H, W) float32 in physical units.
 
-    A field that the sources do not have, or that cannot be read, is NaN everywhere.
+    If a field is not in the sources or cannot be read, its values are NaN.
 
     Args:
         conf: the ``data`` section of the config.
@@ -84,11 +85,11 @@ def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatL
     """
     fields_CHW = np.full((len(channels), *grid.shape), np.nan, dtype=np.float32)
     files = OpenFiles(conf.sources)
-    # Problems with a static variable do not matter to a forecast, so they are collected and not raised.
+    # A forecast does not need the static variables of the sources, so their problems are collected and not raised.
     source_index = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
     if source_index is None:
         return fields_CHW
-    # A variable is read once with all its levels, which may be several channels. Fields that cannot be read stay NaN.
+    # Each variable is read once with all its levels; each level is a channel. Fields that cannot be read remain NaN.
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
         file_variables = source_index.file_variables[name]

@@ -1,4 +1,4 @@
-"""Collector of errors, so that a user sees all problems at once instead of only the first."""
+"""Collector of errors, so that a user sees all problems at once instead of only the first problem."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 from credit.errors import ConfigError, DataError
 
-# Number of messages that the common error contains.
+# Largest number of messages in the text of a `MultipleErrors`.
 _MAX_SHOWN = 20
 
 
 class MultipleErrors(DataError):
-    """Several errors raised as one.
+    """Error that combines several errors.
 
     Args:
-        text: message of the common error, which lists the messages of the single errors.
-        problems: messages of the single errors.
+        text: message of the combined error, which lists the messages of the individual errors.
+        problems: messages of the individual errors.
 
     Attributes:
-        problems: messages of the single errors.
+        problems: messages of the individual errors.
     """
 
     def __init__(self, text: str, problems: list[str]) -> None:
@@ -31,34 +31,35 @@ class ErrorCollector:
     """Collector of error messages, in the order in which the errors occurred.
 
     Attributes:
-        messages: the messages, each only once.
+        messages: the collected messages, without duplicates.
     """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def add(self, message: str) -> None:
-        """Add the message of a problem, unless it is there already."""
+        """Add the message of a problem, unless the same message has been added before."""
         if message not in self.messages:
             self.messages.append(message)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Context that catches `ConfigError` and `DataError` and adds the message; other errors are raised."""
+        """Return a context that catches `ConfigError` and `DataError` and adds their messages; other errors pass."""
         try:
             yield
         except MultipleErrors as error:
-            # Its problems are added one by one, so that each is listed only once.
+            # The problems are added one by one, so that each message is listed only once.
             for message in error.problems:
                 self.add(message)
         except (ConfigError, DataError) as error:
             self.add(str(error))
 
     def raise_any(self) -> None:
-        """Raise one error for all collected messages; do nothing if there are none.
+        """Raise one error with all collected messages; do nothing if there are no messages.
 
         Raises:
-            MultipleErrors: if there are messages. Its text shows at most 20; `MultipleErrors.problems` has all.
+            MultipleErrors: if there are messages. The text of the error contains at most 20 messages, and
+                `MultipleErrors.problems` contains all messages.
         """
         if not self.messages:
             return

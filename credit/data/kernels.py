@@ -1,8 +1,8 @@
-"""Compiled loops over the cells of fields.
+"""Compiled loops that compute the moments of fields.
 
 Importing this module imports numba, and the first call loads or compiles the loop: 0.7 s, or 2 s without numba's cache.
-So only preprocessing uses it, where many fields follow, and imports it where it needs it. Training without a store uses
-the plain formulation, `credit.data.store.statistics.Moments.of_fields`.
+Therefore only preprocessing, which processes many fields, uses this module. Training without a store uses the numpy
+implementation, `credit.data.store.statistics.Moments.of_fields`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import numpy as np
 from credit.data.store.statistics import Moments
 from credit.utils.compilation.kernels import compiled
 
-# Number of partial sums and extremes that a loop computes side by side, so that they fill the vector registers of the
-# processor. With a single minimum, each comparison would wait for the one before.
+# Number of partial sums and extremes that a loop computes in parallel, so that they fill the vector registers of the
+# processor. With a single minimum, each comparison would wait for the previous comparison.
 _LANES = 64
 
 
 def compute_moments(fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
     """Return the moments of fields, or of their differences from earlier fields.
 
-    The result equals that of `Moments.of_fields` up to rounding.
+    The result equals the result of `Moments.of_fields` up to rounding.
 
     Args:
         fields_CHW: (C, H, W) float32 fields.
-        valid_CHW: (C, H, W) bool, True in the cells that count.
-        before_CHW: fields that are subtracted in float64, in the shape of `fields_CHW`; None to subtract nothing.
+        valid_CHW: (C, H, W) bool, True in the cells that are included in the moments.
+        before_CHW: (C, H, W) earlier fields that are subtracted in float64; None to subtract nothing.
     """
     num_channels, *grid_shape = fields_CHW.shape
     fields_CP = np.ascontiguousarray(fields_CHW).reshape(num_channels, math.prod(grid_shape))
-    # The difference from zeros is the field itself.
+    # Subtracting zeros gives the field itself.
     before_NP = np.zeros_like(fields_CP[:1])
     if before_CHW is not None:
         before_NP = np.ascontiguousarray(before_CHW).reshape(fields_CP.shape)
@@ -46,11 +46,11 @@ def compute_moments(fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: n
 
 
 def _compute_rows(fields_CP: np.ndarray, before_NP: np.ndarray) -> np.ndarray:
-    """Return the moments of differences of fields as (5, C) float64, see `Moments.to_rows`.
+    """Return the moments of differences of fields, (5, C) float64 with the rows that `Moments.to_rows` describes.
 
     Args:
-        fields_CP: (C, P) float32 fields.
-        before_NP: fields that are subtracted, (C, P), or (1, P) for all channels.
+        fields_CP: (C, P) float32 fields of C channels and P cells.
+        before_NP: fields that are subtracted: (C, P), or (1, P) to subtract the same field from all channels.
     """
     num_channels, num_cells = fields_CP.shape
     if num_cells == 0:
@@ -63,15 +63,15 @@ def _compute_rows(fields_CP: np.ndarray, before_NP: np.ndarray) -> np.ndarray:
 
 @compiled
 def difference_moments(fields_CP: np.ndarray, before_NP: np.ndarray, moments_4C: np.ndarray) -> None:
-    """Write mean, sum of squared deviations from the mean, minimum and maximum of the differences of fields.
+    """Compute mean, sum of squared deviations from the mean, minimum and maximum of the differences of fields.
 
-    Each channel is read twice, from the processor's cache the second time. A value that is not finite makes the mean
-    and the squares not finite.
+    Each channel is read twice; the second time, it is read from the processor's cache. If a value is not finite, the
+    mean and the sum of squares are not finite either.
 
     Args:
         fields_CP: (C, P) float32 fields of C channels and P cells, P at least 1.
         before_NP: (C, P) float32 fields that are subtracted in float64; or (1, P), subtracted from each channel.
-        moments_4C: output, (4, C) float64.
+        moments_4C: output array, (4, C) float64: mean, sum of squares, minimum and maximum.
     """
     num_channels, num_cells = fields_CP.shape
     lows = np.empty(_LANES)
@@ -90,7 +90,7 @@ def difference_moments(fields_CP: np.ndarray, before_NP: np.ndarray, moments_4C:
                 totals[lane] += value
                 lows[lane] = min(lows[lane], value)
                 highs[lane] = max(highs[lane], value)
-        # The last cells fill no vector.
+        # The remaining cells are too few to fill a vector.
         for cell in range(num_cells - num_cells % _LANES, num_cells):
             value = np.float64(field[cell]) - np.float64(before[cell])
             totals[0] += value

@@ -1,4 +1,4 @@
-"""Conversion between physical units and normalised values, on the device, for each channel and level."""
+"""Conversion between physical units and normalised values of each channel, on the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from credit.data.transforms import apply_transform, invert_transform
 class Normalizer(nn.Module):
     """Scaling of channels to mean 0 and standard deviation 1 over the training period, in float32.
 
-    Variables with a transform are transformed first; their statistics are those of the transformed values. Missing
-    values, which are NaN in physical units, become 0, the normalised mean.
+    Variables with a transform are transformed first; their mean and standard deviation are computed from the
+    transformed values. Missing values, which are NaN in physical units, become 0, the normalised mean.
 
     Letters of shapes: B samples of the batch, C channels of a group, R selected channels, H latitude rows, W longitude
     columns; ``...`` are any further dimensions, such as time, latitude and longitude.
 
     Args:
-        channels: the channels of the model. A group is ``prognostic``, ``diagnostic``, ``dynamic_forcing``, ``static``,
-            or ``output`` for prognostic and diagnostic channels together.
+        channels: the channels of the model. The groups of channels are ``prognostic``, ``diagnostic``,
+            ``dynamic_forcing``, ``static``, and ``output`` (prognostic and diagnostic channels together).
         statistics: statistics of every channel that is read from data.
-        fixed: mapping from the name of each other channel to its mean and standard deviation.
+        fixed: mapping from the name of each channel that is not read from data to its mean and standard deviation.
         transforms: mapping from the name of a variable to its transform, for the variables that have one.
 
     Attributes:
@@ -46,8 +46,8 @@ class Normalizer(nn.Module):
         transforms: Mapping[str, TransformConfig],
     ) -> None:
         super().__init__()
-        # For each group a mapping from the index of a channel in the group to the channel's transform. The group
-        # `output` has no buffers, because its mean and standard deviation are those of its two groups.
+        # For each group, a mapping from the index of a channel in the group to the channel's transform. The group
+        # `output` has no buffers, because its statistics are concatenated from the prognostic and diagnostic groups.
         self._transforms: dict[str, dict[int, TransformConfig]] = {
             "output": _index_transforms(channels.output, transforms)
         }
@@ -58,7 +58,7 @@ class Normalizer(nn.Module):
             self.register_buffer(f"{group}_mean", mean_C, persistent=False)
             self.register_buffer(f"{group}_std", std_C, persistent=False)
         prognostic = statistics.select([channel.name for channel in channels.group("prognostic")])
-        # The quotient is taken in float64 and rounded once.
+        # The quotient is computed in float64 and rounded once.
         scale_C = np.asarray(prognostic.tendency_std, np.float64) / np.asarray(prognostic.std, np.float64)
         self.register_buffer("tendency_scale_C", torch.from_numpy(scale_C.astype(np.float32)), persistent=False)
 
@@ -71,27 +71,27 @@ class Normalizer(nn.Module):
         """
         mean, std = self._mean_and_std(group, x.dim())
         deviation = self._transform(apply_transform, x.float(), group) - mean
-        # Only missing values are replaced; infinite ones stay, so that an error of the data is noticed.
+        # Only missing values are replaced; infinite values remain, so that an error in the data is noticed.
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return values (B, C, ...) float32 in physical units of the channels of a group.
+        """Return the values of the channels of a group in physical units, (B, C, ...) float32.
 
         Args:
             x: (B, C, ...) normalised values.
             group: name of the group of channels.
         """
         mean, std = self._mean_and_std(group, x.dim())
-        # Product and sum are rounded one after the other. With a fused multiply-add, a physical value of 0 would hardly
-        # ever be exactly 0 after `encode` and `decode`.
+        # The product is rounded before the sum. With a fused multiply-add, a physical value of 0 would almost never be
+        # exactly 0 after `encode` and `decode`.
         return self._transform(invert_transform, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return values (B, C, ...) float32 that are to be subtracted from each other, such as truth and forecast.
+        """Return values (B, C, ...) float32 for computing differences in physical units, such as truth minus forecast.
 
-        Their differences are differences in physical units. The mean of each channel is left out, because adding it
-        in float32 would cost digits of the differences. Only for variables with a transform is the mean included,
-        because the transform is not linear.
+        The difference of two results is a difference in physical units. The mean of each channel is not added, because
+        adding the mean in float32 would make the differences less precise. For variables with a transform the mean is
+        added, because the transform is not linear.
 
         Args:
             x: (B, C, ...) normalised values.
@@ -106,7 +106,7 @@ class Normalizer(nn.Module):
     def encode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return normalised values of R channels of a group, (B, R, H, W) float32, computed in float64.
 
-        Unlike in `encode`, missing values stay NaN.
+        Unlike in `encode`, missing values remain NaN.
 
         Args:
             x: (B, R, H, W) values in physical units of the channels at `rows`.
@@ -117,7 +117,7 @@ class Normalizer(nn.Module):
         return ((self._transform_channels(apply_transform, x.double(), group, rows) - mean) / std).float()
 
     def decode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return values of R channels of a group in physical units, (B, R, H, W) float64.
+        """Return the values of R channels of a group in physical units, (B, R, H, W) float64.
 
         Args:
             x: (B, C, H, W) normalised values of all channels of the group.
@@ -133,7 +133,7 @@ class Normalizer(nn.Module):
         transforms = self._transforms[group]
         if not transforms:
             return x
-        # A new tensor is stacked, because `x` may be a tensor of the caller and must not change.
+        # A new tensor is stacked, because `x` belongs to the caller and must not be changed.
         channels = list(x.unbind(1))
         for index, transform in transforms.items():
             channels[index] = function(channels[index], transform)
@@ -183,7 +183,7 @@ def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 def _index_transforms(
     channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> dict[int, TransformConfig]:
-    """Return the transforms by index in `channels`, for the channels that are read from data and have a transform."""
+    """Return a mapping from index in `channels` to transform, for channels read from data that have a transform."""
     by_index = {}
     for index, channel in enumerate(channels):
         if channel.source == "data" and channel.variable in transforms:
@@ -199,7 +199,7 @@ def _mean_and_std(
     Args:
         channels: (C,) the channels.
         statistics: statistics of the channels that are read from data.
-        fixed: mapping from the name of each other channel to its mean and standard deviation.
+        fixed: mapping from the name of each channel that is not read from data to its mean and standard deviation.
 
     Raises:
         KeyError: for a channel that is neither in `statistics` nor in `fixed`.
@@ -208,7 +208,7 @@ def _mean_and_std(
     for channel in channels:
         if channel.name in statistics.names:
             row = statistics.names.index(channel.name)
-            # A static field may be the same everywhere; it is then only shifted.
+            # A static field may be constant; then the mean is subtracted, but the field is not scaled.
             std = float(statistics.std[row]) or 1.0
             pairs.append((float(statistics.mean[row]), std))
         else:

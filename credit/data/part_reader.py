@@ -14,15 +14,15 @@ from credit.data.store.store_reader import StoreReader
 
 
 class PartReader:
-    """Reader that returns some rows and columns of the fields of another reader.
+    """Reader that returns some rows and columns of the fields of a wrapped reader.
 
-    Of a training store only the blocks that overlap the part are read (``preprocess.blocks``). Other readers read whole
-    fields, of which the part is kept.
+    From a training store, only the blocks that overlap the part are read (``preprocess.blocks``). From any other
+    reader, complete fields are read, and the part is cut out.
 
     Args:
-        reader: reader of the whole grid.
+        reader: wrapped reader of the complete grid.
         rows: consecutive latitude rows to return, with a start and a stop.
-        columns: consecutive longitude columns to return.
+        columns: consecutive longitude columns to return, with a start and a stop.
 
     Attributes:
         grid: the part of the grid; it does not cover the globe.
@@ -55,16 +55,16 @@ class PartReader:
         if self._reads_parts:
             yield from map(self.read, indices)
             return
-        # Other readers may read times that lie together at once.
+        # Other readers may read adjacent times at once.
         for fields_CHW in self._reader.read_each(indices):
             yield self._select(fields_CHW)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the part of the fields of one time into given arrays (h, w); see `FieldReader.read_into`."""
+        """Read the part of the fields of one time into the arrays `targets` (h, w); see `FieldReader.read_into`."""
         if self._reads_parts:
             self._reader.read_into(index, targets, self._part)
             return
-        # Channels that are left out are not read either.
+        # Channels without a target are not read.
         fields = [None if target is None else np.empty(self._shape, dtype=np.float32) for target in targets]
         self._reader.read_into(index, fields)
         for target_hw, field_HW in zip(targets, fields, strict=True):
@@ -76,9 +76,9 @@ class PartReader:
         return self._select(self._reader.static())
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index in `times` of a time in minutes since 1900, None if the data do not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the data do not have this time."""
         return self._reader.index_of(minutes)
 
     def _select(self, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return a contiguous copy of the part of some fields."""
+        """Return a contiguous copy of the reader's part of the fields, (..., h, w)."""
         return np.ascontiguousarray(fields_CHW[self._index])

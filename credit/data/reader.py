@@ -1,4 +1,4 @@
-"""Interface of all readers of fields, and `open_reader`, which opens the one that the config describes."""
+"""Interface of all readers of fields, and `open_reader`, which opens the reader that the config describes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class FieldReader(Protocol):
     Attributes:
         grid: grid of all fields, with rows from north to south and columns eastward.
         calendar: calendar of the times.
-        channels: the channels of the run. The reader has those in ``time_varying_stored`` and ``static_stored``.
+        channels: the channels of the run. The reader reads the channels in ``time_varying_stored`` and
+            ``static_stored``.
         times: (N,) int64 minutes since 1900, increasing; there may be gaps.
         attributes: mapping from the name of a variable to its attributes: ``units``, ``standard_name``, ``long_name``,
             and ``temporal`` if the values are not instantaneous.
@@ -41,20 +42,20 @@ class FieldReader(Protocol):
     is_thread_safe: bool
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, with NaN in masked cells.
+        """Return the fields of one time, (C, H, W) float32, with NaN in masked cells.
 
-        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
+        The channels are in the order of ``channels.time_varying_stored``.
 
         Args:
             index: index of the time in `times`.
 
         Raises:
-            DataError: if the fields cannot be read, or values are missing where they must not be.
+            DataError: if the fields cannot be read, or values are missing in cells that are not masked.
         """
         ...
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them; faster than `read` for consecutive times.
+        """Yield for each of several times the fields that `read` returns; faster than `read` for consecutive times.
 
         Args:
             indices: indices of the times in `times`.
@@ -65,12 +66,12 @@ class FieldReader(Protocol):
         ...
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays.
+        """Read the fields of one time into the arrays `targets`.
 
         Args:
             index: index of the time in `times`.
-            targets: for each channel of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to
-                leave the channel out.
+            targets: for each channel of ``channels.time_varying_stored``, a contiguous array (H, W) float32, or None
+                to skip the channel.
 
         Raises:
             DataError: see `read`.
@@ -82,19 +83,19 @@ class FieldReader(Protocol):
         ...
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index in `times` of a time in minutes since 1900, None if the data do not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the data do not have this time."""
         ...
 
 
 def open_reader(conf: DataConfig) -> FieldReader:
-    """Open the training store if the config names one, else the sources.
+    """Open the training store if the config names a store, otherwise the sources.
 
     Args:
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: if the store does not exist, is incomplete or was written with another config; or if the sources do
-            not match the config.
+        DataError: if the store does not exist, is incomplete or was written with a different config; or if the sources
+            do not match the config.
     """
     if conf.store is None:
         return open_sources(conf)

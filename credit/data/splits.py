@@ -1,4 +1,4 @@
-"""Training, validation and test periods (splits), and the initial times of the samples that lie inside each of them."""
+"""Training, validation and test periods (splits), and the initial times of the samples in each split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid", "test")
 _DAY_MINUTES = 1440
-# Intervals in this range, if they differ, are calendar months.
+# If the intervals between times differ, and all are in this range, the times are calendar months.
 _SHORTEST_MONTH_MINUTES = 28 * _DAY_MINUTES
 _LONGEST_MONTH_MINUTES = 31 * _DAY_MINUTES
 
@@ -33,19 +33,20 @@ class Split:
     last: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return config key and period of the split for messages, such as ``data.splits.test 2020-01-01T00:00..``."""
+        """Return config key, first and last time, for messages: ``data.splits.test 2020-01-01T00:00..``."""
         return f"data.splits.{self.name} {calendar.format(self.first)}..{calendar.format(self.last)}"
 
 
 def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
-    """Return the three splits of the config by name.
+    """Return a mapping from the name to each of the three splits of the config.
 
     Args:
         conf: the ``data`` section of the config.
         calendar: calendar of the data.
 
     Raises:
-        ConfigError: if a split does not end after it begins, or if two splits are closer than ``data.split_gap``.
+        ConfigError: if a split does not end after its first time, or if the gap between two splits is shorter than
+            ``data.split_gap``.
     """
     splits = {}
     for name in SPLITS:
@@ -57,10 +58,10 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
         if split.last == split.first:
             raise ConfigError(
                 f"{key}: the period begins and ends at {first}, but a sample needs at least two times; write "
-                "[first, last], where a last without a time of day means the whole day"
+                "[first, last]; a last date without a time of day means the complete day"
             )
         splits[name] = split
-    # Fields that are close in time are alike, so adjacent splits need a gap between them.
+    # Fields that are close in time are similar, so adjacent splits need a gap between them.
     gap = parse_duration(conf.split_gap, "data.split_gap")
     ordered = sorted(splits.values(), key=lambda split: split.first)
     for earlier, later in zip(ordered, ordered[1:], strict=False):
@@ -69,7 +70,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
                 f"{later.describe(calendar)} overlaps {earlier.describe(calendar)}; adjacent splits must be at least "
                 f"data.split_gap ({conf.split_gap}) apart to avoid leakage"
             )
-        # A split that ends with a whole day ends at its last minute, so the gap may be one minute shorter.
+        # If a split ends with a complete day, its last time is 23:59, so the gap may be one minute shorter.
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / _DAY_MINUTES
             raise ConfigError(
@@ -82,33 +83,33 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
 def require_no_leakage(
     test: Split, training_periods: Iterable[tuple[str, str]], forecast: str, calendar: Calendar
 ) -> None:
-    """Require that weights are not scored in a period that they were trained or selected on.
+    """Raise ConfigError if weights would be scored in a period on which they were trained or selected.
 
     Args:
         test: the period that is scored.
-        training_periods: (first, last) dates of the periods that the weights were trained or selected on.
+        training_periods: (first, last) dates of the periods on which the weights were trained or selected.
         forecast: name of the forecast or the weights, for the error message.
         calendar: calendar of `test`.
 
     Raises:
-        ConfigError: if `test` overlaps one of the training periods; the message names both.
+        ConfigError: if `test` overlaps one of the training periods; the message names both periods.
     """
     period = find_overlap(test, training_periods, calendar)
     if period is not None:
         raise ConfigError(
             f"{test.describe(calendar)}: {forecast} has seen a part of this period: its weights were trained or "
             f"selected on {' to '.join(period)}; choose a period that no forecast was trained or selected on, "
-            "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true, which the report then states"
+            "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true; the report then states the overlap"
         )
 
 
 def find_overlap(
     test: Split, training_periods: Iterable[tuple[str, str]], calendar: Calendar
 ) -> tuple[str, str] | None:
-    """Return the first of the training periods that overlaps `test`, None if none does.
+    """Return the first training period that overlaps the period `test`; None if no training period overlaps it.
 
-    Dates are compared as texts, because the weights may have been trained on data in another calendar, and its dates
-    may not exist in this one.
+    Dates are compared as strings, because the weights may have been trained on data in a different calendar, whose
+    dates may not exist in `calendar`.
 
     Args:
         test: the period that is scored.
@@ -118,7 +119,7 @@ def find_overlap(
     test_first = calendar.format(test.first)
     test_last = calendar.format(test.last)
     for first, last in training_periods:
-        # A last date without a time means the whole day. T24 sorts after all of its times.
+        # A last date without a time means the complete day. T24 sorts after all times of the day.
         end_of_last = last if "T" in last else f"{last}T24"
         if first <= test_last and test_first <= end_of_last:
             return first, last
@@ -128,14 +129,14 @@ def find_overlap(
 def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
     """Return the initial times of the complete samples of a split.
 
-    All frames of a complete sample (history and every target) are in `split` and in `times`, so no sample crosses a gap
-    in the data.
+    A sample is complete if all its frames (input frames and targets) are in `split` and in `times`. A complete sample
+    does not cross a gap in the data.
 
     Args:
-        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
+        times: (N,) int64 times of the data, in minutes since 1900, increasing.
         split: the period.
         step: time step in minutes.
-        history_len: number of input frames, the last of which is the initial time.
+        history_len: number of input frames; the last input frame is at the initial time.
         forecast_len: number of forecast steps.
 
     Returns:
@@ -153,24 +154,24 @@ def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: 
 def require_samples(
     times: np.ndarray, split: Split, calendar: Calendar, conf: DataConfig, forecast_len: int
 ) -> np.ndarray:
-    """Return the initial times of the samples of a split, and require that there is at least one.
+    """Return the initial times of the samples of a split; raise DataError if there is no sample.
 
     In the training and validation periods, only the samples that ``data.sample_every`` and ``data.init_hours`` select
-    are returned. In the test period all samples are returned; ``inference.initial_times`` selects from them elsewhere.
+    are returned. In the test period, all complete samples are returned, whatever ``inference.initial_times`` is.
 
     Args:
-        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
+        times: (N,) int64 times of the data, in minutes since 1900, increasing.
         split: the period.
         calendar: calendar of the times.
         conf: the ``data`` section of the config.
         forecast_len: number of forecast steps of a sample.
 
     Returns:
-        (M,) int64 minutes since 1900, increasing; at least one.
+        (M,) int64 minutes since 1900, increasing; M is at least 1.
 
     Raises:
-        DataError: if there is no sample. The message says which times the data have in the split, where they have
-            gaps, and which times a sample needs.
+        DataError: if there is no sample. The message states the times of the data in the split, their gaps, and the
+            times that a sample needs.
     """
     step = conf.step_minutes
     history_len = conf.history_len
@@ -180,12 +181,12 @@ def require_samples(
         selected = _select_initial_times(complete_samples, split, conf)
     if len(selected):
         return selected
-    # Case 1: there are complete samples, but none of them is selected.
+    # Case 1: there are complete samples, but no sample is selected.
     if len(complete_samples):
         hours = sorted({int(minutes % _DAY_MINUTES) // 60 for minutes in complete_samples})
         raise DataError(
-            f"{split.describe(calendar)}: none of {len(complete_samples)} samples begins as data.sample_every "
-            f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
+            f"{split.describe(calendar)}: data.sample_every {conf.sample_every or 'any'} and data.init_hours "
+            f"{conf.init_hours or 'any'} select none of {len(complete_samples)} samples, which begin at "
             f"{', '.join(map(str, hours))} UTC"
         )
     # Case 2: no sample is complete, because the period has no data, or because the data have gaps.
@@ -193,17 +194,17 @@ def require_samples(
     if len(inside) == 0:
         raise DataError(
             f"{split.describe(calendar)}: no data in this period; {describe_span(times, calendar)}; choose a period "
-            "within the data, or name more files in data.sources"
+            "that the data cover, or name more files in data.sources"
         )
     raise DataError(
-        f"{split.describe(calendar)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
-        f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, calendar, step)}; {_suggest_remedy(inside, step)}"
+        f"{split.describe(calendar)}: {len(inside)} times but no complete sample: history_len {history_len} and "
+        f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} consecutive times without "
+        f"a gap; {describe_gaps(inside, calendar, step)}; {_suggest_remedy(inside, step)}"
     )
 
 
 def _suggest_remedy(times: np.ndarray, step: int) -> str:
-    """Return advice for a period without any sample, as text; mostly it is to change ``data.timestep``.
+    """Return advice for a period without any sample; usually the advice is to change ``data.timestep``.
 
     Args:
         times: (N,) int64 times of the data in the period, in minutes since 1900.
@@ -216,21 +217,21 @@ def _suggest_remedy(times: np.ndarray, step: int) -> str:
     longest = intervals.max()
     if _SHORTEST_MONTH_MINUTES <= shortest < longest <= _LONGEST_MONTH_MINUTES:
         return (
-            "months are not of one length, but steps are: give the data the calendar 360_day, in which a month is a "
-            "step of 30d"
+            "months have different lengths, but all steps have the same length: give the data the calendar 360_day, in "
+            "which a month is a step of 30d"
         )
     usual_interval = int(np.median(intervals))
     # Steps that are not a multiple of the usual interval miss most of the times.
     if step % usual_interval:
         interval = format_duration(usual_interval)
-        return f"most of them are {interval} apart: set data.timestep to that, or name more files"
+        return f"the usual interval between times is {interval}: set data.timestep to {interval}, or name more files"
     return "name more files in data.sources, or a longer period"
 
 
 def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
     """Return the times in `initial` (N,) that ``data.sample_every`` and ``data.init_hours`` select."""
     is_selected = np.ones(len(initial), dtype=bool)
-    # The interval of `sample_every` counts from the beginning of the split.
+    # The interval `sample_every` is measured from the beginning of the split.
     if conf.sample_every is not None:
         is_selected &= (initial - split.first) % parse_duration(conf.sample_every) == 0
     if conf.init_hours is not None:
@@ -239,7 +240,7 @@ def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return a text with the first and the last of `times`, (N,) int64 minutes since 1900."""
+    """Return a phrase with the first and the last of `times` (N,), which are int64 minutes since 1900."""
     if len(times) == 0:
         return "there are no data"
     if len(times) == 1:
@@ -248,26 +249,26 @@ def describe_span(times: np.ndarray, calendar: Calendar) -> str:
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return a text with the part of a period that the data cover; empty if no time step is missing at its ends.
+    """Return a phrase with the part of a split that the data cover; empty if no time step is missing at its ends.
 
     Args:
-        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
+        times: (N,) int64 times of the data, in minutes since 1900, increasing.
         split: the period.
         calendar: calendar of the times.
         step: the time step in minutes.
     """
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
-        return f"the data cover nothing of it; {describe_span(times, calendar)}"
+        return f"the data cover no part of this period; {describe_span(times, calendar)}"
     is_begin_covered = inside[0] - split.first < step
     is_end_covered = split.last - inside[-1] < step
     if is_begin_covered and is_end_covered:
         return ""
-    return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of it"
+    return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of this period"
 
 
 def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
-    """Return a text with the number of gaps in `times` and the dates of the first few.
+    """Return a phrase with the number of gaps in `times` and the dates of the first few gaps.
 
     Args:
         times: (N,) int64 minutes since 1900, increasing.

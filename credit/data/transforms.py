@@ -1,7 +1,7 @@
 """Pointwise transforms (logarithm and square root) that make a variable with a skewed distribution easier to learn.
 
-They are inverted before values are written or scored. Both are odd functions, so that small negative values keep their
-sign; packing leaves such values in precipitation.
+The transforms are inverted before values are written or scored. Both transforms are odd functions, so they preserve the
+sign of negative values. Packing can cause small negative values of precipitation.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 
-# An array or a tensor; a function returns the type that it gets.
+# An array or a tensor; each function returns the type of its argument.
 Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
 def apply_transform(values: Values, transform: TransformConfig) -> Values:
-    """Transform values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` is sign(x) sqrt(|x| / unit).
+    """Transform values with sign(x) ln(1 + |x| / unit) for `log1p`, or sign(x) sqrt(|x| / unit) for `sqrt`.
 
     Args:
         values: array or tensor of any shape, in physical units.
@@ -40,7 +40,7 @@ def apply_transform(values: Values, transform: TransformConfig) -> Values:
 
 
 def invert_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the physical values for which `apply_transform` returns `values`, in the same shape."""
+    """Return physical values in the shape of `values`; this function is the inverse of `apply_transform`."""
     library = _select_library(values)
     if transform.kind == "log1p":
         magnitude = library.expm1(abs(values))
@@ -52,12 +52,12 @@ def invert_transform(values: Values, transform: TransformConfig) -> Values:
 def transform_channels(
     fields_CHW: np.ndarray, channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> np.ndarray:
-    """Return fields (C, H, W) with the channels of the variables in `transforms` transformed.
+    """Return fields (C, H, W) in which the channels of the variables in `transforms` are transformed.
 
-    If there are no such channels, `fields_CHW` itself is returned.
+    If no channel has a transform, `fields_CHW` itself is returned.
 
     Args:
-        fields_CHW: (C, H, W) fields in physical units; they are not changed.
+        fields_CHW: (C, H, W) fields in physical units; the array is not changed.
         channels: (C,) the channel of each field.
         transforms: mapping from the name of a variable to its transform.
     """
@@ -71,5 +71,5 @@ def transform_channels(
 
 
 def _select_library(values: np.ndarray | torch.Tensor) -> ModuleType:
-    """Return the module torch for a tensor, numpy for an array; the functions used here have equal names in both."""
+    """Return the module torch for a tensor, or numpy for an array; both have functions of the same names."""
     return torch if isinstance(values, torch.Tensor) else np

@@ -1,1 +1,1 @@
-"""Drawing shared by the figures of scores, products and programs: style, units, legends and maps."""
+"""Plotting functions for the figures of scores, products and programs: style, units, legends and maps."""

@@ -1,7 +1,7 @@
-"""Common functions of all figures (style, units, legend, title, saving), and the figure of the loss.
+"""Common functions for all figures (style, units, legend, title, saving), and the figure of the loss.
 
-The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Only modules that
-draw import matplotlib, so commands that draw nothing start fast.
+The colours are from the palette of Okabe and Ito, which colour-blind readers can distinguish. Only modules that plot
+import matplotlib, so commands that do not plot start fast.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ STYLE = {
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
     "axes.formatter.useoffset": False,
-    # Ticks are written in full; a factor like 1e5 at the end of an axis is easily overlooked.
+    # Tick labels contain the complete number, because a factor like 1e5 at the end of an axis is easily overlooked.
     "axes.formatter.limits": (-7, 9),
 }
-# Units of data -> factor and units that give short tick labels of fields.
+# Units of the data -> (factor, units in figures). The units in figures give fields short tick labels.
 _DISPLAY_UNITS = {
     "Pa": (0.01, "hPa"),
     "kg kg-1": (1000.0, "g kg-1"),
     "J m-2": (1e-6, "MJ m-2"),
 }
-# Pixels per inch.
+# Resolution of figures in pixels per inch.
 _DPI = 150
 # Smallest width of a figure in inches.
 MIN_WIDTH = 6.4
-# Largest number of letters in a line of a legend, and height in inches of each further row of the legend.
+# Largest number of characters in a line of a legend, and height in inches of each additional row of the legend.
 _LEGEND_LETTERS = 44
 _LEGEND_ROW_INCHES = 0.2
-# Letters of the title of a figure that fit into an inch.
+# Number of characters of a figure title per inch.
 LETTERS_PER_INCH = 9
 
 
@@ -61,7 +61,7 @@ def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: obj
 
     Args:
         path: path of the file.
-        build_figure: function that returns the figure. The common style of all figures is active while it runs.
+        build_figure: function that returns the figure. It runs with the common style of all figures.
         arguments: arguments of `build_figure`.
 
     Raises:
@@ -84,10 +84,10 @@ def format_units(units: str, power: int = 1) -> str:
     units = normalise_units(units)
     factors = []
     for factor in units.split():
-        # A name and its exponent, as s-2; other texts are shown as they are.
+        # A factor is a name and an optional exponent, such as s-2. Other strings are not changed.
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", factor)
         if match is None:
-            # Units that cannot be parsed get the power as a whole.
+            # If units cannot be parsed, the power is applied to the complete string.
             return units if power == 1 else f"({units})$^{power}$"
         exponent = int(match[2] or 1) * power
         if exponent == 1:
@@ -97,8 +97,8 @@ def format_units(units: str, power: int = 1) -> str:
     return " ".join(factors)
 
 
-def display_units(units: str) -> tuple[float, str]:
-    """Return the factor that converts a field to the units of figures, and these units as text.
+def find_display_units(units: str) -> tuple[float, str]:
+    """Return the factor that converts a field to the units of figures, and the name of these units.
 
     Figures show pressure in hPa, specific humidity in g/kg, and energy in MJ per square metre. Other units are
     unchanged, with the factor 1.
@@ -108,17 +108,17 @@ def display_units(units: str) -> tuple[float, str]:
 
 
 def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
-    """Return the figure of training and validation loss by optimizer step.
+    """Plot training loss and validation loss against the optimizer step, and return the figure.
 
     Args:
         train: (optimizer step, training loss) of each logged step; at least one.
         valid: (optimizer step, validation loss) of each validation; may be empty.
     """
-    figure = new_figure(6.4, 3.4)
+    figure = create_figure(6.4, 3.4)
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
     axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
-    # Losses of single steps vary a lot, so their running mean is drawn over them.
+    # Losses of single steps vary strongly, so the figure also shows their running mean.
     window = max(1, len(losses) // 50)
     if window > 1:
         smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
@@ -145,35 +145,36 @@ def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, flo
 
 
 class DisplayedFigure(Figure):
-    """A figure that notebooks show as a picture.
+    """Figure that notebooks display as an image.
 
-    Notebooks by themselves show only figures of pyplot. Those of pyplot stay in memory until they are closed, so this
-    package makes its figures without it.
+    Without this class, notebooks display only figures of pyplot. Figures of pyplot stay in memory until they are
+    closed, so this package creates its figures without pyplot.
     """
 
     def _repr_png_(self) -> bytes:
-        """Return the picture as a PNG file, see the rich display of IPython."""
+        """Return the content of a PNG file of the figure, for the rich display of IPython."""
         content = BytesIO()
         self.savefig(content, format="png")
         return content.getvalue()
 
 
-def new_figure(width: float, height: float) -> DisplayedFigure:
-    """Return an empty figure; width and height are in inches."""
+def create_figure(width: float, height: float) -> DisplayedFigure:
+    """Create an empty figure; width and height are in inches."""
     figure = DisplayedFigure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     return figure
 
 
 def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Put one legend below all panels, with each label of the `axes` once and in as many columns as fit."""
-    # A curve has the same style in all panels, so the last one stands for all.
+    """Add a common legend below all panels; it has each label of `axes` once, in as many columns as fit the figure."""
+    # A curve has the same style in all panels, so the legend shows the line of the last panel.
     lines_by_name = {}
     for axis in axes:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
             lines_by_name[name] = line
     names = [wrap_text(name, _LEGEND_LETTERS) for name in lines_by_name]
-    # The first number of columns whose legend is not wider than the figure; further rows make the figure taller.
+    # Find the largest number of columns with which the legend is not wider than the figure. Additional rows of the
+    # legend make the figure taller.
     renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(len(names), 0, -1):
         legend = figure.legend(lines_by_name.values(), names, loc="outside lower center", ncols=columns)
@@ -185,11 +186,11 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 
 def add_title(figure: Figure, text: str) -> None:
-    """Put a title above all panels, wrapped to the width of the figure."""
+    """Add a title above all panels; its lines are wrapped to the width of the figure."""
     figure.suptitle(wrap_text(text, int(LETTERS_PER_INCH * figure.get_figwidth())))
 
 
 def wrap_text(text: str, max_letters: int) -> str:
-    """Return text wrapped to lines of at most `max_letters` letters, which end at spaces or underscores if possible."""
-    # A space after each underscore, which is removed again, lets the line break there.
+    """Wrap a string to lines of at most `max_letters` characters, which end at spaces or underscores if possible."""
+    # `fill` wraps lines at spaces, so a space is added after each underscore and removed again.
     return fill(text.replace("_", "_ "), max_letters).replace("_ ", "_")

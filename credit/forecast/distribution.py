@@ -14,9 +14,10 @@ T = TypeVar("T")
 def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
     """Divide initial times into groups; one rank makes all forecasts of a group.
 
-    A group has as many initial times as fit into one batch with all their members, or a single initial time if its
-    members need several batches. Each rank or job gets whole groups. So the content of each batch, on which the
-    rounding of its forecasts depends, is the same for any number of ranks and jobs.
+    A group has as many initial times as fit into one batch with all their members. If the members of one initial time
+    need several batches, a group is a single initial time. Each rank or job gets whole groups. So the content of each
+    batch is the same for any number of ranks and jobs. This matters because the rounding errors of a forecast depend
+    on the content of its batch.
 
     Args:
         initial_times: initial times, in minutes of the run's calendar.
@@ -35,7 +36,7 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
 
 
 def select_part(items: Sequence[T], part: str) -> list[T]:
-    """Return the items of the I-th of N jobs: every N-th item, starting at the I-th item.
+    """Return the items of job I of N jobs: every N-th item, starting with the I-th item.
 
     Args:
         items: items of all jobs.

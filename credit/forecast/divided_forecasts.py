@@ -1,4 +1,4 @@
-"""Gathering of the whole fields of forecasts with domain parallelism, for steps that are written or scored.
+"""Gathering of whole fields from the ranks of a domain group, for forecast steps that are written or scored.
 
 Shape suffixes: B forecasts of a batch, C output channels, H and W rows and columns of the grid, h and w of a part.
 """
@@ -16,18 +16,19 @@ from credit.forecast.shared_forecasts import ForecastFunction, StepFilter
 from credit.parallel.domain.domain import Domain
 
 
-class DividedForecasts:
+class GatheringForecastFunction:
     """Forecast function that gathers the whole fields on the first rank of a domain group.
 
-    All ranks of the group must call it for the same batches in the same order, and advance the returned iterators in
-    the same order. The first rank receives the outputs of selected steps, on the host. Other ranks, and the first rank
-    at other steps, receive None.
+    All ranks of the group must call this function for the same batches in the same order, and advance the returned
+    iterators in the same order. At each step that `is_step_used` selects, the first rank gets the whole fields in host
+    memory. At all other steps, and on all other ranks, the output is None.
 
     Args:
         forecast_batch: function that makes the forecasts of a batch on this rank's part of the grid. At each step, it
             yields either an output or None, the same on all ranks of the group.
         domain: the ranks that share the fields.
-        is_step_used: function that returns True for steps whose whole fields are needed; the same on all ranks.
+        is_step_used: function that returns True for each step whose whole fields are needed. It must return the same
+            value on all ranks.
     """
 
     def __init__(self, forecast_batch: ForecastFunction, domain: Domain, is_step_used: StepFilter) -> None:
@@ -36,7 +37,7 @@ class DividedForecasts:
         self._is_step_used = is_step_used
 
     def __call__(self, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
-        """Collective: yield the output of each step of the next batch.
+        """Collective: yield the output of each step of a batch of forecasts.
 
         Args:
             batch: starts of the forecasts of the batch.
@@ -53,10 +54,10 @@ class DividedForecasts:
 
 
 def gather_fields(parts_BChw: Tensor, domain: Domain) -> Tensor | None:
-    """Collective: return the whole fields in host memory of the first rank, and None on the other ranks.
+    """Collective: return the whole fields, in host memory, on the first rank, and None on the other ranks.
 
-    The fields are sent one by one. So the first rank needs device memory for two fields, and every other rank for one
-    part of a field.
+    The fields are sent one after another. So the first rank needs device memory for two fields, and every other rank
+    needs device memory for its part of one field.
 
     Args:
         parts_BChw: this rank's part of the fields.

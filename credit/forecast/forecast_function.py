@@ -41,11 +41,12 @@ def build_forecast_function(
         in physical units, on this rank's part of the grid.
 
     Raises:
-        ConfigError: if ``inference.ensemble`` needs something that the network does not have, such as dropout.
+        ConfigError: if the network does not support a setting of ``inference.ensemble``, for example because it has no
+            dropout.
     """
     perturb_states = None
     if ensemble is not None:
-        # The checkpoint may contain a network that was trained without noise, although the config now has noise.
+        # The checkpoint may contain a network that was trained without noise, although the current config has noise.
         if not model_conf.noise:
             problem = ensemble.describe_lack_of_noise(f"{origin}, which was trained without model.noise")
             if problem is not None:

@@ -13,15 +13,15 @@ from credit.grid import LatLonGrid
 
 
 class ForecastSource(ABC):
-    """Forecasts of one model, all with the same lead times and channels.
+    """Base class of the forecasts of one model, which all have the same lead times and channels.
 
     Attributes:
-        origin: folder, store, URL or checkpoint of the forecasts, for messages.
+        origin: folder, store, URL or checkpoint from which the forecasts come, for messages.
         initial_minutes: initial times in minutes, increasing, int64.
         lead_minutes: lead times in minutes, increasing, int64.
         members: number of ensemble members, None for single forecasts.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
-        flat_names: names of the channels without a vertical level, such as ``t2m``.
+        names_without_levels: names of the channels without a vertical level, such as ``t2m``.
         units: units by name of the variable; a variable with unknown units has no entry.
         grid: grid in canonical orientation.
         calendar: calendar of the times.
@@ -33,7 +33,7 @@ class ForecastSource(ABC):
     lead_minutes: np.ndarray
     members: int | None
     channel_names: list[str]
-    flat_names: frozenset[str]
+    names_without_levels: frozenset[str]
     units: Mapping[str, str]
     grid: LatLonGrid
     calendar: Calendar
@@ -64,15 +64,16 @@ class ForecastSource(ABC):
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
-        """Collective: run as many steps as other ranks that read a group of forecasts, and discard the results.
+        """Collective: compute the same number of forecast steps as the ranks that read forecasts, without a result.
 
-        With a sharded network, every step of a forecast is a collective. A rank without further groups calls this
-        method while other ranks read theirs. A rank that computes ensemble members for another rank calls it for each
-        group that the other rank reads. The base class does nothing, because forecasts in files need no collectives.
+        With a sharded network, every step of a forecast is a collective, so all ranks must compute it. A rank without
+        further groups calls this method while other ranks read their groups. A rank that computes ensemble members for
+        another rank calls it for each group that the other rank reads. The base class does nothing, because forecasts
+        in files need no collectives.
 
         Args:
             leads: lead times in minutes that the other ranks read.
-            initial_times: initial times in minutes of the group whose members this rank computes; empty if it runs any
-                forecast, only to join the collectives.
+            initial_times: initial times in minutes of the group whose members this rank computes. Empty if this rank
+                only joins the collectives; it then computes an arbitrary forecast.
         """
         return

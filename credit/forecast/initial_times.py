@@ -19,7 +19,7 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
-from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
+from credit.forecast.ensemble.perturbations import compute_analysis_offsets
 from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ class InitialTimes:
 
     Attributes:
         minutes: initial times in minutes, ascending.
-        left_out: message for the log; empty if there is nothing to report. It gives the number of skipped times of a
-            range and the reasons, or for ``initial_times: latest`` why the last time of the data is not used.
-        data_lack: True if missing data are among the reasons in `left_out`, not only the limits of the test period.
+        skip_message: message for the log; empty if no time is skipped. For a range: number of skipped times and the
+            reasons. For ``initial_times: latest``: the reason why the last time of the data is not used.
+        has_missing_data: True if missing data are a reason for skipped times, not only the limits of the test period.
     """
 
     minutes: list[int]
-    left_out: str = ""
-    data_lack: bool = False
+    skip_message: str = ""
+    has_missing_data: bool = False
 
 
 def choose_initial_times(
@@ -51,9 +51,9 @@ def choose_initial_times(
     See `find_initial_times` for arguments and errors.
     """
     selection = find_initial_times(conf, data, times, calendar, test)
-    if selection.left_out and read_process_info().is_main:
-        level = logging.WARNING if selection.data_lack else logging.INFO
-        logger.log(level, "%s", selection.left_out)
+    if selection.skip_message and read_process_info().is_main:
+        level = logging.WARNING if selection.has_missing_data else logging.INFO
+        logger.log(level, "%s", selection.skip_message)
     return selection.minutes
 
 
@@ -62,9 +62,10 @@ def find_initial_times(
 ) -> InitialTimes:
     """Find the initial times of ``inference.initial_times``, with the reasons for skipped times.
 
-    Every initial time needs its input frames, earlier analyses if an ensemble starts from them, and observed forcing if
-    the config uses it. A range without an end keeps only times with truth in the test period at every step up to the
-    longest lead time, so that all lead times are scored on the same cases.
+    Every initial time needs its input frames. It also needs earlier analyses if an ensemble starts from earlier
+    analyses, and observed forcing if the config uses observed forcing. In a range without an end, a time is used only
+    if the test period contains the truth at every step up to the longest lead time. So all lead times are scored on
+    the same cases.
 
     Args:
         conf: config section ``inference``.
@@ -79,18 +80,18 @@ def find_initial_times(
         DataError: if data for a listed time are missing, or no time of a range remains.
     """
     step = data.step_minutes
-    lags = analysis_offsets_minutes(conf.ensemble)
+    lags = compute_analysis_offsets(conf.ensemble)
     frame_offsets = list_frame_offsets(lags, data)
-    # The config gives the latest time, a range of times, or a list of times.
+
     if conf.initial_times == "latest":
         selection = _select_latest(frame_offsets, times, calendar, step)
     elif isinstance(conf.initial_times, InitialTimesConfig):
         selection = _select_range(conf, data, times, calendar, test)
     else:
-        selection = InitialTimes(_parse_named(conf.initial_times, calendar))
-    # The user has asked for all times of a list, and of a range with an end, so an unusable time is an error.
+        selection = InitialTimes(_parse_listed_times(conf.initial_times, calendar))
+    # The config names each time of a list or of a range with an end, so a time that cannot be used is an error.
     _require_frames(selection.minutes, times, calendar, frame_offsets)
-    last_lead = choose_leads(conf, step)[-1]
+    last_lead = list_output_leads(conf, step)[-1]
     _require_observed(selection.minutes, times, calendar, data, max(lags), last_lead)
     return selection
 
@@ -99,7 +100,8 @@ def list_frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
     """Return the offsets of all input frames that a forecast reads, in minutes before the initial time.
 
     Args:
-        lags: offsets of the analyses in minutes; each analysis is the last of its ``data.history_len`` input frames.
+        lags: offsets of the analyses in minutes. Each analysis consists of ``data.history_len`` input frames, and its
+            offset is the offset of the last of these frames.
         data: config section ``data``.
     """
     offsets = []
@@ -110,15 +112,16 @@ def list_frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
 
 
 def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Calendar, step: int) -> InitialTimes:
-    """Select the last time whose input frames are all in the data.
+    """Select the latest time whose input frames are all in the data.
 
-    If it is not the last time of the data, the result contains the reason. The error message contains `step`.
+    If this is not the last time of the data, `skip_message` of the result gives the reason. `step` is the time step of
+    the data in minutes, for the error message.
 
     Raises:
         DataError: if no time has all its input frames.
     """
     available = set(times.tolist())
-    usable_times = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
+    usable_times = [minutes for minutes in available if _find_first_missing(minutes, frame_offsets, available) is None]
     if not usable_times:
         raise DataError(
             f"{_KEY}: latest: no time of the data has all input frames of a forecast, the fields of the last "
@@ -130,37 +133,37 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
     if latest_usable == last:
         return InitialTimes([latest_usable])
     # The last time of the data cannot be used; the message names the missing frame.
-    missing = _first_missing(last, frame_offsets, available)
-    left_out = (
-        f"{_KEY}: latest: {calendar.format(latest_usable)}, not the last time of the data, {calendar.format(last)}, "
-        f"which needs the fields of {calendar.format(missing)}, and the data do not have them"
+    missing = _find_first_missing(last, frame_offsets, available)
+    skip_message = (
+        f"{_KEY}: latest: the forecast starts at {calendar.format(latest_usable)}, not at the last time of the data, "
+        f"{calendar.format(last)}, because the data do not contain the input frame {calendar.format(missing)}"
     )
-    return InitialTimes([latest_usable], left_out, data_lack=True)
+    return InitialTimes([latest_usable], skip_message, has_missing_data=True)
 
 
-def _first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
-    """Return the first time `initial` - offset (in minutes) that is not in `available`; None if all are available."""
+def _find_first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
+    """Return the first of the times `initial` - offset (in minutes) that is not in `available`; None if all are."""
     for offset in offsets:
         if initial - offset not in available:
             return initial - offset
     return None
 
 
-def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
-    """Parse times in a list; return them ascending. An empty list or a repeated time is a `ConfigError`."""
+def _parse_listed_times(names: Sequence[str], calendar: Calendar) -> list[int]:
+    """Return the listed times in minutes, ascending; raise ConfigError for an empty list or a repeated time."""
     if not names:
-        raise ConfigError(f"{_KEY}: [] has no times; list times, or remove the key to use all times of the test period")
+        raise ConfigError(f"{_KEY}: [] is empty; list times, or remove the key to use all times of the test period")
     initial_times = sorted(calendar.parse(name, _KEY) for name in names)
     for minutes, next_minutes in itertools.pairwise(initial_times):
         if minutes == next_minutes:
-            raise ConfigError(f"{_KEY}: {calendar.format(minutes)} is named twice; name each time once")
+            raise ConfigError(f"{_KEY}: {calendar.format(minutes)} is listed twice; list each time once")
     return initial_times
 
 
 def _select_range(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Select the times of a range; for a range without an end, only times with truth and all input frames.
+    """Select the times of a range; in a range without an end, skip times without truth or without all input frames.
 
     See `find_initial_times` for the arguments.
 
@@ -181,8 +184,8 @@ def _select_range(
         return InitialTimes(list(range(first, end + 1, every)))
     if first > test.last:
         raise ConfigError(
-            f"{_KEY}.start: {time_range.start} is after {test.describe(calendar)}, in which a range without an end "
-            f"lies; give {_KEY}.end, or another data.splits.test"
+            f"{_KEY}.start: {time_range.start} is after {test.describe(calendar)}, but a range without an end must "
+            f"start in this period; set {_KEY}.end, or change data.splits.test"
         )
 
     # Without an end, all times of the test period are candidates. Count the reasons for skipped times.
@@ -202,16 +205,18 @@ def _select_range(
         most_frequent = counts.most_common(1)[0][0]
         raise DataError(
             f"{test.describe(calendar)}: no forecast can begin at any of the {len(candidates)} times of {_KEY} in this "
-            f"period: {reasons}; {describe_span(times, calendar)}; {most_frequent.way_out}"
+            f"period: {reasons}; {describe_span(times, calendar)}; {most_frequent.advice}"
         )
     if not counts:
         return InitialTimes(initial_times)
-    left_out = f"{_KEY}: {counts.total()} of {len(candidates)} are left out: {reasons}; {test.describe(calendar)}"
+    skip_message = (
+        f"{_KEY}: {counts.total()} of {len(candidates)} times are skipped: {reasons}; {test.describe(calendar)}"
+    )
     coverage = describe_coverage(times, test, calendar, data.step_minutes)
     if coverage:
-        left_out = f"{left_out}: {coverage}"
-    data_lack = any(obstacle.is_missing_data for obstacle in counts)
-    return InitialTimes(initial_times, left_out, data_lack)
+        skip_message = f"{skip_message}: {coverage}"
+    has_missing_data = any(obstacle.is_missing_data for obstacle in counts)
+    return InitialTimes(initial_times, skip_message, has_missing_data)
 
 
 @dataclass(frozen=True)
@@ -219,18 +224,18 @@ class _Obstacle:
     """Reason why a forecast cannot start at a time of a range.
 
     Attributes:
-        description: text that follows the number of times in a message, as in "3 before the period".
-        way_out: advice for the user.
-        is_missing_data: True if data are missing; False if the limits of the test period are the reason.
+        description: words that follow the number of times in a message, as in "3 before the period".
+        advice: advice for the user, for the error message.
+        is_missing_data: True if the reason is missing data; False if the reason is a limit of the test period.
     """
 
     description: str
-    way_out: str
+    advice: str
     is_missing_data: bool = True
 
 
 class _ObstacleFinder:
-    """Finder of reasons why a forecast cannot start at a time of a range without an end."""
+    """Finder of the reason why a forecast cannot start at a time of a range without an end."""
 
     def __init__(self, conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split) -> None:
         step = data.step_minutes
@@ -240,35 +245,35 @@ class _ObstacleFinder:
         self._last_lead = parse_duration(conf.lead_time) // step * step
         self._lead_times = range(step, self._last_lead + 1, step)
         self._input_offsets = [number * step for number in range(data.history_len)]
-        self._frame_offsets = list_frame_offsets(analysis_offsets_minutes(conf.ensemble), data)
+        self._frame_offsets = list_frame_offsets(compute_analysis_offsets(conf.ensemble), data)
 
         # The possible obstacles, each with advice for the user.
         length = f"inference.lead_time {conf.lead_time}"
-        shorten = f"shorten inference.lead_time, or list the times in {_KEY}, which then need no truth"
+        shorten = f"shorten inference.lead_time, or list the times in {_KEY} (listed times need no truth)"
         add_files = "name more files in data.sources"
         self._before_period = _Obstacle("before the period", f"give {_KEY}.start within it", is_missing_data=False)
         self._no_data = _Obstacle(
-            "at which the data have nothing",
-            f"choose times that the data have ({_KEY}.start, or a list of them; data.splits.test), or {add_files}",
+            "that are not in the data",
+            f"choose times that are in the data ({_KEY}.start, or a list; data.splits.test), or {add_files}",
         )
         self._ends_after_period = _Obstacle(
             f"whose {length} ends after the period", f"{shorten}, or lengthen data.splits.test", is_missing_data=False
         )
-        self._no_truth = _Obstacle(f"without truth in the data at every step of {length}", f"{shorten}, or {add_files}")
+        self._no_truth = _Obstacle(f"without truth at every step of {length}", f"{shorten}, or {add_files}")
         self._no_input = _Obstacle(
-            f"without the {data.history_len} input frames in the period",
+            f"without all {data.history_len} input frames in the period",
             f"choose a longer data.splits.test, or {add_files}",
             is_missing_data=False,
         )
         self._no_analyses = _Obstacle(
-            f"without the analyses up to {format_duration(max(self._frame_offsets))} before, from which "
-            "inference.ensemble starts",
+            f"without the earlier analyses (up to {format_duration(max(self._frame_offsets))}) that "
+            "inference.ensemble needs",
             f"begin later (data.splits.test), shorten lagged or cycles of inference.ensemble, or {add_files}",
         )
 
     def find_obstacle(self, minutes: int) -> _Obstacle | None:
         """Return the first reason why no forecast can start at a time (in minutes); None if a forecast can start."""
-        # If there are several reasons, the first one below is reported; the simplest comes first.
+        # If there are several reasons, only the first is reported. The simplest reason comes first.
         if minutes < self._test.first:
             return self._before_period
         if minutes not in self._available:
@@ -281,7 +286,7 @@ class _ObstacleFinder:
             frame_time = minutes - offset
             if frame_time not in self._available or frame_time < self._test.first:
                 return self._no_input
-        if _first_missing(minutes, self._frame_offsets, self._available) is not None:
+        if _find_first_missing(minutes, self._frame_offsets, self._available) is not None:
             return self._no_analyses
         return None
 
@@ -304,11 +309,11 @@ def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
     return every
 
 
-def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
+def list_output_leads(conf: InferenceConfig, step: int) -> list[int]:
     """Return the lead times to write, in minutes, ascending.
 
-    These are the lead times in ``lead_times``, if given; otherwise the multiples of ``output_every`` (default: the time
-    step) up to ``lead_time``.
+    The lead times are those in ``inference.lead_times``, if this key is set. Otherwise they are the multiples of
+    ``inference.output_every`` (default: the time step) up to ``inference.lead_time``.
 
     Args:
         conf: config section ``inference``.
@@ -337,16 +342,14 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
 def _require_frames(
     initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
 ) -> None:
-    """Refuse initial times with an input frame that is not among `times`, the times of the data.
+    """Raise DataError if an input frame of an initial time is not in `times`, the times of the data.
 
-    Raises:
-        DataError: if a frame is missing; the message names the first initial time concerned and the missing time.
+    The message names the first initial time with a missing frame, and the time of this frame. All times are in minutes.
     """
     available = set(times.tolist())
-    # (initial time, time of its first missing frame)
-    missing_times = []
+    missing_times = []  # (initial time, time of its first missing frame)
     for initial in initial_times:
-        missing = _first_missing(initial, frame_offsets, available)
+        missing = _find_first_missing(initial, frame_offsets, available)
         if missing is not None:
             missing_times.append((initial, missing))
     if not missing_times:
@@ -354,10 +357,10 @@ def _require_frames(
     initial, missing = missing_times[0]
     others = ""
     if len(missing_times) > 1:
-        others = f"; frames of {len(missing_times) - 1} others of {len(initial_times)} initial times are missing, too"
+        others = f"; {len(missing_times) - 1} others of {len(initial_times)} initial times also lack input frames"
     raise DataError(
-        f"{_KEY}: {calendar.format(initial)} needs the fields of {calendar.format(missing)}, which the data do not "
-        f"have{others}; {describe_span(times, calendar)}; choose other times, or add files to data.sources"
+        f"{_KEY}: {calendar.format(initial)} needs the fields of {calendar.format(missing)}, which are not in the data"
+        f"{others}; {describe_span(times, calendar)}; choose other times, or add files to data.sources"
     )
 
 
@@ -369,15 +372,12 @@ def _require_observed(
     longest_lag: int,
     last_lead: int,
 ) -> None:
-    """Refuse initial times whose forecasts need observed forcing that is missing in the data.
+    """Raise DataError if the data lack observed forcing that a forecast needs.
 
-    Each step reads the forcing of its input frame, from the earliest analysis to the last step. A mean or sum with
-    ``window: next`` is stored at the end of the step, so it is read one step later.
-
-    The earliest analysis is `longest_lag` minutes before the initial time; `last_lead` is the longest lead time.
-
-    Raises:
-        DataError: if forcing is missing; the message names the variable, the initial time and the missing time.
+    Each step, from the earliest analysis to the longest lead time, reads the forcing of its input frame. A mean or sum
+    with ``window: next`` is stored at the time at which the step ends, so this time must also be in the data. The
+    earliest analysis is `longest_lag` minutes before the initial time; `last_lead` is the longest lead time in minutes.
+    The message names the variable, the initial time and the missing time.
     """
     available = set(times.tolist())
     step = data.step_minutes
@@ -385,7 +385,7 @@ def _require_observed(
         options = data.options_of(channel.variable)
         if channel.source != "data" or options.in_forecast != "observed":
             continue
-        # A window after the frame ends one step later, and the data label a window by its end.
+        # The data label a window with its end, and a window after the frame ends one step later.
         uses_next_window = options.temporal != "instant" and options.window == "next"
         shift = step if uses_next_window else 0
         for initial in initial_times:
@@ -394,7 +394,7 @@ def _require_observed(
                     continue
                 raise DataError(
                     f"{_KEY}: the forecast from {calendar.format(initial)} needs {channel.variable} (in_forecast: "
-                    f"observed) at {calendar.format(initial + lead)}, which the data do not have; "
-                    f"{describe_span(times, calendar)}; shorten inference.lead_time, name other times, or set "
+                    f"observed) at {calendar.format(initial + lead)}, which is not in the data; "
+                    f"{describe_span(times, calendar)}; shorten inference.lead_time, choose other times, or set "
                     f"data.variable_options.{channel.variable}.in_forecast: persist"
                 )

@@ -16,11 +16,12 @@ from credit.forecast.distribution import group_initial_times
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
-from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode
-from credit.forecast.shared_forecasts import ForecastFunction, StepFilter, pad_batches
+from credit.forecast.rollout import ForecastStart, build_start_batches, iterate_in_inference_mode
+from credit.forecast.shared_forecasts import ForecastFunction, StepFilter, build_padding_batches
 from credit.parallel.host_copy import prefetch_to_host
 
-# Value that `next` returns at the end of an iterator. It is not None, which is an output that this rank does not get.
+# Value that `next` returns at the end of an iterator. It differs from None, because None replaces an output that this
+# rank does not receive.
 _END = object()
 
 
@@ -33,8 +34,9 @@ class ForecastBatching:
         members: number of ensemble members; None for single forecasts.
         lag_minutes: interval in minutes between the analyses of successive lagged members; 0 without lags.
         num_ranks: number of ranks that share the batches of a group. If it is above 1, the forecast function must be a
-            `credit.forecast.shared_forecasts.SharedForecasts`.
-        has_every_output: False with domain parallelism, where this rank may not receive the output of a step.
+            `credit.forecast.shared_forecasts.DistributedForecastFunction`.
+        has_every_output: True if this rank receives the output of every step. False with domain parallelism, because
+            only the first rank of a domain group receives outputs.
     """
 
     batch_size: int
@@ -46,10 +48,10 @@ class ForecastBatching:
 
 @dataclass
 class _PendingLead:
-    """Fields of one initial time at one lead time that are not read yet.
+    """Forecast fields of one initial time at one lead time that were not read yet.
 
     Attributes:
-        fields_MCHW: fields of the members; some may not be computed yet.
+        fields_MCHW: fields of the members; the fields of some members may not be computed yet.
         num_missing: number of members whose fields are not computed yet.
     """
 
@@ -60,9 +62,9 @@ class _PendingLead:
 class OnlineForecasts(ForecastSource):
     """Forecasts that a network makes step by step while they are read.
 
-    The initial times are grouped as in `credit rollout`, so the values are identical to those in its files. Memory
+    The initial times are grouped as in `credit rollout`, so the values are identical to the values in its files. Memory
     holds one step of a group, or several steps with lagged members. If a group is one batch, a GPU computes the next
-    step while the host works on the current step.
+    step while the host processes the current step.
 
     Args:
         forecast_batch: function that makes the forecasts of a batch.
@@ -72,7 +74,7 @@ class OnlineForecasts(ForecastSource):
         batching: distribution of the forecasts over batches.
         origin: path of the checkpoint.
         attributes: description of the run, as in the global attributes of forecast files.
-        diagnostics: computation of the returned fields from the model's output; None to return the output itself.
+        diagnostics: object that computes the returned fields from the model's output; None to return the output itself.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class OnlineForecasts(ForecastSource):
         self.members = batching.members
         channels = fields.channels.output
         self.channel_names = [channel.name for channel in channels]
-        self.flat_names = frozenset(channel.name for channel in channels if channel.level is None)
+        self.names_without_levels = frozenset(channel.name for channel in channels if channel.level is None)
         variables = {channel.variable for channel in channels}
         self.units = {}
         for name, field_attributes in fields.attributes.items():
@@ -116,7 +118,7 @@ class OnlineForecasts(ForecastSource):
         self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
-        # State of the current group: initial times, batches with their outputs, and number of steps so far.
+        # State of the current group: initial times, batches with their outputs, and number of completed steps.
         self._group: list[int] = []
         self._batches: list[tuple[list[ForecastStart], Iterator[Tensor | None]]] = []
         self._num_steps = 0
@@ -131,10 +133,10 @@ class OnlineForecasts(ForecastSource):
         return group_initial_times(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
 
     def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
-        """Return all members at one lead time, (M, C, H, W) float32; see the base class.
+        """Return all members at one lead time, (M, C, H, W) float32; see `ForecastSource.read_members`.
 
-        Reading an initial time of another group starts the forecasts of that group. Within a group, read the lead times
-        in ascending order, each once for every initial time.
+        The first call for an initial time of a new group starts the forecasts of this group. Within a group, read the
+        lead times in ascending order, and read each lead time once for every initial time.
         """
         if initial_minutes not in self._group:
             self._start_group(self._find_group(initial_minutes))
@@ -145,7 +147,7 @@ class OnlineForecasts(ForecastSource):
         return self._pending.pop(key).fields_MCHW
 
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
-        """Collective: make the forecasts of a group and discard them; see the base class.
+        """Collective: make the forecasts of a group and discard them; see `ForecastSource.join_collectives`.
 
         If `initial_times` is empty, the forecasts from the first initial time are made.
         """
@@ -165,7 +167,7 @@ class OnlineForecasts(ForecastSource):
         return next(group for group in self.initial_time_groups() if initial_minutes in group)
 
     def _start_group(self, group: list[int]) -> None:
-        """Delete the current group and prepare the forecasts of another group, without making the first step.
+        """Discard the forecasts of the current group and prepare the forecasts of a new group, without the first step.
 
         Args:
             group: initial times in minutes.
@@ -176,15 +178,15 @@ class OnlineForecasts(ForecastSource):
         self._pending = {}
         if self._diagnostics is not None:
             self._diagnostics.reset()
-        batches = batch_starts(group, self._batch_size, self.members or 1, self._lag_minutes)
+        batches = build_start_batches(group, self._batch_size, self.members or 1, self._lag_minutes)
         self._num_batches = len(batches)
         self._longest_lag = 0
-        for batch in batches + pad_batches(batches, self._num_ranks):
+        for batch in batches + build_padding_batches(batches, self._num_ranks):
             longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
             self._longest_lag = max(self._longest_lag, longest_lag)
             num_steps = (self._last_lead + longest_lag) // self._step_minutes
             outputs = iterate_in_inference_mode(self._forecast_batch(batch, num_steps))
-            # Prefetching keeps one more step in memory. Several batches keep a GPU busy without it.
+            # Prefetching keeps one more step in memory. Several batches keep a GPU busy without prefetching.
             if len(batches) == 1 and self._num_ranks == 1 and self._has_every_output:
                 outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
@@ -196,15 +198,16 @@ class OnlineForecasts(ForecastSource):
             first_lead: next lead time to read, in minutes. Fields of earlier lead times are deleted.
         """
         self._num_steps += 1
-        # The list is complete before the first entry is deleted.
+        # Iterate over a copy of the keys, because the loop deletes entries.
         for initial_minutes, lead in list(self._pending):
             if lead < first_lead:
                 del self._pending[initial_minutes, lead]
         has_advanced = False
-        # All batches make a step together, so that ranks with sharded weights run the same collectives.
+        # Every batch makes one step before a batch makes the next step, so ranks with sharded weights run the same
+        # collectives.
         for number, (batch, outputs) in enumerate(self._batches):
             output_BCHW = next(outputs, _END)
-            # A batch without members of the longest lag reaches the last lead time before other batches.
+            # A batch without the members of the longest lag reaches the last lead time earlier than other batches.
             if output_BCHW is _END:
                 continue
             has_advanced = True
@@ -256,12 +259,12 @@ class OnlineForecasts(ForecastSource):
 def build_step_filter(
     lead_minutes: Sequence[int], step_minutes: int, diagnostics: OutputDiagnostics | None
 ) -> StepFilter:
-    """Build the function that selects the steps that `OnlineForecasts` uses; only these are sent between ranks.
+    """Build the function that returns True for each step that `OnlineForecasts` uses; other steps are not sent.
 
     Args:
         lead_minutes: scored lead times, in minutes.
         step_minutes: time step of the model in minutes.
-        diagnostics: computation of the scored fields from the output; None to score the output itself.
+        diagnostics: object that computes the scored fields from the output; None to score the output itself.
     """
     scored_leads = frozenset(lead_minutes)
     last_lead = max(lead_minutes)

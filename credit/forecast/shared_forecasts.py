@@ -1,4 +1,4 @@
-"""Distribution of the batches of an ensemble over several ranks, which compute them at the same time.
+"""Distribution of the batches of an ensemble over several ranks, which compute different batches at the same time.
 
 Shape suffixes: B forecasts of a batch, C output channels, H latitude rows, W longitude columns.
 """
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from credit.forecast.rollout import ForecastStart
 
-# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units; None on ranks that do not
-# receive the output.
+# (starts of a batch, number of steps) -> iterator over the outputs (B, C, H, W) of the steps in physical units. On a
+# rank that does not receive an output, the item is None.
 ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor | None]]
 
 # (starts of a batch, number of a step from 1) -> True if the output of the step is written or scored.
 StepFilter = Callable[[Sequence[ForecastStart], int], bool]
 
 
-class SharedForecasts:
+class DistributedForecastFunction:
     """Forecast function that distributes batches over the ranks of an ensemble group.
 
-    All ranks of the group must call it for the same batches in the same order, and advance the returned iterators in
-    the same order. The batches are distributed round-robin: rank n modulo the number of ranks computes the n-th call
-    (from 0).
+    All ranks of the group must call this function for the same batches in the same order, and advance the returned
+    iterators in the same order. The batches are distributed round-robin: the batch of the n-th call (from 0) is
+    computed by the rank with the number n modulo the number of ranks.
 
-    If steps are sent, the first rank of the group receives the outputs, for files and scores of a single rank, and
-    other ranks receive None. If nothing is sent, each rank gets the outputs of the batches that it computes, and None
-    for each step of other batches.
+    If `is_step_sent` is given, the first rank of the group receives the outputs of all batches, and the other ranks get
+    None for every step. Use this if a single rank writes a file or computes scores. Without `is_step_sent`, each rank
+    gets the outputs of the batches that it computes, and None for each step of the other batches.
 
     Each batch is computed on a single rank, so its output is bitwise identical on any number of ranks.
 
@@ -39,11 +39,11 @@ class SharedForecasts:
         group: ranks that share the members.
         output_shape: (C, H, W) of the output of one forecast.
         device: device of the output.
-        is_step_sent: function that returns True for steps to send to the first rank, the same on all ranks; None to
-            send nothing.
+        is_step_sent: function that returns True for each step whose output is sent to the first rank. It must return
+            the same value on all ranks. None to send no outputs.
 
     Attributes:
-        num_ranks: number of ranks of the group.
+        num_ranks: number of ranks in `group`.
     """
 
     def __init__(
@@ -65,14 +65,15 @@ class SharedForecasts:
         self.num_ranks = dist.get_world_size(group)
 
     def __call__(self, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
-        """Return an iterator over the steps of the next batch.
+        """Return an iterator over the outputs of a batch of forecasts.
 
         Args:
             batch: starts of the forecasts of the batch.
             num_steps: number of steps.
 
         Returns:
-            For each step (B, C, H, W) in physical units, or None if this rank does not receive the output.
+            Iterator over the steps. Each item is the output (B, C, H, W) in physical units, or None if this rank does
+            not receive the output.
         """
         computing_rank = self._next_rank
         self._next_rank = (computing_rank + 1) % self.num_ranks
@@ -95,7 +96,7 @@ class SharedForecasts:
             yield None
 
     def _receive(self, computing_rank: int, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
-        """Yield the output of each step of a batch that another rank computes, or None if the step is not sent.
+        """Receive the steps of a batch from the rank that computes it; yield None for a step that is not sent.
 
         Args:
             computing_rank: rank in the group that computes the batch.
@@ -114,11 +115,11 @@ class SharedForecasts:
             yield output_BCHW
 
 
-def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[list[ForecastStart]]:
-    """Return the copies of the first batch that must be added so that all ranks compute the same number of batches.
+def build_padding_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[list[ForecastStart]]:
+    """Return copies of the first batch that make the number of batches divisible by the number of ranks.
 
-    Ranks with sharded weights need equal numbers, because every step gathers the weights on all ranks. The caller
-    appends the copies to `batches` and discards their outputs.
+    Ranks with sharded weights must compute the same number of batches, because every step gathers the weights on all
+    ranks. The caller appends the copies to `batches` and discards their outputs.
 
     Args:
         batches: batches of an ensemble group, at least one.

@@ -1,7 +1,7 @@
 """Single forecast steps and rollouts, for training, validation and forecasts.
 
-The state is normalised and float32, even if the network computes in lower precision. With a network and fields in
-float64, everything is in float64.
+The state is normalised and in float32, even if the network computes in lower precision. If the network and the fields
+are in float64, the state is also in float64.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -26,7 +26,7 @@ Condition = Mapping[str, torch.Tensor]
 
 
 class Stepper:
-    """Runner of a network over normalised fields, one step or a rollout at a time.
+    """Runner of a network on normalised fields: makes single forecast steps and rollouts of several steps.
 
     Args:
         model: network that maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). If the attribute `output_is_new` of its
@@ -35,15 +35,15 @@ class Stepper:
         normalizer: conversion between physical units and normalised space.
         static_CHW: static channels in physical units, on this rank's part of the grid.
         residual: True if the network predicts changes of the prognostic channels (see `step`).
-        valid_CHW: bool, False where a prognostic channel is always missing. The normalised state stays 0 there, which
-            is the mean. None if no channel has missing cells.
+        valid_CHW: bool, False in cells in which a prognostic channel is always missing. In these cells, the normalised
+            state is always 0, the mean. None if no channel has missing cells.
         amp: True to compute the network in bfloat16.
         postprocess: chain that is applied to the output of every step; None for no post-processing.
 
     Attributes:
-        uses_cuda_graphs: False; to be set to True if the network's blocks are replayed as CUDA graphs
+        uses_cuda_graphs: False by default. Set it to True if the network's blocks are replayed as CUDA graphs
             (``trainer.compile``).
-        domain: the ranks that share the fields; None if the fields have the whole grid.
+        domain: the ranks that share the fields under domain parallelism; None if this rank has the whole fields.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Stepper:
         self.uses_cuda_graphs = False
 
     def begin_iteration(self) -> None:
-        """Declare that no result of the network's earlier passes is read any more.
+        """Allow CUDA graphs to overwrite the results of all earlier passes of the network.
 
-        A CUDA graph writes its results to the same memory at each replay. Passes between two calls of this method, such
-        as the steps of a rollout, keep their results. Without CUDA graphs, nothing is done.
+        A CUDA graph writes its results to the same memory at each replay. The results of passes between two calls of
+        this method, such as the steps of a rollout, are not overwritten. Without CUDA graphs, this method does nothing.
         """
         if self.uses_cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
@@ -90,8 +90,9 @@ class Stepper:
     ) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
 
-        With residual prediction, a prognostic channel is the last frame plus the network's output times the standard
-        deviation of the channel's change over a step. A diagnostic channel is always the network's output itself.
+        With residual prediction, a prognostic channel is its last frame plus a change. The change is the network's
+        output times the standard deviation of the channel's change over a step. A diagnostic channel is always the
+        network's output itself.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
@@ -111,7 +112,7 @@ class Stepper:
         precision = nullcontext()
         if self._amp:
             precision = torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16)
-        # Models without noise are called with their input only, because the forward of a plugin may take nothing else.
+        # A model without noise gets only its input, because the `forward` of a plugin may have no second parameter.
         arguments = (x_BCTHW,) if condition is None else (x_BCTHW, condition)
         with precision:
             out_BCHW = self.model(*arguments)[:, :, 0]
@@ -154,12 +155,12 @@ class Stepper:
                 (B, C, T, H, W) of the input frames of this step.
             num_steps: number of steps.
             recompute: True to save memory by recomputing each step, except the last, in the backward pass. Only the
-                state and the results of `credit.models.kernels.recompute_cache.cache_across_recompute` are kept. The
-                last step is not recomputed, because the backward pass begins with it.
+                state and the results of `credit.models.kernels.recompute_cache.cache_across_recompute` stay in memory.
+                The last step is not recomputed, because the backward pass begins with it.
             factors: argument `factor_B1HW` of `step` for each step; None for no factors. Not allowed with `recompute`.
             conditions: argument `condition` of `step` for each step; None for no noise.
         """
-        assert factors is None or not recompute, "a recomputed step would draw other factors"
+        assert factors is None or not recompute, "a recomputed step would use different factors"
         state = _to_float32_or_wider(history_BCTHW)
         del history_BCTHW  # free the memory now, not after the last step
         for number in range(num_steps):
@@ -178,7 +179,7 @@ class Stepper:
             else:
                 factor_B1HW = None if factors is None else next(factors)
                 output = self.step(state, forcing(number), factor_B1HW, condition)
-            # The previous state is released before the caller works on the output.
+            # Replace the previous state, so that its memory is free while the caller uses the output.
             state = self._append_frame(state, output[:, self._prognostic_slice])
             yield output
 
@@ -190,7 +191,7 @@ class Stepper:
         if self._valid_CHW is not None:
             newest_BCHW = newest_BCHW * self._valid_CHW
         newest_BCTHW = newest_BCHW[:, :, None]
-        # With one input frame the newest frame is the whole state, and no copy is needed.
+        # With one input frame, the newest frame is the whole state, so no copy is needed.
         if state_BCTHW.shape[2] == 1:
             return newest_BCTHW
         return torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
@@ -202,8 +203,8 @@ class Stepper:
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
-            change_BCTHW: perturbation in standard deviations of each channel's change over a step, with the T of the
-                state, or T = 1 to add the same perturbation to all frames.
+            change_BCTHW: perturbation in standard deviations of each channel's change over a step. Its T is the T of
+                the state, or 1 to add the same perturbation to all frames.
 
         Returns:
             (B, C, T, H, W) normalised.
@@ -223,7 +224,7 @@ class Stepper:
 
 
 def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Callable[[int], torch.Tensor]:
-    """Return the argument `forcing` of `Stepper.rollout` for forcing in one tensor.
+    """Return a function for the argument `forcing` of `Stepper.rollout`, which slices one tensor of forcing by step.
 
     Args:
         forcing_BCTHW: normalised forcing of all frames, from the first input frame of the first step to the last input
@@ -234,5 +235,5 @@ def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Calla
 
 
 def _to_float32_or_wider(x: torch.Tensor) -> torch.Tensor:
-    """Convert `x` to float32, unless its dtype is already wider (float64)."""
+    """Return `x` converted to float32, or unchanged if its dtype is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,9 +1,9 @@
-"""Decision whether a chain of training jobs continues.
+"""Decisions of a chain of training jobs: continue or end.
 
 The job script runs ``python -m credit.hpc.chain FOLDER JOB_ID begin|end [SIGNAL]`` at its start and after the launcher
-has ended. A job that goes on after node failures also runs it with ``again``. The command prints one word: `go`, `done`
-or `failed`. The script reads the word and not the exit status, so
-the chain also ends if this command cannot start.
+has ended. A job that continues after node failures also runs this command with ``again``. The command prints a single
+word: `go`, `done` or `failed`. The script reads the word and not the exit status, so the chain also ends if this
+command cannot start.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from credit.errors import CreditError
 from credit.hpc import pbs, slurm
 from credit.utils.atomic import atomic_write_text
 
-# File in the run's folder with the ids of the submitted jobs.
+# File in the run folder with the ids of the submitted jobs.
 JOBS = "jobs.json"
 SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
 
 
 def decide_at_start(folder: Path, job_id: str) -> str:
-    """Decide at the start of a job whether it trains; if not, delete the later jobs of the chain.
+    """Decide at the start of a job if the job trains; if not, delete the later jobs of the chain.
 
-    A job does not train if an earlier job of the chain ended the run, or if the two jobs before it made no step.
+    A job does not train if an earlier job of the chain ended the run, or if the two previous jobs completed no new
+    step.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         job_id: id of this job.
 
     Returns:
-        ``go`` to train, else ``done`` or ``failed``.
+        ``go`` to train, otherwise ``done`` or ``failed``.
     """
     _remove_stop_file(folder)
     ids = _read_chain_ids(folder, job_id)
     status = _read_status(folder)
     state = status.get("status")
-    # STATUS of a run outside this chain, for example an earlier one, does not end the chain.
+    # STATUS of a run outside this chain, for example of an earlier run, does not end the chain.
     is_of_chain = _is_listed(status.get("job_id", ""), ids)
     verdict = "go"
     if state in ("done", "failed") and is_of_chain:
@@ -53,7 +54,7 @@ def decide_at_start(folder: Path, job_id: str) -> str:
         steps = [*_read_start_steps(folder, ids), _read_step(status)]
         _write_start(folder, job_id, steps[-1])
         if _makes_no_progress(steps):
-            _print_reason(f"the two jobs before this made no step beyond {steps[-1]}")
+            _print_reason(f"the two previous jobs completed no step after step {steps[-1]}")
             verdict = "failed"
     if verdict != "go":
         _delete_after(folder, ids, job_id)
@@ -61,20 +62,20 @@ def decide_at_start(folder: Path, job_id: str) -> str:
 
 
 def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
-    """Decide after the end of a job whether the chain continues; if not, delete the later jobs of the chain.
+    """Decide after the end of a job if the chain continues; if not, delete the later jobs of the chain.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         job_id: id of this job.
-        signal: name of the signal that the script received and passed on; empty without one.
+        signal: name of the signal that the script received and forwarded; empty if it received no signal.
 
     Returns:
-        ``go`` to continue, else ``done`` or ``failed``.
+        ``go`` to continue, otherwise ``done`` or ``failed``.
     """
     _remove_stop_file(folder)
     ids = _read_chain_ids(folder, job_id)
     status = _read_status(folder)
-    # STATUS of an earlier job says nothing about this one.
+    # STATUS of an earlier job is ignored.
     state = None
     if _strip_server(status.get("job_id", "")) == _strip_server(job_id):
         state = status.get("status")
@@ -82,11 +83,11 @@ def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
         _print_reason(f"the run is {state}: {status.get('reason', '')}")
         verdict = str(state)
     elif state is None and not signal:
-        # Without a signal, a job that trained has written STATUS; a signal may come before training begins.
-        _print_reason("training did not begin; the lines above say why")
+        # A job that trained has written STATUS. If a signal ended the job, it may have ended before training began.
+        _print_reason("training did not begin; the lines above contain the reason")
         verdict = "failed"
     elif _makes_no_progress([*_read_start_steps(folder, ids), _read_step(status)]):
-        _print_reason(f"two jobs made no step beyond {_read_step(status)}")
+        _print_reason(f"two jobs completed no step after step {_read_step(status)}")
         verdict = "failed"
     else:
         return "go"
@@ -95,28 +96,28 @@ def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
 
 
 def decide_relaunch(folder: Path, job_id: str) -> str:
-    """Decide whether a job starts its launcher again, after `decide_at_end` has returned ``go``.
+    """Decide if a job starts its launcher again, after `decide_at_end` has returned ``go``.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         job_id: id of this job.
 
     Returns:
-        ``go`` if an error or the loss of ranks has ended the launcher, ``done`` if the run was asked to stop.
+        ``go`` if an error or the loss of ranks has ended the launcher, ``done`` if the run received a stop request.
     """
     status = _read_status(folder)
-    # A run that is lost with all its ranks leaves "running".
+    # If all ranks of a run died, STATUS is still "running".
     has_failed = status.get("status") == "running" or status.get("is_error", False)
     if has_failed:
-        _print_reason(f"job {job_id}: the launcher has ended with an error; it is started again on the nodes left")
+        _print_reason(f"job {job_id}: the launcher ended with an error; it starts again on the remaining nodes")
     return "go" if has_failed else "done"
 
 
 def record_jobs(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> None:
-    """Write the ids of submitted jobs into ``jobs.json``, in place of earlier ids of the same kind.
+    """Write the ids of submitted jobs into ``jobs.json``; earlier ids of the same kind are replaced.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         kind: kind of the jobs: train, preprocess, rollout or verify.
         scheduler: pbs or slurm.
         ids: ids of the jobs, in the order of the chain.
@@ -129,10 +130,10 @@ def record_jobs(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> 
 
 
 def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return kind of job -> ``{"scheduler": NAME, "ids": [...]}`` of the last submission, empty without submissions.
+    """Return the last submissions: kind of job -> ``{"scheduler": NAME, "ids": [...]}``; empty if there are none.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
 
     Raises:
         CreditError: if ``jobs.json`` is damaged.
@@ -149,9 +150,9 @@ def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def delete_jobs(scheduler: str, ids: Sequence[str]) -> None:
-    """Delete the jobs of a chain, the last one first.
+    """Delete the jobs of a chain, beginning with the last job.
 
-    In another order, a job would start as soon as the job that it depends on is deleted.
+    In a different order, a job would start as soon as the job on which it depends is deleted.
 
     Args:
         scheduler: pbs or slurm.
@@ -165,7 +166,7 @@ def delete_jobs(scheduler: str, ids: Sequence[str]) -> None:
 
 
 def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
-    """Return the ids of the chain that a job belongs to; a script submitted by hand is a chain of one job."""
+    """Return the ids of all jobs in a job's chain; if the user submitted the script directly, only the job's id."""
     ids = read_jobs(folder).get("train", {}).get("ids", [])
     if _is_listed(job_id, ids):
         return ids
@@ -173,12 +174,12 @@ def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
 
 
 def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
-    """Delete the jobs of a chain that come after a job; print an error instead of raising it.
+    """Delete the jobs of a chain that follow a job; if the deletion fails, print the error.
 
     Args:
-        folder: the run's folder.
-        ids: ids of the chain.
-        job_id: id of this job, one of `ids`.
+        folder: the run folder.
+        ids: ids of the chain, in its order.
+        job_id: id of this job, which is in `ids`.
     """
     job_numbers = [_strip_server(chain_id) for chain_id in ids]
     position = job_numbers.index(_strip_server(job_id))
@@ -188,7 +189,7 @@ def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
     try:
         delete_jobs(read_jobs(folder)["train"]["scheduler"], later_ids)
     except CreditError as error:
-        # A job that stays in the queue ends at its start, where `decide_at_start` gives the same answer.
+        # A job that remains in the queue ends at its start, because `decide_at_start` returns the same word.
         print(f"credit: {error}", file=sys.stderr)
 
 
@@ -201,19 +202,19 @@ def _read_status(folder: Path) -> dict[str, Any]:
 
 
 def _read_step(status: dict[str, Any]) -> int:
-    """Return the step of the newest checkpoint from the contents of STATUS, 0 without one."""
+    """Return the step of the newest checkpoint from the contents of STATUS; 0 without a checkpoint."""
     return int(status.get("step", 0))
 
 
 def _starts_path(folder: Path) -> Path:
-    """Return the path of the file of starts, which has one row (job id and step) for each start of a job."""
+    """Return the path of the file of starts, which has one line (job id and step) for each start of a job."""
     return folder / "jobs" / "starts.jsonl"
 
 
 def _write_start(folder: Path, job_id: str, step: int) -> None:
-    """Append the job id and the first step of a job to the file of starts, the only record that a killed job leaves.
+    """Append the id and the first step of a job to the file of starts, which also records jobs that are killed later.
 
-    If the file cannot be written, an error is printed and the job goes on.
+    If the file cannot be written, an error is printed and the job continues.
     """
     path = _starts_path(folder)
     try:
@@ -228,13 +229,13 @@ def _write_start(folder: Path, job_id: str, step: int) -> None:
 
 
 def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
-    """Return the step at each start of the jobs with these ids, in the order of the starts; empty without a file."""
+    """Return the step of each start of the jobs in `ids`, in the order of the starts; empty without a file."""
     path = _starts_path(folder)
     if not path.exists():
         return []
     steps = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        # The disk may have been full in the middle of a line.
+        # A line may be incomplete, if the disk was full when the line was written.
         with suppress(ValueError):
             row = json.loads(line)
             if _is_listed(row["job_id"], ids):
@@ -246,24 +247,24 @@ def _makes_no_progress(steps: Sequence[int]) -> bool:
     """Return True if the last two jobs saved no checkpoint of a later step.
 
     Args:
-        steps: step of the newest checkpoint at each start of a job, then at present.
+        steps: step of the newest checkpoint at each start of a job, followed by the step of the current newest one.
     """
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
 
 
 def _is_listed(job_id: str, ids: Sequence[str]) -> bool:
-    """Return True if a job is one of `ids`, in whatever form PBS has appended the name of the server to the ids."""
+    """Return True if `ids` contains a job; a name of the PBS server at the end of an id is ignored."""
     job_numbers = [_strip_server(listed_id) for listed_id in ids]
     return _strip_server(job_id) in job_numbers
 
 
 def _strip_server(job_id: str) -> str:
-    """Return a job id without the name of the server, which PBS appends in different forms."""
+    """Return a job id without the name of the server, which PBS appends in several forms."""
     return job_id.split(".")[0]
 
 
 def _remove_stop_file(folder: Path) -> None:
-    """Remove the file STOP if a stop request came too late for the last job, because it must not stop the next job."""
+    """Remove the file STOP if it exists, so that a late stop request for the last job does not stop the next job."""
     (folder / "STOP").unlink(missing_ok=True)
 
 
@@ -273,7 +274,7 @@ def _print_reason(reason: str) -> None:
 
 
 if __name__ == "__main__":
-    # Only `end` may have a fourth argument, the name of a signal; it is empty if the script received none.
+    # Only `end` may have a fourth argument, the name of a signal. It is empty if the script received no signal.
     folder_text, job_id, moment, *signals = sys.argv[1:]
     decide = {"begin": decide_at_start, "end": decide_at_end, "again": decide_relaunch}[moment]
     print(decide(Path(folder_text), job_id, *signals))

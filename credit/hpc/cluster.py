@@ -1,4 +1,4 @@
-"""Cluster files: queues, limits, modules and launchers of a site, one YAML file for each."""
+"""Cluster files: YAML files with the queues, limits, modules and launchers of a site, one file for each site."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from credit.errors import ConfigError, did_you_mean
 class Queue(StrictModel):
     """Limits of a queue, QOS or partition."""
 
-    max_walltime: Duration | None = Field(None, description="Longest job.")
+    max_walltime: Duration | None = Field(None, description="Longest walltime of a job.")
 
 
 class _Site(StrictModel):
-    """Keys that the cluster files of both schedulers have."""
+    """Keys of cluster files that are the same for both schedulers."""
 
-    title: str = Field(description="The site, in words.")
+    title: str = Field(description="Name of the site.")
     required: list[Name] = Field([], description="Keys that the config must set at this site.")
     queues: dict[Word, Queue] = Field({}, description="Limits by queue, QOS or partition.")
     start: list[str] = Field(
-        description="The command that starts processes on the nodes of a job. {ranks} stands for how many, "
-        "{ranks_per_node} for how many on each node."
+        description="Command that starts processes on the nodes of a job. {ranks} is the number of processes, and "
+        "{ranks_per_node} is the number of processes on each node."
     )
 
 
@@ -40,21 +40,21 @@ class PbsCluster(_Site):
     scheduler: Literal["pbs"]
     remote_shell: list[str] = Field(
         ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "{node}"],
-        description="The command that starts a shell on a node of the job, for jobs with `min_nodes`. {node} stands "
-        "for the name of the node.",
+        description="Command that starts a shell on a node of the job, for jobs with `min_nodes`. {node} is the name "
+        "of the node.",
     )
-    defaults: PbsConfig = Field(PbsConfig(), description="Values of the section `pbs`.")
-    with_gpus: PbsConfig = Field(PbsConfig(), description="The same, for jobs that use GPUs only.")
-    without_gpus: PbsConfig = Field(PbsConfig(), description="The same, for jobs that use none only.")
+    defaults: PbsConfig = Field(PbsConfig(), description="Default values of the section `pbs`, for all jobs.")
+    with_gpus: PbsConfig = Field(PbsConfig(), description="Default values only for jobs with GPUs.")
+    without_gpus: PbsConfig = Field(PbsConfig(), description="Default values only for jobs without GPUs.")
 
 
 class SlurmCluster(_Site):
     """Cluster file of a site with Slurm."""
 
     scheduler: Literal["slurm"]
-    defaults: SlurmConfig = Field(SlurmConfig(), description="Values of the section `slurm`.")
-    with_gpus: SlurmConfig = Field(SlurmConfig(), description="The same, for jobs that use GPUs only.")
-    without_gpus: SlurmConfig = Field(SlurmConfig(), description="The same, for jobs that use none only.")
+    defaults: SlurmConfig = Field(SlurmConfig(), description="Default values of the section `slurm`, for all jobs.")
+    with_gpus: SlurmConfig = Field(SlurmConfig(), description="Default values only for jobs with GPUs.")
+    without_gpus: SlurmConfig = Field(SlurmConfig(), description="Default values only for jobs without GPUs.")
 
 
 Cluster = PbsCluster | SlurmCluster
@@ -77,15 +77,15 @@ def load_cluster(name: str) -> Cluster:
         name: name of a file in the package, or path of a file that ends in ``.yml`` or ``.yaml``.
 
     Raises:
-        ConfigError: if the name is unknown (the message proposes the nearest one), or the file cannot be read or is not
-            valid.
+        ConfigError: if the name is unknown (the message suggests the most similar name), or the file cannot be read or
+            is not valid.
     """
     if name.endswith((".yml", ".yaml")):
         return _read_cluster_file(Path(name))
     if name not in cluster_names():
         raise ConfigError(
-            f'cluster "{name}": no such site{did_you_mean(name, cluster_names())}; for another site give the path of '
-            "a cluster file, which ends in .yml"
+            f'cluster "{name}": no such site{did_you_mean(name, cluster_names())}; for a different site, give the '
+            "path of a cluster file, which ends in .yml"
         )
     with resources.as_file(resources.files("credit.hpc") / "clusters" / f"{name}.yml") as path:
         return _read_cluster_file(path)
@@ -99,7 +99,7 @@ def _read_cluster_file(path: Path) -> Cluster:
     """
     raw = read_yaml(path)
     cluster_classes: dict[str, type[Cluster]] = {"pbs": PbsCluster, "slurm": SlurmCluster}
-    # Converted to text, because a wrong value may be a list, which no dict can look up.
+    # The value is converted to a string, because a wrong value may be a list, which cannot be a key of a dict.
     scheduler = str(raw.get("scheduler"))
     if scheduler not in cluster_classes:
         raise ConfigError(f"cluster file {path}: scheduler: {raw.get('scheduler')!r}: must be pbs or slurm")
@@ -107,14 +107,14 @@ def _read_cluster_file(path: Path) -> Cluster:
 
 
 def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
-    """Require that the config names a cluster in the section of the scheduler that the cluster has.
+    """Require that a section of the config (pbs or slurm) belongs to the scheduler of the cluster.
 
     Args:
-        cluster: the site.
-        section: the section pbs or slurm of the config, whose key ``cluster`` names the site.
+        cluster: cluster file of the site.
+        section: section pbs or slurm of the config; its key ``cluster`` is the name of the site.
 
     Raises:
-        ConfigError: if the cluster has another scheduler than the section.
+        ConfigError: if the cluster uses a different scheduler.
     """
     if section.scheduler != cluster.scheduler:
         raise ConfigError(
@@ -124,13 +124,13 @@ def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
 
 
 def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
-    """Return the settings of a job: the defaults of the cluster file, replaced by the keys that the config sets.
+    """Return the settings of a job: the defaults of the cluster file, replaced with the keys that the config sets.
 
-    A value that is a mapping is not replaced as a whole but merged key by key.
+    Mappings are merged key by key.
 
     Args:
-        cluster: the site.
-        section: the section pbs or slurm of the config.
+        cluster: cluster file of the site.
+        section: section pbs or slurm of the config.
         uses_gpus: True if the job uses GPUs.
 
     Raises:
@@ -138,21 +138,21 @@ def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool
     """
     device_defaults = cluster.with_gpus if uses_gpus else cluster.without_gpus
     values: dict[str, Any] = {}
-    # Later layers replace the values of earlier ones.
+    # The values of later layers replace those of earlier layers.
     for layer in (cluster.defaults, device_defaults, section):
         for key, value in layer.model_dump(exclude_none=True).items():
             if isinstance(value, Mapping):
                 value = {**values.get(key, {}), **value}
             values[key] = value
     if not uses_gpus:
-        # The section is the same for all jobs of a run, so it may ask for GPUs that this job does not use.
+        # The section is the same for all jobs of a run, so it may contain GPUs that this job does not use.
         values["gpus_per_node"] = 0
-    # Every job needs a time limit; a site may require further keys, such as the account.
+    # Every job needs a time limit; a site may require additional keys, such as the account.
     for key in ("walltime", *cluster.required):
         if key not in values:
             raise ConfigError(
-                f"{cluster.scheduler}.{key}: this key is missing, and {cluster.title} requires it; write it into the "
-                f"config, or {cluster.scheduler}.{key}=... after the config's name"
+                f"{cluster.scheduler}.{key}: this key is missing, but {cluster.title} requires it; write it into the "
+                f"config, or append {cluster.scheduler}.{key}=... to the command"
             )
     settings = type(cluster.defaults)(**values)
     _require_allowed_walltime(cluster, settings)
@@ -160,13 +160,13 @@ def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool
 
 
 def _require_allowed_walltime(cluster: Cluster, settings: PbsConfig | SlurmConfig) -> None:
-    """Raise a ConfigError if the time limit of a job is longer than its queue allows."""
-    # A queue that the cluster file does not list may exist, for example a reservation; it has no known limit.
+    """Raise a ConfigError if the time limit of a job exceeds the limit of its queue."""
+    # A queue may exist that the cluster file does not list, for example a reservation. Its limit is not known.
     queue = cluster.queues.get(settings.queue_name or "", Queue())
     if queue.max_walltime is None:
         return
     if parse_duration(settings.walltime) > parse_duration(queue.max_walltime):
         raise ConfigError(
             f"{cluster.scheduler}.walltime: {settings.walltime}: {settings.queue_name} of {cluster.title} allows "
-            f"{queue.max_walltime}; take less, and more links of a chain (--chain)"
+            f"at most {queue.max_walltime}; use a shorter walltime and more jobs in a chain (--chain)"
         )

@@ -1,7 +1,7 @@
 """Description of a job, a chain of jobs or a job array: resources and command.
 
-A chain is a sequence of jobs that continue the same training run. A job array is a set of one-node jobs that forecast
-different initial times of the same run.
+A chain is a sequence of jobs that continue the same training run. A job array is a set of jobs that share the work:
+each job forecasts different initial times of a run, or trains a different trial of a sweep.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve_settings
 
-# Kind of a job -> whether it uses GPUs. Verification uses them only if it makes the forecasts (--online).
+# Kind of a job -> True if it uses GPUs. Verification uses GPUs only if it makes the forecasts (--online).
 JOB_KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
 
-# Restarts of the ranks of a job that no node failure explains; the next ones end the job.
+# Number of allowed restarts of the ranks of a job in addition to those after node failures; more restarts end the job.
 _FURTHER_RESTARTS = 3
 
 
@@ -32,21 +32,24 @@ class Job:
     The templates of the package and of users read the attributes and properties as ``job.NAME``.
 
     Attributes:
-        kind: the command that the job runs: train, preprocess, rollout or verify.
-        name: name of the job in the characters that the scheduler allows.
-        folder: the run's folder, absolute.
+        kind: command that the job runs: train, preprocess, rollout or verify.
+        name: name of the job; it has only characters that the scheduler allows.
+        folder: absolute path of the run folder.
         workdir: working folder of the command; relative paths in the config are relative to it.
         arguments: arguments of ``python -m credit.cli.main``.
         scheduler: pbs or slurm.
         asked: settings of the job, from the cluster file and the section pbs or slurm of the config.
         start: words of the command that starts processes on nodes, with the placeholders ``{ranks}`` and
             ``{ranks_per_node}``.
-        remote_shell: words of the command that starts a shell on the node ``{node}``; empty under Slurm.
-        variables: name -> value of the environment variables in the config; the script sets those that are not set.
+        remote_shell: words of the command that starts a shell on the node ``{node}``; empty for Slurm.
+        variables: name -> value of the environment variables in the config; the script sets a variable only if it is
+            not set yet.
         spread: True if several ranks share one forecast or its members (``inference.parallelism``).
-        after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
-        trials: run folders of a sweep, one for each job of an array that trains them. ``folder`` is then that of the
-            sweep, and ``configs/NAME.yml`` in it the config of the run folder ``NAME``. Empty for other jobs.
+        after: kind of jobs of this run that must end without an error before this job starts; None if the job does not
+            wait.
+        trials: run folders of a sweep, one for each job of the array that trains the trials. In this case, ``folder``
+            is the folder of the sweep, and its file ``configs/NAME.yml`` is the config of the run folder ``NAME``.
+            Empty for jobs outside a sweep.
     """
 
     kind: str
@@ -70,7 +73,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """True if the work is an array of jobs: one for each trial, or for each node of divided initial times."""
+        """True if the work is a job array: one job for each trial, or one job on each node for some initial times."""
         return self.array_size > 1
 
     @property
@@ -92,23 +95,23 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """True if the job goes on with fewer nodes when nodes fail."""
+        """True if the job continues with fewer nodes when nodes fail."""
         return self.kind == "train" and not self.trials and self.min_nodes < self.nodes
 
     @property
     def min_nodes(self) -> int:
-        """Smallest number of nodes with which the job goes on."""
+        """Smallest number of nodes with which the job continues after node failures."""
         return self.asked.min_nodes or self.nodes
 
     @property
     def max_restarts(self) -> int:
-        """Largest number of restarts of the ranks: one for each node that may fail, and some for failed processes."""
+        """Maximum number of restarts of the ranks: one for each node that may fail, and some for failed processes."""
         return self.nodes - self.min_nodes + _FURTHER_RESTARTS
 
     @property
     def ranks_per_node(self) -> int:
-        """Number of ranks on a node, which are processes of the job's command."""
-        # By default there is a rank for each GPU, or a single one without GPUs.
+        """Number of ranks on a node; each rank is a process of the job's command."""
+        # By default there is one rank per GPU, or a single rank without GPUs.
         return self.asked.ranks_per_node or self.gpus_per_node or 1
 
     @property
@@ -123,12 +126,12 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """Number of parts that the initial times of a rollout are split into, one for each process."""
+        """Number of parts into which the initial times of a rollout are divided: one part for each process."""
         return self.size * self.ranks_per_node
 
     @property
     def links(self) -> int:
-        """Number of jobs in the chain. Only single trainings have chains; other jobs continue when submitted again."""
+        """Number of jobs in the chain; 1 for jobs other than the training of a single run, which have no chains."""
         if self.kind != "train" or self.trials:
             return 1
         return self.asked.chain or 1
@@ -148,30 +151,30 @@ class Job:
 
     @property
     def cpus_per_rank(self) -> int | None:
-        """Number of cores of a rank, None if the cores of a node are not set."""
+        """Number of cores of a rank; None if the number of cores of a node is not set."""
         return self._divide_cpus(self.ranks_per_node)
 
     @property
     def tasks_per_node(self) -> int:
-        """Number of processes that Slurm starts on a node: all ranks if srun is the launcher, else one."""
+        """Number of processes that Slurm starts on a node: all ranks if srun is the launcher, otherwise 1."""
         if self.is_collective and self.launch == "srun":
             return self.ranks_per_node
         return 1
 
     @property
     def cpus_per_task(self) -> int | None:
-        """Number of cores of a process that Slurm starts, None if the cores of a node are not set."""
+        """Number of cores of a process that Slurm starts; None if the number of cores of a node is not set."""
         return self._divide_cpus(self.tasks_per_node)
 
     def _divide_cpus(self, num_processes: int) -> int | None:
-        """Return the cores of each of `num_processes` on a node, None if the cores of a node are not set."""
+        """Return the number of cores for each of `num_processes` on a node; None if the cores of a node are not set."""
         if self.asked.cpus_per_node is None:
             return None
         return max(1, self.asked.cpus_per_node // num_processes)
 
     @property
     def select(self) -> str:
-        """Value of the PBS option ``-l select``: the number of nodes and the resources of each."""
+        """Value of the PBS option ``-l select``: the number of nodes and the resources of each node."""
         return pbs.select_directive(self)
 
     @property
@@ -197,7 +200,7 @@ class Job:
             ranks_per_node: number of processes on each node.
 
         Raises:
-            ConfigError: if the command of the cluster file has other placeholders.
+            ConfigError: if the command in the cluster file has other placeholders.
         """
         try:
             return [word.format(ranks=ranks, ranks_per_node=ranks_per_node) for word in self.start]
@@ -209,20 +212,22 @@ class Job:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Command that a job runs, independent of the cluster.
+    """Description of the command that a job runs; it does not depend on the cluster.
 
     Attributes:
         kind: kind of the job, a key of `JOB_KINDS`.
         experiment: name of the run.
-        folder: the run's folder.
+        folder: the run folder.
         config: path of the config file.
-        overrides: overrides ``section.key=value`` of the config; those of the sections pbs and slurm are not passed on.
+        overrides: overrides ``section.key=value`` of the config; overrides of the sections pbs and slurm are not passed
+            to the command.
         variables: name -> value of the environment variables in the config.
         spread: True if several ranks share one forecast (``inference.parallelism``).
         online: True if verification makes the forecasts itself.
-        model: config or folder of the run whose model makes the forecasts of verification, None for this run.
-        after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
-        trials: as for `Job`.
+        model: config or folder of the run whose model makes the forecasts for verification; None for this run.
+        after: kind of jobs of this run that must end without an error before this job starts; None if the job does not
+            wait.
+        trials: run folders of a sweep, see `Job`.
     """
 
     kind: str
@@ -239,12 +244,12 @@ class JobRequest:
 
 
 def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmConfig) -> Job:
-    """Return the job that runs a command on a cluster.
+    """Build the description of a job that runs a command on a cluster.
 
     Args:
         request: description of the command.
-        cluster: the site.
-        section: the config's section for the scheduler of the site.
+        cluster: cluster file of the site.
+        section: section pbs or slurm of the config, for the scheduler of the site.
 
     Raises:
         ConfigError: if the section is incomplete, exceeds the limits of the site, or has an impossible ``min_nodes``.
@@ -253,16 +258,16 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     assert kind in JOB_KINDS, kind
     uses_gpus = JOB_KINDS[kind] or request.online
     asked = resolve_settings(cluster, section, uses_gpus)
-    # Preprocessing is one process, which starts its own workers.
+    # Preprocessing is a single process, which starts its worker processes.
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    # Settings of the job do not concern the command that runs in it.
+    # The settings of the job are not arguments of the command that runs in the job.
     command_arguments = [text for text in request.overrides if not text.startswith(("pbs.", "slurm."))]
     if request.online:
         command_arguments.append("--online")
     if request.model is not None:
         command_arguments += ["--model", str(request.model.absolute())]
-    # Training is the main job of a run, so its name is that of the experiment.
+    # Training is the main job of a run, so its name is the name of the experiment.
     name = request.experiment if kind == "train" else f"{kind}_{request.experiment}"
     makes_forecasts = kind == "rollout" or request.online
     job = Job(
@@ -285,7 +290,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
 
 
 def _require_valid_min_nodes(job: Job) -> None:
-    """Raise a ConfigError if a training job cannot go on with ``min_nodes`` nodes."""
+    """Raise a ConfigError if a training job cannot continue with ``min_nodes`` nodes."""
     if job.kind != "train" or job.asked.min_nodes is None:
         return
     key = f"{job.scheduler}.min_nodes: {job.min_nodes}"
@@ -294,5 +299,5 @@ def _require_valid_min_nodes(job: Job) -> None:
     if job.is_elastic and job.launch != "torchrun":
         raise ConfigError(
             f"{key}: {job.launch} ends all ranks if a node fails; set {job.scheduler}.launch: torchrun, which restarts "
-            "them"
+            "the ranks"
         )

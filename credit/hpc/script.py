@@ -1,7 +1,7 @@
 """Rendering of job scripts from templates.
 
-Values in a template are quoted for the shell unless a filter marks them as shell code, so no name or path can end a
-command or begin another one.
+Values in a template are quoted for the shell, unless a filter marks them as shell code. A name or path can therefore
+not end a command or begin a new command.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from credit.hpc.job import Job
 
 
 class _ShellText(str):
-    """Text that is shell code and must not be quoted again."""
+    """String that is shell code and must not be quoted again."""
 
     def __html__(self) -> str:
-        """Return the text itself. Jinja2 does not quote objects that have this method."""
+        """Return the string itself; Jinja2 does not quote objects that have this method."""
         return self
 
 
 def render_script(job: Job) -> str:
     """Return the script of a job, rendered from a template of the package or of the user.
 
-    A user's template can extend one of the package (``{% extends "slurm.sh.j2" %}``) and replace its blocks.
+    A user's template can extend a template of the package (``{% extends "slurm.sh.j2" %}``) and replace its blocks.
 
     Args:
-        job: the job; the key ``template`` of its settings names the user's template.
+        job: description of the job; the key ``template`` of its settings is the path of the user's template.
 
     Raises:
         ConfigError: if the user's template cannot be read or rendered.
@@ -65,28 +65,28 @@ def render_script(job: Job) -> str:
     except OSError as error:
         raise ConfigError(f"{job.scheduler}.template: {user_template}: cannot be read ({error.strerror})") from error
     except ConfigError as error:
-        # The filters below do not know the template that uses them.
+        # The errors of the filters do not contain the path of the template, so it is added here.
         raise ConfigError(f"{job.scheduler}.template: {user_template}: {error}") from error
     except jinja2.TemplateError as error:
         raise ConfigError(f"{job.scheduler}.template: {user_template}: {type(error).__name__}: {error}") from error
 
 
 def _quote_words(values: Sequence[object]) -> _ShellText:
-    """Return the words of a command, each of them quoted for the shell (filter ``words``)."""
+    """Return the words of a command; each word is quoted for the shell (filter ``words``)."""
     return _ShellText(shlex.join(str(value) for value in values))
 
 
 def _quote_command_with_variables(words: Sequence[str], **variables: str | int) -> _ShellText:
-    """Return the words of a command for the shell, with a placeholder filled by a shell variable (filter ``command``).
+    """Return a command for the shell, with placeholders replaced with shell variables (filter ``command``).
 
     Args:
         words: words of the command, with placeholders such as ``{node}``.
-        **variables: placeholder -> name of the shell variable with its value, or a number.
+        **variables: placeholder -> a number, or the name of a shell variable.
 
     Raises:
         ConfigError: if the command has other placeholders.
     """
-    # A marker consists of characters that need no quotes, so it stays as it is when the words are quoted.
+    # A marker consists of characters that need no quotes, so it is not changed when the words are quoted.
     values = {name: value if isinstance(value, int) else f"@{name}@" for name, value in variables.items()}
     try:
         text = shlex.join(word.format(**values) for word in words)
@@ -100,16 +100,16 @@ def _quote_command_with_variables(words: Sequence[str], **variables: str | int) 
 
 
 def _require_word(value: object) -> _ShellText:
-    """Return one word of a scheduler directive, unchanged; directives cannot contain quoted text (filter ``word``).
+    """Return a word of a scheduler directive unchanged, because directives cannot contain quotes (filter ``word``).
 
     Raises:
-        ConfigError: if the value is not one word.
+        ConfigError: if the value is not a single word.
     """
     text = str(value)
     if re.fullmatch(r"[^\s#'\"\\$`;<>]+", text) is None:
         raise ConfigError(
-            "the filter `word` takes one word without spaces, quotes and special characters of the shell, not "
-            f"{text!r}; change the value, or leave the filter out, so that the value is quoted"
+            "the filter `word` needs a single word without spaces, quotes and special characters of the shell, not "
+            f"{text!r}; change the value, or remove the filter, so that the value is quoted"
         )
     return _ShellText(text)
 
@@ -118,9 +118,11 @@ def _require_line(value: object) -> _ShellText:
     """Return a line of shell code from the config, unchanged (filter ``line``).
 
     Raises:
-        ConfigError: if the value is not one line.
+        ConfigError: if the value is not a single line.
     """
     text = str(value)
     if len(text.splitlines()) != 1:
-        raise ConfigError(f"the filter `line` takes a single line, not {text!r}; apply it to each line of the value")
+        raise ConfigError(
+            f"the filter `line` needs a single line, not {text!r}; apply the filter to each line of the value"
+        )
     return _ShellText(text)

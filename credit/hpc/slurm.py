@@ -1,4 +1,4 @@
-"""Commands of Slurm. A chain is one job whose script puts it back into the queue."""
+"""Commands of Slurm. A chain is a single job; its script requeues the job."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from credit.hpc.scheduler import run_command, sanitize_name
 
 
 def make_job_name(text: str) -> str:
-    """Return a job name of at most 64 characters, which is short enough for Slurm and its tables."""
+    """Return a valid Slurm job name of at most 64 characters, which is short enough for the tables of Slurm."""
     return sanitize_name(text, 64)
 
 
 def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
-    """Return the command that submits a script, in a list; the script itself counts how often it is requeued.
+    """Return a list with the command that submits a script; the script itself counts how often it has been requeued.
 
-    If a job of `after` fails, Slurm deletes the submitted job, as PBS does by default.
+    If a job in `after` fails, Slurm deletes the submitted job, which is also the default behaviour of PBS.
 
     Args:
-        script: job script.
-        links: not used; the function of PBS has the same parameters.
-        after: ids of jobs that must end without an error before this one starts.
+        script: path of the job script.
+        links: not used; present because the function for PBS has the same parameters.
+        after: ids of jobs that must end without an error before the submitted job starts.
     """
     words = ["sbatch", "--parsable"]
     if after:
@@ -32,38 +32,38 @@ def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[
 
 
 def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
-    """Submit a script from `folder`, where Slurm writes the log, and return the id of the job in a list.
+    """Submit a script from `folder`, where Slurm writes the log, and return a list with the id of the job.
 
     Args:
-        script: job script.
+        script: path of the job script.
         folder: working folder of the command ``sbatch``.
-        links: not used; the function of PBS has the same parameters.
-        after: ids of jobs that must end without an error before this one starts.
+        links: not used; present because the function for PBS has the same parameters.
+        after: ids of jobs that must end without an error before the submitted job starts.
 
     Raises:
         CreditError: if the command ``sbatch`` fails.
     """
     (command,) = build_commands(script, links, after)
     _, output = run_command(command, folder)
-    # The name of the cluster may follow the id.
+    # sbatch may append the name of the cluster to the id.
     return [output.split(";")[0]]
 
 
 def release(ids: list[str]) -> None:
-    """Do nothing: with Slurm a chain is a single job, which is never on hold. PBS has a function of the same name."""
+    """Do nothing, because a chain of Slurm is never on hold; the function for PBS releases the first link."""
 
 
 def is_alive(job_id: str) -> bool:
     """Return True if a job is queued or running.
 
     Raises:
-        CreditError: if the command ``squeue`` fails for another reason than an unknown job.
+        CreditError: if the command ``squeue`` fails for a reason other than an unknown job.
     """
     try:
         # Without a header, `squeue` prints the id of the job (%i) or nothing.
         _, output = run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])
     except CreditError as error:
-        # Slurm forgets a job minutes after its end.
+        # Slurm removes the record of a job some minutes after its end.
         if "Invalid job id" in str(error):
             return False
         raise
@@ -71,11 +71,11 @@ def is_alive(job_id: str) -> bool:
 
 
 def delete(job_id: str) -> None:
-    """Delete a job; do nothing if it has ended already.
+    """Delete a job; do nothing if the job has already ended.
 
     Raises:
         CreditError: if the command ``scancel`` fails.
     """
-    # Not `scancel` alone, which would fail for a job that Slurm has forgotten.
+    # `scancel` fails for a job whose record Slurm has removed, so the job is looked up first.
     if is_alive(job_id):
         run_command(["scancel", job_id])

@@ -1,4 +1,4 @@
-"""Submission of job scripts, the record of the jobs' ids, and the cancelling of jobs."""
+"""Submission and cancellation of jobs, and the record of their ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from credit.hpc.script import render_script
 
 
 def render_preview(job: Job) -> str:
-    """Return the script of a job, followed by comments with the commands that would submit it.
+    """Return the script of a job, followed by comments with the commands that would submit the script.
 
     Raises:
-        ConfigError: if the user's template cannot be rendered, or no jobs of the kind that ``--after`` names were
-            submitted.
+        ConfigError: if the user's template cannot be rendered, or no job of the kind in ``--after`` was submitted.
     """
-    lines = [render_script(job), "# Submit it from save_loc/logs with"]
+    lines = [render_script(job), "# Submit this script from save_loc/logs with"]
     scheduler = SCHEDULERS[job.scheduler]
     commands = scheduler.build_commands(job.script, job.links, _find_predecessors(job))
     for words in commands:
@@ -32,23 +31,23 @@ def submit_job(job: Job) -> list[str]:
     """Write the script of a job, submit it, and return the ids of the jobs of the chain.
 
     Raises:
-        CreditError: if jobs of the same kind are queued or running, if all jobs of the kind that ``--after`` names have
-            ended, or if the scheduler refuses the job.
-        ConfigError: if the user's template cannot be rendered, no jobs of the kind that ``--after`` names were
-            submitted, or the run's folder cannot be written.
+        CreditError: if jobs of the same kind are queued or running, if all jobs of the kind in ``--after`` have ended,
+            or if the scheduler rejects the job.
+        ConfigError: if the user's template cannot be rendered, no job of the kind in ``--after`` was submitted, or the
+            run folder cannot be written.
     """
     scheduler = SCHEDULERS[job.scheduler]
-    # All checks come before the first change of the run's folder.
+    # All checks are done before the first change of the run folder.
     text = render_script(job)
     _require_no_active_job(job)
     predecessors = _find_predecessors(job)
-    # PBS refuses a dependency on a job that has ended.
+    # PBS rejects a dependency on a job that has ended.
     after = [job_id for job_id in predecessors if scheduler.is_alive(job_id)]
     if job.after is not None and not after:
-        # A scheduler forgets after some minutes how a job ended, so the condition could not be checked.
+        # A scheduler deletes the exit status of a job after some minutes, so the condition cannot be checked.
         raise CreditError(
-            f"--after {job.after}: {', '.join(predecessors)}: all of these jobs have ended, and whether they failed is "
-            f"unknown; look at {job.folder / 'logs'}, and leave --after out if they succeeded"
+            f"--after {job.after}: {', '.join(predecessors)}: all of these jobs have ended, and their success is "
+            f"unknown; read the logs in {job.folder / 'logs'}, and omit --after if the jobs succeeded"
         )
     logs = job.folder / "logs"
     try:
@@ -69,10 +68,10 @@ def submit_job(job: Job) -> list[str]:
 
 
 def cancel_jobs(folder: Path, kind: str) -> list[str]:
-    """Delete the jobs of the last submission of a kind, the last link of a chain first, and return their ids.
+    """Delete the jobs of the last submission of a kind, and return their ids; the last job of a chain is deleted first.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         kind: kind of the jobs: train, preprocess, rollout or verify.
 
     Raises:
@@ -82,7 +81,7 @@ def cancel_jobs(folder: Path, kind: str) -> list[str]:
     jobs = read_jobs(folder)
     if kind not in jobs:
         others = ", ".join(jobs) or "none"
-        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; submitted were: {others}")
+        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from this folder; submitted: {others}")
     delete_jobs(jobs[kind]["scheduler"], jobs[kind]["ids"])
     return jobs[kind]["ids"]
 
@@ -91,16 +90,18 @@ def _find_predecessors(job: Job) -> list[str]:
     """Return the ids of the jobs that must end without an error before this job starts.
 
     Raises:
-        ConfigError: if no job of the kind that ``--after`` names was submitted, or only to another scheduler.
+        ConfigError: if no job of the kind in ``--after`` was submitted, or if it was submitted to another scheduler.
     """
     if job.after is None:
         return []
     submitted = read_jobs(job.folder).get(job.after)
     if submitted is None:
-        raise ConfigError(f"--after {job.after}: {job.folder}: no such job was submitted from here; leave it out")
+        raise ConfigError(
+            f"--after {job.after}: {job.folder}: no such job was submitted from this folder; omit the option"
+        )
     if submitted["scheduler"] != job.scheduler:
         raise ConfigError(
-            f"--after {job.after}: {job.folder}: no such job was submitted to {job.scheduler}; leave it out"
+            f"--after {job.after}: {job.folder}: no such job was submitted to {job.scheduler}; omit the option"
         )
     return submitted["ids"]
 
@@ -119,14 +120,14 @@ def find_active_jobs(job: Job) -> list[str]:
 
 
 def _require_no_active_job(job: Job) -> None:
-    """Refuse to submit a job if another one of its kind is queued or running, because both would write the same files.
+    """Require that no job of the same kind is queued or running, because both jobs would write the same files.
 
     Raises:
-        CreditError: if there is such a job; the message has its id.
+        CreditError: if a job of this kind is queued or running; the message contains its id.
     """
     active_ids = find_active_jobs(job)
     if active_ids:
         raise CreditError(
-            f"{job.folder}: {job.kind} is queued or running already: {', '.join(active_ids)}; wait for it, or delete "
-            "it with --cancel"
+            f"{job.folder}: {job.kind} is already queued or running: {', '.join(active_ids)}; wait for the end of the "
+            "job, or delete it with --cancel"
         )

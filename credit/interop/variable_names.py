@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VariableNames:
-    """Names of one quantity.
+    """Names of a quantity in several packages.
 
     Attributes:
-        short: names in configs: those of ECMWF and common variants.
-        weatherbench: long name in WeatherBench 2 and ARCO-ERA5. ``{hours}`` stands for the length of a sum.
+        short: names in configs: the names of ECMWF and common variants.
+        weatherbench: long name in WeatherBench 2 and ARCO-ERA5. ``{hours}`` is a placeholder for the accumulation
+            period in hours.
         earth2studio: name in earth2studio, without the level.
         units: units in earth2studio.
         has_levels: True if the variable is on levels.
@@ -52,7 +53,7 @@ def find_variable_names(variable: str, has_levels: bool) -> VariableNames | None
 
     Args:
         variable: a short name, or the long name of WeatherBench.
-        has_levels: True if the variable is on levels. ``t`` without levels is not the temperature on levels.
+        has_levels: True if the variable is on levels. A name on levels does not match an entry without levels.
     """
     for names in VARIABLES:
         if names.has_levels == has_levels and variable in (*names.short, names.weatherbench):
@@ -66,7 +67,7 @@ def weatherbench_name(variable: str, has_levels: bool, hours: int | None = None)
     Args:
         variable: name in the config.
         has_levels: True if the variable is on levels.
-        hours: length of a sum in hours; None if it is unknown, or the variable is not a sum.
+        hours: accumulation period in hours; None if it is unknown, or if the variable is not accumulated.
     """
     names = find_variable_names(variable, has_levels)
     if names is None or (hours is None and "{hours}" in names.weatherbench):

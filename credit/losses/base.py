@@ -28,14 +28,15 @@ class LossContext:
     """Weights, scales, channels and grid of the run, from which a loss is built.
 
     Attributes:
-        channels: the channels of the run; ``channels.output`` gives the order of C.
+        channels: the channels of the run; dimension C has the order of ``channels.output``.
         grid: the grid of the fields, (H, W).
-        area_CHW: (C, H, W) float64 cell areas as fractions of the valid area of each channel, which sum to 1 for each
-            channel. Masked cells have 0.
-        cell_weight_CHW: (C, H, W) float64 weights of the cells in a channel's mean, which sum to 1 for each channel:
-            `area_CHW`, or equal weights with ``loss.latitude_weights: false``. Masked cells have 0.
-        channel_weight_C: (C,) float64 weight of each channel from ``loss.weights`` and ``loss.level_weights``; they sum
-            to 1.
+        area_CHW: (C, H, W) float64 cell areas as fractions of the valid area of each channel. The fractions of a
+            channel sum to 1; the fraction of a masked cell is 0.
+        cell_weight_CHW: (C, H, W) float64 weights of the cells in the mean over a channel. The weights equal
+            `area_CHW`, or are all equal with ``loss.latitude_weights: false``. The weights of a channel sum to 1; the
+            weight of a masked cell is 0.
+        channel_weight_C: (C,) float64 weights of the channels from ``loss.weights`` and ``loss.level_weights``; the
+            weights sum to 1.
         error_scale_C: (C,) float64 factor on the normalised error of each channel. With ``loss.scaling: tendency``,
             the factor of a prognostic channel is the standard deviation of its state divided by the standard deviation
             of its change in one time step. All other factors are 1.
@@ -51,12 +52,12 @@ class LossContext:
     masks: Mapping[str, np.ndarray]
 
     def select(self, channels: slice, rows: slice, columns: slice | None = None) -> LossContext:
-        """Return the context of a part of the fields, with weights that are not rescaled and may sum to less than 1.
+        """Return the context of a part of the fields; its weights are not rescaled, so they may sum to less than 1.
 
         Args:
             channels: output channels of the part.
             rows: latitude rows of the part.
-            columns: longitude columns of the part; None for all.
+            columns: longitude columns of the part; None for all columns.
         """
         grid = self.grid
         if columns is None:
@@ -77,19 +78,19 @@ class LossContext:
 class Loss(nn.Module):
     """Base class of all losses.
 
-    Constants that depend on the context are buffers (`register_constant`), so that they move with the loss to its
-    device. A loss has no trainable parameters.
+    A subclass stores constants that depend on the context as buffers (`register_constant`), so that they are moved to
+    the device together with the loss. A loss has no trainable parameters.
 
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config.
 
     Attributes:
-        coupled_dims: dimensions along which the loss cannot be computed part by part. With "cells", a term of the loss
-            depends on all rows and columns of a field (a global mean, a spherical-harmonic coefficient). With
-            "channels", a term depends on all channels of a cell. Along dimensions that are not listed, the loss is the
-            sum of the losses of parts. Every term may depend on all members, but only on one sample. The default of
-            this class is both dimensions.
+        coupled_dims: dimensions along which the loss cannot be computed part by part. "cells" means that a term of the
+            loss depends on all rows and columns of a field (a global mean, a spherical-harmonic coefficient).
+            "channels" means that a term depends on all channels of a cell. Along dimensions that are not listed, the
+            loss is the sum of the losses of parts. Every term may depend on all members, but only on one sample. The
+            default of this class is both dimensions.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells", "channels"})
@@ -98,14 +99,14 @@ class Loss(nn.Module):
         super().__init__()
 
     def register_constant(self, name: str, array: np.ndarray) -> None:
-        """Store an array as a float32 buffer in the attribute `name`, which moves with the loss to its device.
+        """Store an array as a float32 buffer in the attribute `name`, so it is moved to the device with the loss.
 
         Args:
             name: name of the attribute.
             array: values of any shape and real dtype; they are copied.
         """
         constant = torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
-        # The buffer is not persistent, because constants follow from the config and do not belong into checkpoints.
+        # The buffer is not persistent: checkpoints need no constants, because the config determines them.
         self.register_buffer(name, constant, persistent=False)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
@@ -121,9 +122,9 @@ class Loss(nn.Module):
 class WeightedLoss(Loss):
     """Base class of losses that are a weighted mean over cells (by area) and channels (by ``loss.weights``).
 
-    Errors are divided by a standard deviation, so that channels of large variance do not dominate. It is the standard
-    deviation of a channel's state, or for prognostic channels with ``loss.scaling: tendency`` the standard deviation of
-    the change in one time step.
+    Errors are divided by a standard deviation, so that channels of large variance do not dominate. The divisor is the
+    standard deviation of a channel's state. For prognostic channels with ``loss.scaling: tendency``, the divisor is the
+    standard deviation of the change in one time step.
 
     Args:
         context: weights, scales and grid of the run.
@@ -146,16 +147,16 @@ class WeightedLoss(Loss):
             target_BCHW: normalised truth.
         """
         dtype = torch.promote_types(prediction_BMCHW.dtype, torch.float32)
-        # Every member is compared with the same truth, so the truth gets a dimension M of length 1.
+        # All members are compared with the same truth, so the truth gets a dimension M of length 1.
         return (prediction_BMCHW.to(dtype) - target_BCHW.to(dtype)[:, None]) * self.scale_C11
 
     def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return `scaled_error` with 0 in cells where a variable is missing, for losses that couple cells."""
+        """Return `scaled_error` with 0 in cells in which a variable is missing, for losses that couple cells."""
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         return error_BMCHW.masked_fill(self.area_CHW == 0, 0.0)
 
     def weighted_mean(self, cost_BCHW: Tensor) -> Tensor:
-        """Return the weighted mean of (B, C, H, W) costs over cells and channels, averaged over the batch, a scalar."""
+        """Return the weighted mean of costs (B, C, H, W) over cells and channels, averaged over the batch, a scalar."""
         return (cost_BCHW * self.weight_CHW).sum() / cost_BCHW.shape[0]
 
     def global_mean(self, error_BMCHW: Tensor) -> Tensor:
@@ -166,8 +167,8 @@ class WeightedLoss(Loss):
 class PointwiseLoss(WeightedLoss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
-    With ``loss.scaling: tendency``, a persistence forecast has a loss of about 1 under `mse`. A subclass defines
-    `cost`. A subclass that overrides `forward` must set `coupled_dims`; otherwise cells and channels count as coupled.
+    With ``loss.scaling: tendency``, the `mse` loss of a persistence forecast is about 1. A subclass defines `cost`. A
+    subclass that overrides `forward` must set `coupled_dims`; otherwise cells and channels are treated as coupled.
 
     Args:
         context: weights, scales and grid of the run.
@@ -179,7 +180,7 @@ class PointwiseLoss(WeightedLoss):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # A class with its own `forward` may couple cells and channels, so they count as coupled by default.
+        # A class that defines `forward` may couple cells and channels, so both are treated as coupled by default.
         if "forward" in vars(cls) and "coupled_dims" not in vars(cls):
             cls.coupled_dims = Loss.coupled_dims
 
@@ -208,7 +209,7 @@ class PointwiseLoss(WeightedLoss):
         # Members and samples have equal weights in the mean, so both become one dimension.
         loss = self.weighted_mean(self.cost(error_BMCHW).flatten(0, 1))
         if self._global_mean_weight:
-            # The area mean of each channel is taken before squaring, so only a bias of the whole field counts.
+            # The area mean of each channel is squared, so this term depends only on the bias of the whole field.
             mean_error_BMC = self.global_mean(error_BMCHW)
             mean_cost = (mean_error_BMC.square() * self.channel_weight_C).sum(dim=2).mean()
             loss = loss + self._global_mean_weight * mean_cost

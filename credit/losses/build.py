@@ -21,18 +21,19 @@ def build_loss(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> Loss:
-    """Build the loss of a run.
+    """Build the training loss of a run.
 
     Args:
         section: the loss section of the config.
         channels: the channels of the run.
         grid: the grid of the fields.
-        tendency_scale_C: see `build_loss_context`.
+        tendency_scale_C: (prognostic channels,) standard deviation of the change in one time step divided by the
+            standard deviation of the state, dimensionless.
         masks: name of a variable with missing cells -> (H, W) bool mask, True in the missing cells.
 
     Raises:
-        ConfigError: if ``loss.weights`` names a variable or channel that is not an output, or the loss does not support
-            the config.
+        ConfigError: if ``loss.weights`` names a variable or channel that is not an output, or if the loss does not
+            support a setting of the config.
     """
     context = build_loss_context(section, channels, grid, tendency_scale_C, masks)
     return build_loss_from_context(section, context)
@@ -45,7 +46,7 @@ def build_loss_context(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> LossContext:
-    """Compute the weights and scales of a run's loss.
+    """Return the weights, scales, channels and grid from which the loss of a run is built.
 
     Args:
         section: the loss section of the config.
@@ -67,8 +68,8 @@ def build_loss_context(
     if not section.latitude_weights:
         cell_weight_CHW = valid_CHW / valid_CHW.sum(axis=(1, 2), keepdims=True)
 
-    # Errors are normalised by the standard deviation of the state. For prognostic channels, the factor replaces it by
-    # the standard deviation of the change in one step. Other channels have no such change.
+    # Errors are normalised by the standard deviation of the state. For prognostic channels, the factor replaces this
+    # standard deviation with the standard deviation of the change in one step, which other channels do not have.
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
@@ -78,7 +79,7 @@ def build_loss_context(
         grid=grid,
         area_CHW=area_CHW,
         cell_weight_CHW=cell_weight_CHW,
-        channel_weight_C=channel_weights(section, channels),
+        channel_weight_C=compute_channel_weights(section, channels),
         error_scale_C=error_scale_C,
         masks=masks,
     )
@@ -92,19 +93,19 @@ def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
         context: weights, scales and grid of the run.
 
     Raises:
-        ConfigError: if the loss has trainable parameters, which no optimizer would train.
+        ConfigError: if the loss has trainable parameters, because the optimizer does not train parameters of a loss.
     """
     loss = LOSSES.find_class(section.kind)(context, section)
     parameter_names = [name for name, _ in loss.named_parameters()]
     if parameter_names:
         raise ConfigError(
-            f"loss.kind: {section.kind} has trainable parameters ({', '.join(parameter_names)}), which no optimizer "
-            "trains; make them constants (register_constant) or keys of the loss section"
+            f"loss.kind: {section.kind} has trainable parameters ({', '.join(parameter_names)}), but no optimizer "
+            "trains them; make them constants (register_constant) or keys of the loss section"
         )
     return loss
 
 
-def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
+def compute_channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
     """Return the weight of each output channel from ``loss.weights`` and ``loss.level_weights``.
 
     Args:

@@ -4,10 +4,10 @@ For M members with errors e_j = x_j - y (forecast minus truth) in one cell,
 
     CRPS = 1/M sum_j |e_j| - c sum_{j<k} |e_j - e_k|,    c = (M - 1 + alpha) / (M^2 (M - 1)).
 
-With alpha = 0 this is the score of the M members themselves, which depends on the size of the ensemble. With alpha = 1
-it estimates the score of an infinite ensemble and is called fair (Ferro 2014, doi:10.1002/qj.2270). But the fair score
-gives a member no gradient if all others equal the truth. With 0 < alpha < 1 it is called almost fair (Lang et al. 2024,
-arXiv:2412.15832).
+With alpha = 0, this is the score of the finite ensemble of M members, which depends on M. With alpha = 1, it estimates
+the score of an infinite ensemble, and is called the fair score (Ferro 2014, doi:10.1002/qj.2270). But the fair score
+gives a member no gradient if all other members equal the truth. With 0 < alpha < 1, the score is called almost fair
+(Lang et al. 2024, arXiv:2412.15832).
 
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -25,7 +25,9 @@ from credit.losses.section import CRPSSection
 
 @register_loss("crps", CRPSSection)
 class CRPSLoss(WeightedLoss):
-    """Mean of the CRPS over batch, cells (by area) and channels (by weight); with one member the mean absolute error.
+    """Mean of the CRPS over batch, cells (by area) and channels (by weight).
+
+    With a single member, the loss is the mean absolute error.
 
     Args:
         context: weights, scales and grid of the run.
@@ -52,7 +54,7 @@ class CRPSLoss(WeightedLoss):
         # The score needs the differences between members, which equal the differences between their errors.
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         score_BCHW = ensemble_crps(error_BMCHW, self._alpha)
-        # Masked cells have weight 0 in all terms of the score, so differences between members do not count there.
+        # Masked cells have weight 0 in all terms of the score, so the loss ignores their differences between members.
         loss = self.weighted_mean(score_BCHW)
         if self._global_mean_weight:
             mean_score_BC = ensemble_crps(self.global_mean(error_BMCHW), self._alpha)
@@ -62,7 +64,7 @@ class CRPSLoss(WeightedLoss):
 
 
 def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
-    """Return the almost fair CRPS of each point, in the unit of the error; the formula is given at the top of the file.
+    """Return the almost fair CRPS of each point, in the units of the error; the module docstring gives the formula.
 
     For complex errors, ``abs(e)`` is the magnitude. The score is then the energy score of the vector (real part,
     imaginary part), which is a proper score (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
@@ -70,7 +72,7 @@ def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
     Args:
         error: (B, M, ...) forecast minus truth of each of the M members, real or complex, in single or double
             precision.
-        alpha: 0 for the score of the members themselves, 1 for the fair score.
+        alpha: 0 for the score of the finite ensemble, 1 for the fair score.
 
     Returns:
         (B, ...) real score, at least 0 for ``alpha`` from 0 to 1; the absolute error if M is 1.
@@ -81,12 +83,12 @@ def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
 
 
 class _EnsembleCRPS(torch.autograd.Function):
-    """CRPS as a sum of non-negative terms, one for each pair of members, which loses no digits by cancellation.
+    """Autograd function of the CRPS as a sum of non-negative terms, which avoids cancellation of rounded numbers.
 
         CRPS = 1 / (M (M - 1)) sum_{j<k} (|e_j| + |e_k| - (1 - eps) |e_j - e_k|),    eps = (1 - alpha) / M.
 
-    The gradient has a closed form and is computed together with the score, because autograd would save several tensors
-    for each pair. The derivative of |x| at 0 is defined as 0.
+    The sum has a term for each pair of members j and k. The gradient has a closed form and is computed together with
+    the score, because autograd would save several tensors for each pair. The derivative of |x| at 0 is defined as 0.
     """
 
     @staticmethod
@@ -109,7 +111,7 @@ class _EnsembleCRPS(torch.autograd.Function):
             rank_balance[:, j] -= sign.sum(1)
             rank_balance[:, j + 1 :] += sign
         if ctx.needs_input_grad[0]:
-            # The sum over pairs has |e_j| in M - 1 terms and |e_j - e_k| in one, hence d CRPS / d e_j is
+            # The sum over pairs contains |e_j| in M - 1 terms and |e_j - e_k| in one term, so d CRPS / d e_j is
             # sign(e_j) / M - (1 - eps) / (M (M - 1)) sum_k sign(e_j - e_k).
             gradient = error.sgn().mul_(1.0 / num_members)
             gradient.sub_(rank_balance, alpha=pair_weight * difference_weight)

@@ -30,9 +30,8 @@ def build_domain_loss(
         context: weights, scales and grid of the whole fields.
         build: function that builds the loss from a context.
         domain: the ranks that share the fields.
-        part: channels and rows for which the loss is computed, in this rank's part of the fields; rows are counted from
-            the first row of this rank. If the loss couples cells, these must be all rows. None for all channels and
-            rows.
+        part: channels and rows, in this rank's part of the fields, for which the loss is computed. Row 0 is the first
+            row of this rank. If the loss couples cells, the part must contain all rows. None for all channels and rows.
     """
     channels = slice(0, len(context.channels.output))
     if part is not None:
@@ -47,10 +46,10 @@ def build_domain_loss(
 
 
 class DomainLoss(nn.Module):
-    """This rank's share of a loss, multiplied by the number of ranks, so that the mean over the ranks is the loss.
+    """Loss of this rank's cells, multiplied by the number of ranks, so that the mean over the ranks is the loss.
 
-    FSDP2 averages the gradients over all ranks, but the gradients of a domain group must be summed. The factor makes
-    the average equal to the sum.
+    FSDP2 averages the gradients over all ranks, but the gradients of a domain group must be summed. The multiplication
+    makes the average equal to the sum.
 
     Args:
         loss: loss of this rank's cells, with the weights of these cells in the whole fields.
@@ -67,7 +66,7 @@ class DomainLoss(nn.Module):
         self._num_ranks = domain.num_ranks
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return this rank's share of the loss times the number of ranks, a float32 scalar.
+        """Return the loss of this rank's cells times the number of ranks, a float32 scalar.
 
         Args:
             prediction_BMCHW: (B, M, C, H, W) this rank's part of the normalised output of each member.
@@ -77,10 +76,10 @@ class DomainLoss(nn.Module):
 
 
 class GatheredLoss(nn.Module):
-    """Loss that couples the cells of a field: each rank gathers the whole fields and computes the whole loss.
+    """Loss that couples the cells of a field, so each rank gathers the whole fields and computes the whole loss.
 
-    The backward pass of the gather sums the gradients of all ranks. The result is the gradient of the loss multiplied
-    by the number of ranks, as for `DomainLoss`.
+    The backward pass of the gather sums the gradients of all ranks. The sum is the gradient of the loss multiplied by
+    the number of ranks, like the gradient of `DomainLoss`.
 
     Args:
         loss: loss of the whole fields.
@@ -113,5 +112,5 @@ class GatheredLoss(nn.Module):
         batch, members = prediction_BMCHW.shape[:2]
         whole_BMCHW = self._gather.exchange_fields(prediction_BMCHW.flatten(0, 1)).unflatten(0, (batch, members))
         whole_target_BCHW = self._gather.exchange_fields(target_BCHW)
-        # The exchange returns channels-last memory; a loss may expect contiguous tensors.
+        # The exchange returns tensors in channels-last memory format, but a loss may expect contiguous tensors.
         return self._loss(whole_BMCHW.contiguous(), whole_target_BCHW.contiguous())

@@ -1,7 +1,7 @@
 """Loss of an ensemble whose members may be divided among several ranks, computed part by part.
 
-Shape suffixes: B samples, M members, N forecasts (all B samples of one member, then those of the next member),
-C output channels, H latitude rows, W longitude columns.
+Shape suffixes: B samples, M members, N forecasts (all B samples of the first member, then all B samples of the next
+member, and so on), C output channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeE
 
 logger = logging.getLogger(__name__)
 
-# A loss makes copies of its input; the CRPS of eight members makes about eight. With parts of one sixth of a field, all
-# copies together are smaller than two fields, if the rank has enough rows to divide.
+# A loss makes copies of its input; the CRPS of eight members makes about eight copies. With parts of one sixth of a
+# field, all copies together are smaller than two fields, if the rank has enough rows to divide.
 _PARTS_PER_FIELD = 6
-# Smallest number of values in a part, 4 MiB in float32. Smaller parts would save little memory and take more time.
+# Smallest number of values in a part, 4 MiB in float32. Smaller parts would save little memory and need more time.
 MIN_PART_VALUES = 2**20
 
 
@@ -50,17 +50,17 @@ class MemberLoss:
     """Loss of an ensemble whose members are computed by one rank or divided among the ranks of a group.
 
     The loss and its gradient with respect to the outputs are computed together. If the loss couples neither cells nor
-    channels (`Loss.coupled_dims`), this is done for one part of the fields after the other. Copies that the loss makes
-    of its input are then as small as a part.
+    channels (`Loss.coupled_dims`), they are computed for one part of the fields after another. Copies that the loss
+    makes of its input are then only as large as a part.
 
     With several ranks, each rank computes the loss of a part of the fields for all members. The parts are ranges of
-    rows, or of channels if the loss couples cells. If it couples both cells and channels, every rank gathers all
-    members and computes the whole loss.
+    rows, or ranges of channels if the loss couples cells. If the loss couples both cells and channels, every rank
+    gathers all members and computes the whole loss.
 
     FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of the ranks of a group belong to
     different members and must be summed. So the gradients are multiplied by the number of ranks in the group. If each
-    rank computes a part of the loss, the value is multiplied in the same way, so that its mean over the ranks is the
-    loss.
+    rank computes a part of the loss, the value is also multiplied by this number, so that the mean of the values over
+    the ranks is the loss.
 
     Args:
         loss: loss of whole fields.
@@ -79,7 +79,7 @@ class MemberLoss:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         num_channels, num_rows, num_columns = field_shape
-        # Range of the fields for which this rank computes the loss: the whole fields, unless the ranks divide them.
+        # Range of the fields for which this rank computes the loss. Without division among ranks: the whole fields.
         channels = slice(0, num_channels)
         rows = slice(0, num_rows)
         self._exchange: MemberExchange | None = None
@@ -104,9 +104,9 @@ class MemberLoss:
             num_fields = math.ceil(values_per_column / (num_channels * num_rows))
             max_parts = math.ceil(values_per_column * num_columns / MIN_PART_VALUES)
             num_parts = min(_PARTS_PER_FIELD * num_fields, max_parts)
-        # Rows of each part, counted from the first row of this rank's range. Parts divide the rows and not the
-        # channels, because there are more rows, so the parts can be smaller. If there are fewer channels or rows than
-        # ranks, the range of this rank may be empty; then it has no parts.
+        # Rows of each part, relative to the first row of this rank's range. Parts divide the rows and not the channels,
+        # because there are more rows, so the parts can be smaller. If there are fewer channels or rows than ranks, the
+        # range of this rank may be empty; it then has no parts.
         self._local_rows = []
         if channels.stop > channels.start:
             self._local_rows = split_slice(slice(0, rows.stop - rows.start), num_parts)
@@ -114,7 +114,7 @@ class MemberLoss:
         for local_rows in self._local_rows:
             field_rows = slice(rows.start + local_rows.start, rows.start + local_rows.stop)
             self._field_parts.append(LossPart(channels, field_rows))
-        # The loss of whole fields can be used only if there is a single part, which is the whole fields.
+        # The loss of whole fields can be used only if the single part is the whole fields.
         self._losses = [loss]
         whole_fields = LossPart(slice(0, num_channels), slice(0, num_rows))
         if self._field_parts != [whole_fields]:
@@ -123,7 +123,8 @@ class MemberLoss:
     def __call__(self, output_NCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Collective over the group: return this rank's value of the loss, a float32 scalar with a gradient.
 
-        The mean of the values over the ranks of the group is the loss; see the class for the gradient.
+        The mean of the values over the ranks of the group is the loss. The docstring of `MemberLoss` describes the
+        gradient.
 
         Args:
             output_NCHW: (N, C, H, W) normalised output of this rank's members: all samples of one member, then all
@@ -138,7 +139,7 @@ class MemberLoss:
         Args:
             output_NCHW: normalised output of this rank's members, see `__call__`.
             target_BCHW: normalised truth.
-            needs_gradient: True to compute the gradient with respect to `output_NCHW`; otherwise it is None.
+            needs_gradient: True to compute the gradient with respect to `output_NCHW`; False to return None instead.
         """
         part_NCHW = output_NCHW
         if self._exchange is not None:
@@ -150,10 +151,11 @@ class MemberLoss:
         if gradient_NCHW is not None:
             gradient_NCHW *= self._gradient_factor
             if self._exchange is not None:
-                # Pass the only reference to `give_back`, which frees the gradient before it assembles the fields.
+                # Pass the only reference to `undo_collect`, which can then free the gradient before it assembles the
+                # gradient of the whole fields.
                 only_reference = [gradient_NCHW]
                 del gradient_NCHW
-                gradient_NCHW = self._exchange.give_back(only_reference.pop())
+                gradient_NCHW = self._exchange.undo_collect(only_reference.pop())
         return total * self._value_factor, gradient_NCHW
 
     def _compute_parts(self, part_NCHW: Tensor, target_BCHW: Tensor, gradient_NCHW: Tensor | None) -> Tensor:
@@ -183,7 +185,7 @@ class MemberLoss:
 
 
 class _PartwiseLoss(torch.autograd.Function):
-    """Autograd function of `MemberLoss`, which computes loss and gradient together in the forward pass."""
+    """Autograd function of `MemberLoss` that computes the loss and its gradient together in the forward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output_NCHW: Tensor, target_BCHW: Tensor, loss: MemberLoss) -> Tensor:
@@ -193,12 +195,12 @@ class _PartwiseLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_loss: Tensor) -> tuple[Tensor, None, None]:
-        # The backward pass runs once, so the gradient may be scaled in place.
+        # The backward pass runs only once, so the gradient may be scaled in place.
         return ctx.gradient_NCHW.mul_(grad_loss), None, None
 
 
 def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.ProcessGroup) -> MemberExchange:
-    """Choose how the ranks divide the fields: along a dimension that the loss does not couple.
+    """Return the exchange that divides the fields among ranks along a dimension that the loss does not couple.
 
     Args:
         loss: loss of whole fields.
@@ -207,8 +209,8 @@ def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.Pr
         group: ranks that share the members of a sample.
 
     Returns:
-        An exchange by rows, or by channels if the loss couples cells. If it couples both, an exchange that gives every
-        rank all fields.
+        Exchange that divides the fields by rows, or by channels if the loss couples cells. If the loss couples both
+        cells and channels, an exchange that gives every rank all fields.
     """
     if "cells" not in loss.coupled_dims:
         return PartExchange(group, 2, num_rows)

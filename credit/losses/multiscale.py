@@ -1,4 +1,4 @@
-"""CRPS by spatial scale (Lang et al. 2025, arXiv:2506.10868): CRPS of a smoothed ensemble and of its finer details.
+"""CRPS by spatial scale (Lang et al. 2025, arXiv:2506.10868): CRPS of a smoothed ensemble and of the finer details.
 
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns,
 N spherical-harmonic coefficients.
@@ -16,11 +16,11 @@ from credit.losses.base import CoupledDim, LossContext, WeightedLoss
 from credit.losses.crps import ensemble_crps
 from credit.losses.registry import register_loss
 from credit.losses.section import MultiscaleCRPSSection
-from credit.physics.spherical_harmonics import EARTH_RADIUS_KM, gaussian_response
+from credit.physics.spherical_harmonics import EARTH_RADIUS_KM, compute_gaussian_response
 from credit.physics.spherical_transform import SphericalTransform
 
-# Largest factor by which a smoothing may multiply the shortest wave that the grid resolves. A shorter smoothing would
-# hardly change the resolved waves.
+# Largest factor by which a smoothing may multiply the shortest wave that the grid resolves. A smoothing with a larger
+# factor would hardly change the resolved waves.
 _LARGEST_RESPONSE = 0.5
 # Smaller responses are below the rounding error of float32 relative to 1, the response of the mean.
 _NEGLIGIBLE_RESPONSE = 1e-7
@@ -30,13 +30,14 @@ _NEGLIGIBLE_RESPONSE = 1e-7
 class MultiscaleCRPSLoss(WeightedLoss):
     """Weighted sum over scales of the mean CRPS of the cells (Lang et al. 2025, arXiv:2506.10868).
 
-    The first scale is the ensemble smoothed by a Gaussian of the longest length. Each further scale is the ensemble
-    smoothed by one length minus the ensemble smoothed by the next longer length. It contains the waves between the two
-    lengths. A value of such a difference depends on neighbouring cells. So its score penalises members with a wrong
-    amplitude of waves, unlike the CRPS of the field itself.
+    The first scale is the ensemble smoothed with a Gaussian of the longest length. Each further scale is a difference:
+    the ensemble smoothed with one length minus the ensemble smoothed with the next longer length. This difference
+    contains the waves between the two lengths. Its value in a cell depends on neighbouring cells. So the score of the
+    difference penalises members with a wrong amplitude of waves, unlike the CRPS of the field itself.
 
-    Smoothing is done in spherical-harmonic space. It is linear, so the error of each member is smoothed instead of
-    member and truth. Cells where a variable is missing have error 0 in the smoothing, and weight 0 in the mean.
+    The smoothing is computed in spherical-harmonic space. Smoothing is linear, so the error of each member is smoothed
+    instead of the member and the truth. Cells in which a variable is missing have error 0 in the smoothing, and weight
+    0 in the mean.
 
     Args:
         context: weights, scales and grid of the run.
@@ -57,13 +58,13 @@ class MultiscaleCRPSLoss(WeightedLoss):
         # The last length is 0: the field itself, without a transform.
         degree_N = self.transform.degree_N.numpy()
         for number, length in enumerate(section.scales[:-1]):
-            response_N = gaussian_response(degree_N, length)
+            response_N = compute_gaussian_response(degree_N, length)
             # Products with tiny factors can be subnormal numbers, with which processors are slow.
             response_N[response_N < _NEGLIGIBLE_RESPONSE] = 0.0
             self.register_constant(f"response_{number}_N", response_N)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the weighted sum of the mean CRPS of each scale, a scalar.
+        """Return the weighted sum over scales of the mean CRPS, a scalar.
 
         Args:
             prediction_BMCHW: normalised output of each member.
@@ -76,10 +77,10 @@ class MultiscaleCRPSLoss(WeightedLoss):
         return sum(weight * score for weight, score in zip(self.scale_weights, scores, strict=True))
 
     def split_by_scale(self, field_HW: Tensor) -> list[Tensor]:
-        """Split fields (..., H, W) into one part of the same shape for each scale; the parts add up to the fields."""
+        """Split fields (..., H, W) into a list of parts of the same shape, one per scale, whose sum is the fields."""
         coefficient_N = self.transform.analyse(field_HW)
         responses = [getattr(self, f"response_{number}_N") for number in range(len(self.scale_weights) - 1)]
-        # The first scale is the field smoothed by the longest length; each further scale is the difference between
+        # The first scale is the field smoothed with the longest length; each further scale is the difference between
         # two successive smoothings.
         parts = [self.transform.synthesise(responses[0] * coefficient_N)]
         for longer_N, shorter_N in itertools.pairwise(responses):
@@ -90,18 +91,20 @@ class MultiscaleCRPSLoss(WeightedLoss):
 
 
 def _require_resolved(scales: list[float], max_degree: int) -> None:
-    """Refuse scales whose shortest length leaves more than half the amplitude of the shortest resolved wave.
+    """Raise ConfigError if the smoothing with the shortest length hardly changes the waves that the grid resolves.
+
+    The smoothing must damp the shortest resolved wave to at most half of its amplitude.
 
     Args:
-        scales: lengths of the smoothings in km, the longest first; the last is 0 and is not checked.
+        scales: lengths of the smoothings in km, the longest first. The last length is 0 and is not checked.
         max_degree: largest spherical-harmonic degree that the grid resolves.
 
     Raises:
         ConfigError: if the shortest length above 0 is too short; the message names the shortest valid length.
     """
     shortest_length = scales[-2]
-    if gaussian_response(max_degree, shortest_length) > _LARGEST_RESPONSE:
-        # Solve `gaussian_response` for the length at which the response equals the limit.
+    if compute_gaussian_response(max_degree, shortest_length) > _LARGEST_RESPONSE:
+        # Solve `compute_gaussian_response` for the length at which the response equals the limit.
         squared_wavenumber = max_degree * (max_degree + 1)
         allowed_length = EARTH_RADIUS_KM * math.sqrt(-2 * math.log(_LARGEST_RESPONSE) / squared_wavenumber)
         raise ConfigError(

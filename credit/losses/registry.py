@@ -1,6 +1,6 @@
 """Registry of losses by name (``loss.kind``).
 
-This module does not import torch, so that a config can be loaded without it.
+This module does not import torch, so that a config can be loaded without torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass]
         section: the config section of the loss; derives from `LossSection`, which has the keys of every loss.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `credit.losses.base.Loss`.
+        ConfigError: if a different class has this name, or the class does not derive from `credit.losses.base.Loss`.
     """
 
     def register(cls: LossClass) -> LossClass:

@@ -10,19 +10,19 @@ from pydantic import BeforeValidator, Field, model_validator
 from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry, Weight
 
 
-def parse_length(value: object) -> object:
-    """Remove the unit from text such as ``800km``, so that pydantic can parse the number; return other values as is."""
+def strip_km(value: object) -> object:
+    """Return a string such as ``800km`` without its unit, so pydantic can parse it; return other values unchanged."""
     if isinstance(value, str):
         return value.strip().removesuffix("km")
     return value
 
 
-# A length in km, as a number or as text such as "800km".
-Length = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(parse_length)]
+# Length in km, given as a number or as a string such as "800km".
+Length = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(strip_km)]
 
 
 class PointwiseSection(LossSection):
-    """Function of the normalised error in each cell, averaged over cells and channels with weights."""
+    """Pointwise loss: a function of the normalised error in each cell, with a weighted mean over cells and channels."""
 
     kind: Literal["mse", "mae", "huber"] = Field("mse", description="Squared error, absolute error or Huber loss.")
     huber_delta: float = Field(
@@ -32,20 +32,20 @@ class PointwiseSection(LossSection):
         0.0,
         ge=0,
         description="Weight of an additional term: the squared error of each channel's global mean. Errors of the "
-        "mean are too small to matter in the pointwise loss, but accumulate in a long rollout. A weight "
-        "of 100 makes them visible.",
+        "mean have almost no effect on the pointwise loss, but accumulate in a long rollout. With a weight "
+        "of 100, they have an effect.",
     )
 
 
 class EnsembleScoreSection(LossSection):
-    """Base section of losses that compare the members of an ensemble (`trainer.members`) with truth and each other."""
+    """Base section of losses that compare the members of an ensemble with the truth and with each other."""
 
     alpha: float = Field(
         0.95,
         ge=0,
         le=1,
-        description="1 for the fair score, 0 for the score of the members as they are. With 1, the last member has no "
-        "gradient when all others equal the truth, so values slightly below 1 train more steadily.",
+        description="1 for the fair score, 0 for the score of the finite ensemble. With 1, the last member has no "
+        "gradient if all other members equal the truth, so training is more stable with values slightly below 1.",
     )
 
     @property
@@ -57,7 +57,7 @@ class EnsembleScoreSection(LossSection):
 class CRPSSection(EnsembleScoreSection):
     """Continuous ranked probability score (CRPS) of an ensemble (`trainer.members`).
 
-    The loss is its mean over cells, weighted by area, and channels, weighted by `loss.weights`.
+    The loss is the mean of the CRPS over cells (weighted by area) and channels (weighted by `loss.weights`).
     """
 
     kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
@@ -67,9 +67,10 @@ class CRPSSection(EnsembleScoreSection):
 
 
 class SpectralCRPSSection(EnsembleScoreSection):
-    """CRPS of spherical-harmonic coefficients. Use it as a term of a `sum`, beside `crps`.
+    """CRPS of spherical-harmonic coefficients. Use it together with `crps`, as a term of a `sum`.
 
-    Degrees that the grid does not resolve have no influence. Missing cells of a variable count as cells with error 0.
+    The loss ignores degrees that the grid does not resolve. Missing cells of a variable are treated as cells with
+    error 0.
     """
 
     kind: Literal["spectral_crps"] = Field(
@@ -83,7 +84,7 @@ class SpectralCRPSSection(EnsembleScoreSection):
 
 
 class MultiscaleCRPSSection(EnsembleScoreSection):
-    """CRPS of the field smoothed by the longest length, plus the CRPS of the details that each shorter length adds.
+    """CRPS of the field smoothed with the longest length, plus the CRPS of the details that each shorter length adds.
 
     Missing cells of a variable have error 0 when the errors are smoothed, and weight 0 in the mean.
     """
@@ -91,11 +92,11 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
     kind: Literal["multiscale_crps"] = Field("multiscale_crps", description="CRPS of each range of scales.")
     scales: list[Length] = Field(
         min_length=2,
-        description="Lengths of the smoothing in km, the longest first, such as `[800km, 400km, 0km]`. They are "
-        "standard deviations of Gaussians. The last is `0km`, the field itself.",
+        description="Smoothing lengths in km, the longest first, such as `[800km, 400km, 0km]`. Each length is the "
+        "standard deviation of a Gaussian filter. The last length is `0km`: the field without smoothing.",
     )
     scale_weights: list[Weight] | None = Field(
-        None, description="Weight of the score of each of the `scales`, in their order. Default: 1 each."
+        None, description="Weights of the scores of the `scales`, in the same order. Default: 1 for each scale."
     )
 
     @model_validator(mode="after")
@@ -104,8 +105,8 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
         if not is_descending or self.scales[-1] != 0:
             shown_scales = ", ".join(f"{length:g}km" for length in self.scales)
             raise ValueError(
-                f"loss.scales: [{shown_scales}] must descend and end with 0km, the field itself, so that no scale is "
-                "left out"
+                f"loss.scales: [{shown_scales}] must descend and end with 0km (the field itself), so that the loss "
+                "includes all scales"
             )
         weights = self.scale_weights
         if weights is None:
@@ -114,7 +115,7 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
         if not has_weight_per_scale or not any(weights):
             raise ValueError(
                 f"loss.scale_weights: {weights} must have one weight for each of the {len(self.scales)} loss.scales, "
-                "and one above 0"
+                "and at least one weight must be above 0"
             )
         return self
 
@@ -127,8 +128,8 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
 class AMSESection(LossSection):
     """Adjusted mean squared error (arXiv:2501.19374), for fine-tuning a deterministic network against blur.
 
-    The amplitude of each spherical-harmonic degree is compared separately from its phases. So a forecast that is
-    uncertain of a wave's position does not gain from a smaller amplitude.
+    The amplitude of each spherical-harmonic degree is compared separately from its phases. So if the position of a wave
+    is uncertain, a forecast with a smaller amplitude does not have a smaller loss.
     """
 
     kind: Literal["amse"] = Field("amse", description="Adjusted mean squared error.")
@@ -140,7 +141,7 @@ class AMSESection(LossSection):
 
 
 class SumSection(LossSection):
-    """Weighted sum of several losses. Keys that all losses share are set in this section and apply to every term."""
+    """Weighted sum of several losses. The keys that all losses have are set in this section and apply to every term."""
 
     kind: Literal["sum"] = Field("sum", description="Weighted sum of the losses in `terms`.")
     terms: list[LossTermEntry] = Field(min_length=1, description="The losses, each with its `kind` and its `weight`.")
@@ -150,14 +151,15 @@ class SumSection(LossSection):
         for number, term in enumerate(self.terms):
             misplaced_keys = []
             for key in sorted(SHARED_KEYS):
-                # A saved config has every key of a term, most of them with their defaults. So a key that is present is
+                # A saved config contains all keys of a term, mostly with their defaults. So a shared key of a term is
                 # an error only if its value differs from both the default and the value of the sum.
                 default = type(term).model_fields[key].get_default(call_default_factory=True)
                 if getattr(term, key) not in (default, getattr(self, key)):
                     misplaced_keys.append(key)
             if misplaced_keys:
                 raise ValueError(
-                    f"loss.terms.{number} sets {', '.join(misplaced_keys)}, which all terms share; set it under loss"
+                    f"loss.terms.{number} sets {', '.join(misplaced_keys)}, but all terms share this key; set it "
+                    "directly under loss"
                 )
         return self
 

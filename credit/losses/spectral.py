@@ -18,8 +18,8 @@ from credit.losses.registry import register_loss
 from credit.losses.section import AMSESection, SpectralCRPSSection
 from credit.physics.spherical_transform import SphericalTransform
 
-# Added to the power under a square root, so that the derivative of the root is finite if the power is 0. The number is
-# far below the power of any degree of a normalised field.
+# Number that is added to the power under a square root, so that the derivative of the root is finite if the power is 0.
+# The number is far below the power of any degree of a normalised field.
 _SMALLEST_POWER = 1e-20
 
 
@@ -29,7 +29,7 @@ class SpectralLoss(WeightedLoss):
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config.
-        can_synthesise: True if the loss also transforms coefficients back into fields.
+        can_synthesise: True if the loss also transforms coefficients back to fields.
 
     Raises:
         ConfigError: if ``loss.latitude_weights`` is false, because spherical harmonics weight cells by their area.
@@ -49,7 +49,7 @@ class SpectralLoss(WeightedLoss):
         self.transform = SphericalTransform(context.grid, can_synthesise)
 
     def mean_over_channels(self, cost_BC: Tensor) -> Tensor:
-        """Return the weighted mean of (B, C) costs over channels, averaged over the batch, a scalar."""
+        """Return the weighted mean of costs (B, C) over channels, averaged over the batch, a scalar."""
         return (cost_BC * self.channel_weight_C).sum(dim=1).mean()
 
 
@@ -59,12 +59,13 @@ class SpectralCRPSLoss(SpectralLoss):
 
     Source: Bonev et al. 2025, arXiv:2507.12144. The coefficients are complex, and the score uses the absolute value of
     their differences in the complex plane. So the score is proper for amplitude and phase, and does not depend on the
-    meridian from which longitudes are counted. The sum of the scores of real and imaginary part would depend on it.
+    choice of the prime meridian. The sum of the scores of real and imaginary part would depend on this choice.
 
     The loss is the sum of the scores of all coefficients, divided by the square root of their number. Coefficients with
-    an order above 0 count twice, so the divisor is n + 1 if n is the largest degree. With this divisor, the gradient
-    with respect to the fields is as large as the gradient of ``crps`` on any grid, and the loss is at most the
-    root-mean-square error. The code of FourCastNet 3 (makani) does not divide: its weight of 0.1 is 0.1 (n + 1) here.
+    an order above 0 are counted twice, so the divisor is n + 1 if n is the largest degree. With this divisor, the
+    gradient with respect to the fields is about as large as the gradient of ``crps`` on any grid, and the loss is at
+    most the root-mean-square error. The code of FourCastNet 3 (makani) does not divide by n + 1. Its weight of 0.1
+    corresponds to the weight 0.1 (n + 1) of this loss.
 
     Args:
         context: weights, scales and grid of the run.
@@ -96,12 +97,13 @@ class AdjustedMeanSquaredError(SpectralLoss):
     """Squared error that separates amplitude and phase in each degree (Subich et al. 2025, arXiv:2501.19374).
 
     Let S_p and S_t be the powers of forecast and truth in one degree, and c their coherence (the correlation of their
-    coefficients). The squared error is (sqrt S_p - sqrt S_t)^2 + 2 sqrt(S_p S_t) (1 - c). Its second term shrinks with
-    S_p, so it rewards blur. Here this term is 2 max(S_p, S_t) (1 - c).
+    coefficients). The squared error is (sqrt S_p - sqrt S_t)^2 + 2 sqrt(S_p S_t) (1 - c). Its second term becomes
+    smaller if S_p is smaller, so the squared error rewards blur. In this loss, the second term is
+    2 max(S_p, S_t) (1 - c).
 
     The loss is the sum over degrees, plus the mean square of the unresolved part of the error: the waves beyond the
-    largest degree. The loss equals ``mse`` if the powers of all degrees are right. With several members it is the mean
-    of the members' losses.
+    largest degree. If forecast and truth have the same power in each degree, the loss equals ``mse``. With several
+    members, the loss is the mean of the members' losses.
 
     Args:
         context: weights, scales and grid of the run.
@@ -139,7 +141,7 @@ class AdjustedMeanSquaredError(SpectralLoss):
 
 
 def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: SphericalTransform) -> Tensor:
-    """Return the adjusted squared error of each degree, see `AdjustedMeanSquaredError`.
+    """Return the adjusted squared error of each spherical-harmonic degree; see `AdjustedMeanSquaredError`.
 
     Args:
         error_N: (..., N) complex spherical-harmonic coefficients of forecast minus truth.
@@ -154,17 +156,17 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
     target_power_L = transform.sum_by_degree(_real_product(target_N, target_N))
     amplitude_L = (power_L + _SMALLEST_POWER).sqrt()
     target_amplitude_L = (target_power_L + _SMALLEST_POWER).sqrt()
-    # For a good forecast, the difference of powers and 1 - coherence are tiny differences of large numbers, which would
-    # be rounding errors in float32. So both are computed from the coefficients of the error.
+    # For a good forecast, the difference of powers and 1 - coherence are tiny differences of large numbers. In float32,
+    # they would be dominated by rounding errors, so both are computed from the coefficients of the error.
     power_difference_L = transform.sum_by_degree(_real_product(error_N, forecast_N + target_N))
     amplitude_cost_L = (power_difference_L / (amplitude_L + target_amplitude_L)).square()
     squared_error_L = transform.sum_by_degree(_real_product(error_N, error_N))
     one_minus_coherence_L = (squared_error_L - amplitude_cost_L) / (2.0 * amplitude_L * target_amplitude_L)
-    # Rounding errors in a degree without power could exceed the possible range.
+    # In a degree without power, rounding errors could move the value out of its possible range.
     one_minus_coherence_L = one_minus_coherence_L.clamp(0.0, 2.0)
     return amplitude_cost_L + 2.0 * torch.maximum(power_L, target_power_L) * one_minus_coherence_L
 
 
 def _real_product(first: Tensor, second: Tensor) -> Tensor:
-    """Return the real part of `first` times the complex conjugate of `second`, elementwise."""
+    """Return the real part of the product of `first` and the complex conjugate of `second`, elementwise."""
     return first.real * second.real + first.imag * second.imag

@@ -15,7 +15,7 @@ from credit.losses.section import SumSection
 
 @register_loss("sum", SumSection)
 class WeightedSumLoss(Loss):
-    """Sum of the losses in ``loss.terms``, each times its weight; all use the cell and channel weights of the sum.
+    """Weighted sum of the losses in ``loss.terms``; all terms use the cell and channel weights of the section ``loss``.
 
     Args:
         context: weights, scales and grid of the run.
@@ -34,7 +34,7 @@ class WeightedSumLoss(Loss):
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return the weighted sum of the losses, a float32 scalar; see `Loss.forward` for the arguments."""
-        # The total starts from the first term, because adding it to a zero would take another kernel.
+        # The total starts with the first term, because adding the first term to 0 would need an additional kernel.
         first_loss, *other_losses = self.losses
         total = self.weights[0] * first_loss(prediction_BMCHW, target_BCHW)
         for weight, loss in zip(self.weights[1:], other_losses, strict=True):

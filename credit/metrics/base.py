@@ -1,4 +1,4 @@
-"""Base class of validation metrics, and the registry behind ``trainer.metrics``.
+"""Base class and registry of the validation metrics in ``trainer.metrics``.
 
 Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -22,9 +22,10 @@ class MetricContext:
     """Channels, cell weights and lead times of a validation, from which a metric is built.
 
     Attributes:
-        channels: the channels of the run; ``channels.output`` gives the order of C.
-        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 over the whole grid for each channel, and are
-            0 in cells where the variable is missing. On a part of the grid they are multiplied by the number of parts.
+        channels: the channels of the run; dimension C has the order of ``channels.output``.
+        weight_CHW: (C, H, W) weights of the cells, float64. The weights of each channel sum to 1 over the whole grid.
+            They are 0 in cells in which the variable is missing. On a part of the grid (domain parallelism), all
+            weights are multiplied by the number of parts.
         lead_hours: (L,) lead times in hours.
     """
 
@@ -34,11 +35,11 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """Base class of metrics, which add up sums over cases and compute their values from these sums.
+    """Base class of validation metrics: a metric computes its values from sums over cases.
 
-    A case is the forecast from one initial time. Each rank sums over its own cases. `credit.train.validate.validate`
-    then replaces each sum, in place, by its mean over the ranks, and calls `summary` with the mean number of cases per
-    rank.
+    A case is the forecast from one initial time. Each rank sums over the cases of this rank.
+    `credit.train.validate.validate` then replaces each sum, in place, with its mean over the ranks, and calls `summary`
+    with the mean number of cases per rank.
 
     With domain parallelism (``trainer.parallelism.domain``), each rank has a part of every field, and the weights of
     its cells are multiplied by the number of these ranks. The means are then correct for metrics whose sums are
@@ -48,8 +49,9 @@ class Metric(ABC):
         context: channels, weights and lead times of the validation.
 
     Attributes:
-        supports_domain: True if all sums of the class are weighted sums over cells. Domain parallelism refuses other
-            metrics: for example, the square root of a sum over one part of a field has no meaning.
+        supports_domain: True if all sums of the class are weighted sums over cells. With domain parallelism, all other
+            metrics are an error. An example is a sum of square roots: the square root for a part of a field has no
+            meaning.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -60,7 +62,7 @@ class Metric(ABC):
     @classmethod
     @abstractmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return the names of the metric's values, the keys of `summary`; ``trainer.monitor`` may be one of them.
+        """Return the names of the metric's values: the keys of `summary`, which ``trainer.monitor`` may name.
 
         Args:
             channels: the channels of the run.
@@ -70,10 +72,10 @@ class Metric(ABC):
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums over the cases of this rank so far: name -> float64 tensor of any shape.
+        """Sums over the cases that were added on this rank: name -> float64 tensor of any shape.
 
-        Return the tensors from which `summary` computes, not copies: the caller replaces their values, in place, by the
-        means over the ranks.
+        Return the tensors that `summary` uses, not copies: the caller replaces their values, in place, with the means
+        over the ranks.
         """
 
     @abstractmethod
@@ -81,23 +83,23 @@ class Metric(ABC):
         """Add one lead time of a batch to the sums.
 
         The fields are in physical units, minus the mean of each channel in the training statistics. Masked cells may
-        have any finite value, because their weight is 0.
+        contain any finite value, because their weight is 0.
 
         Args:
             lead: index of the lead time, from 0.
             forecast_BMCHW: (B, M, C, H, W) forecast of each member.
-            persistence_BCHW: (B, C, H, W) persistence forecast: the state at the initial time, and 0 (the mean) for
+            persistence_BCHW: (B, C, H, W) persistence forecast: the state at the initial time, or 0 (the mean) for
                 diagnostic channels.
             truth_BCHW: (B, C, H, W) truth.
         """
 
     @abstractmethod
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return name -> value of the metric, for each of `names` and in the same order.
+        """Return the values of the metric by name, with the keys and the order of `names`.
 
         Args:
-            num_cases: number of cases by which to divide the sums. It may be a fraction, because it is an average over
-                the ranks.
+            num_cases: number of cases by which the sums are divided. The number may be a fraction, because it is an
+                average over the ranks.
         """
 
 
@@ -112,7 +114,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
         name: entry of ``trainer.metrics`` in a config.
 
     Raises:
-        ConfigError: if another class has the name, or if the decorated class does not derive from `Metric`.
+        ConfigError: if a different class has this name, or if the decorated class does not derive from `Metric`.
     """
 
     def register(cls: MetricClass) -> MetricClass:
@@ -121,7 +123,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
     return register
 
 
-def metric_class(name: str) -> type[Metric]:
+def find_metric_class(name: str) -> type[Metric]:
     """Return the class of the metric that is registered as `name`, an entry of ``trainer.metrics``.
 
     Raises:

@@ -19,12 +19,12 @@ from credit.metrics.base import Metric, MetricContext, register_metric
 class EnsembleScores(Metric):
     """Area-weighted scores of an ensemble by lead time and channel.
 
-    - ``crps/z500/24h``: fair CRPS, in the unit of the channel. For one member it is the mean absolute error.
+    - ``crps/z500/24h``: fair CRPS, in the units of the channel. With a single member, it is the mean absolute error.
     - ``spread_skill/z500/24h``: ratio of spread to error; 1 for a calibrated ensemble. The spread is the square root of
       (M + 1) / M times the mean variance of the M members. The error is the RMSE of the ensemble mean (Fortin et al.
       2014, doi:10.1175/JHM-D-14-0008.1).
-    - ``fair_crps``: the ratio of the CRPS to the mean absolute error of persistence, averaged over prognostic channels
-      and lead times; lower is better.
+    - ``fair_crps``: the ratio of the fair CRPS to the mean absolute error of persistence, averaged over prognostic
+      channels and lead times; lower is better.
     - ``calibration``: |ln(spread / error)|, averaged over prognostic channels and lead times; 0 is perfect.
 
     Args:
@@ -47,7 +47,7 @@ class EnsembleScores(Metric):
 
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return the names of the scores that the docstring of this class lists; see the base class."""
+        """Return ``fair_crps``, ``calibration``, and a name per score, lead time and channel; see `Metric.names`."""
         names = ["fair_crps", "calibration"]
         for score in ("crps", "spread_skill"):
             for hours in lead_hours:
@@ -57,11 +57,11 @@ class EnsembleScores(Metric):
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums of CRPS, absolute error of persistence, variance and squared error, each (L, C); see the base class."""
+        """Sums of CRPS, absolute error of persistence, variance and squared error, each (L, C); see `Metric.sums`."""
         return self._sums
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """Add CRPS, variance and errors of one lead time of a batch; see the base class."""
+        """Add CRPS, variance and errors of one lead time of a batch to the sums; see `Metric.add`."""
         truth_BCHW = truth_BCHW.double()
         error_BMCHW = forecast_BMCHW.double() - truth_BCHW[:, None]
         num_members = error_BMCHW.shape[1]
@@ -76,7 +76,7 @@ class EnsembleScores(Metric):
             self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return the scores that the docstring of this class lists; see the base class."""
+        """Return ``fair_crps``, ``calibration``, and each score by lead time and channel; see `Metric.summary`."""
         channels = self.context.channels
         means = {name: total_LC / num_cases for name, total_LC in self._sums.items()}
         # The errors of a constant field are 0; the lower limit avoids 0 / 0.
@@ -100,10 +100,10 @@ class EnsembleScores(Metric):
 
 
 def _fair_crps(error_BMCHW: Tensor) -> Tensor:
-    """Return the fair CRPS of each cell, (B, C, H, W), in the unit of the errors.
+    """Return the fair CRPS of each cell, (B, C, H, W), in the units of the errors.
 
-    fair CRPS = 1 / M sum_j |e_j| - 1 / (M (M - 1)) sum_{j<k} |e_j - e_k| (Ferro 2014, doi:10.1002/qj.2270). For one
-    member it is the absolute error.
+    fair CRPS = 1 / M sum_j |e_j| - 1 / (M (M - 1)) sum_{j<k} |e_j - e_k| (Ferro 2014, doi:10.1002/qj.2270). With a
+    single member, it is the absolute error.
 
     Args:
         error_BMCHW: (B, M, C, H, W) errors e_j of the members, forecast minus truth.
@@ -113,7 +113,7 @@ def _fair_crps(error_BMCHW: Tensor) -> Tensor:
     if num_members == 1:
         return mean_error_BCHW
     # The sum of |e_j - e_k| over pairs equals the sum of (2 i - M - 1) e_(i) over sorted errors e_(1) <= ... <= e_(M),
-    # which takes M instead of M (M - 1) / 2 terms.
+    # which has M instead of M (M - 1) / 2 terms.
     ranks_M = torch.arange(1, num_members + 1, dtype=torch.float64, device=error_BMCHW.device)
     factors_M111 = (2 * ranks_M - num_members - 1)[:, None, None, None]
     pair_sum_BCHW = (error_BMCHW.sort(dim=1).values * factors_M111).sum(dim=1)

@@ -16,10 +16,10 @@ from credit.metrics.base import Metric, MetricContext, register_metric
 
 @register_metric("rmse")
 class RootMeanSquareError(Metric):
-    """RMSE of the ensemble mean, and its ratio to persistence.
+    """RMSE of the ensemble mean, and its ratio to the RMSE of persistence.
 
     - ``rmse/z500/24h``: square root of the squared error averaged over cells (by area) and cases, for each channel and
-      lead time, in the unit of the channel.
+      lead time, in the units of the channel.
     - ``skill``: ratio of the forecast's RMSE to the RMSE of persistence, averaged over prognostic channels and lead
       times; lower is better.
 
@@ -32,14 +32,14 @@ class RootMeanSquareError(Metric):
     def __init__(self, context: MetricContext) -> None:
         super().__init__(context)
         self._weight_CHW = context.weight_CHW.double()
-        # Sums of squared errors over the cases, in the square of each channel's unit.
+        # Sums of squared errors over the cases, in the square of each channel's units.
         shape = (len(context.lead_hours), self._weight_CHW.shape[0])
         self.forecast_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
         self.persistence_LC = torch.zeros_like(self.forecast_LC)
 
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return ``skill`` and one name for each lead time and channel; see the base class."""
+        """Return ``skill``, and the name of the RMSE of each lead time and channel; see `Metric.names`."""
         names = ["skill"]
         for hours in lead_hours:
             for channel in channels.output:
@@ -48,11 +48,11 @@ class RootMeanSquareError(Metric):
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums of squared errors of the forecast and of persistence, each (L, C); see the base class."""
+        """Sums of squared errors of the forecast and of persistence, each (L, C); see `Metric.sums`."""
         return {"forecast": self.forecast_LC, "persistence": self.persistence_LC}
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """Add the squared errors of one lead time of a batch; see the base class."""
+        """Add the squared errors of one lead time of a batch to the sums; see `Metric.add`."""
         # A single member needs no mean, which would copy the field.
         if forecast_BMCHW.shape[1] == 1:
             ensemble_mean_BCHW = forecast_BMCHW[:, 0]
@@ -62,7 +62,7 @@ class RootMeanSquareError(Metric):
         self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return ``skill`` (dimensionless), and the RMSE by lead time and channel (unit of the channel)."""
+        """Return ``skill`` (dimensionless), and the RMSE of each lead time and channel (in the channel's units)."""
         channels = self.context.channels
         rmse_LC = (self.forecast_LC / num_cases).sqrt()
         persistence_LC = (self.persistence_LC / num_cases).sqrt()
@@ -75,6 +75,6 @@ class RootMeanSquareError(Metric):
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _squared_error(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
-        """Return the squared error of each channel, averaged over the cells and summed over the batch, (C,) float64."""
+        """Return the squared error of each channel, averaged over cells (by area) and summed over the batch, (C,)."""
         weighted_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
         return weighted_BCHW.sum(dim=(0, 2, 3))

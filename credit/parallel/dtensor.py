@@ -1,4 +1,4 @@
-"""Access to this rank's part of a tensor that may be a DTensor, that is, sharded or split over ranks."""
+"""Access to this rank's part of a tensor, which may be a DTensor (a tensor that is sharded or split over ranks)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor, Placement
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, with gradients; any other tensor is returned unchanged."""
+    """Return this rank's part of a DTensor, connected to autograd; return a plain tensor unchanged."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or a plain tensor itself, detached; it shares the memory of `tensor`."""
+    """Return this rank's part of a DTensor, or the plain tensor, detached; the result shares the memory of `tensor`."""
     detached = tensor.detach()
     if isinstance(detached, DTensor):
         return detached.to_local()
@@ -27,16 +27,16 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each DTensor, and every other tensor itself; all without gradients of their own."""
-    # Not a call of `local_shard` for each tensor, which would take time in every optimizer step.
+    """Return this rank's part of each DTensor, and each plain tensor unchanged; operations record no gradients."""
+    # `local_shard` is not called for each tensor, because the calls would take time in every optimizer step.
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def shard_dim(placement: Placement) -> int | None:
     """Return the tensor dimension that a placement splits; None for a placement that splits nothing.
 
-    The attribute ``dim`` is read instead of testing the class, because the strided shards of FSDP2 with tensor
-    parallelism are no subclass of torch's `Shard`.
+    The function reads the attribute ``dim`` and does not test the class. The reason is that the strided shards of
+    FSDP2 with tensor parallelism are not a subclass of torch's `Shard`.
     """
     return getattr(placement, "dim", None)
 
@@ -52,21 +52,21 @@ def num_shards(tensor: Tensor) -> int:
 
 
 def local_slices(tensor: Tensor) -> list[slice]:
-    """Return which part of the whole tensor this rank holds, as one slice for each dimension.
+    """Return this rank's part of the whole tensor, as one slice for each dimension.
 
-    A plain tensor is whole on every rank. Of a DTensor, the last ranks may hold fewer elements than the others, or
-    none.
+    A plain tensor is whole on every rank. For a DTensor, the last ranks may store fewer elements than the other ranks,
+    or no elements.
     """
     slices = [slice(0, length) for length in tensor.shape]
     if not isinstance(tensor, DTensor):
         return slices
     mesh = tensor.device_mesh
-    # Two axes may split the same dimension. Tensor parallelism, the last axis, has split it first, and FSDP2 has split
-    # the result, so the axes are visited from last to first.
+    # Two axes may split the same dimension. Tensor parallelism, the last axis, has split the dimension first, and FSDP2
+    # has split the result. The axes are therefore visited from last to first.
     for axis in reversed(range(mesh.ndim)):
         dim = shard_dim(tensor.placements[axis])
         if dim is not None:
-            # DTensor gives each rank ceil(length / ranks) elements until none are left, as torch.chunk does.
+            # Like torch.chunk, DTensor gives each rank ceil(length / ranks) elements until no elements remain.
             before = slices[dim]
             shard_length = math.ceil((before.stop - before.start) / mesh.size(axis))
             start = min(before.start + shard_length * mesh.get_local_rank(axis), before.stop)
@@ -75,7 +75,7 @@ def local_slices(tensor: Tensor) -> list[slice]:
     return slices
 
 
-def embed(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
+def pad_to_shape(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
     """Return a tensor of `shape` with `values` at `bounds` and zeros elsewhere."""
     if values.shape == shape:
         return values
@@ -84,6 +84,6 @@ def embed(values: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
     return embedded
 
 
-def embed_local(tensor: Tensor) -> Tensor:
-    """Return a plain tensor of the full shape of `tensor`, with this rank's part in its place and zeros elsewhere."""
-    return embed(to_local(tensor), local_slices(tensor), tensor.shape)
+def pad_local_part(tensor: Tensor) -> Tensor:
+    """Return a plain tensor of the full shape of `tensor`: this rank's part at its position, and zeros elsewhere."""
+    return pad_to_shape(to_local(tensor), local_slices(tensor), tensor.shape)

@@ -1,10 +1,10 @@
 """Sharding of a model over data-parallel ranks with FSDP2, and whole state dicts of sharded models.
 
 A sharding unit is a module whose weights FSDP2 gathers and frees together. Every block marked with ``_fsdp2_shard`` is
-one unit, and the rest of the model is one more. A whole state dict consists of full, unsharded tensors.
+one unit, and the rest of the model is the last unit. A whole state dict consists of full, unsharded tensors.
 
-Other programs call the functions in `__all__`. So their names and arguments must not change, even those with a leading
-underscore. `credit.parallel.parallelize` composes them with tensor parallelism.
+Other programs call the functions in `__all__`. The names and arguments of these functions must not change, even if a
+name has a leading underscore. `credit.parallel.parallelize` combines this sharding with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from credit.parallel.process_info import read_process_info
 from credit.parallel.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from credit.parallel.state.weights import gather_weights, scatter_weights
 
-# The fixed interface, of which some names are defined in other modules.
+# The fixed interface. Some of its names are defined in other modules.
 __all__ = [
     "_apply_activation_checkpointing",
     "_build_mp_policy",
@@ -68,23 +68,23 @@ logger = logging.getLogger(__name__)
 
 
 def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str, Any]) -> nn.Module:
-    """Collective: shard, in place, each block of `model` marked ``_fsdp2_shard``, then the rest; return the model.
+    """Collective: shard each block of `model` with the mark ``_fsdp2_shard``, then the rest, in place; return `model`.
 
     Args:
-        model: plain model, or one that tensor parallelism has split over another axis of the device mesh to which
-            `dp_mesh` belongs.
-        dp_mesh: mesh of one data-parallel axis, or of two axes (replicate, shard); None for all ranks, even if there is
-            only one.
-        conf: a whole config as nested dicts. These keys are read in ``trainer``: ``activation_checkpoint``, ``amp``,
-            ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``; and in
-            ``model``: ``use_spectral_norm``.
+        model: plain model, or a model that tensor parallelism has split. In the second case, the tensor-parallel axis
+            and `dp_mesh` belong to the same device mesh.
+        dp_mesh: mesh of one data-parallel axis, or of two axes (replicate, shard); None for a mesh of all ranks, even
+            on a single rank.
+        conf: a whole config as nested dicts. These keys of the section ``trainer`` are read:
+            ``activation_checkpoint``, ``amp``, ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and
+            ``parallelism.reshard_after_forward``. In the section ``model``, ``use_spectral_norm`` is read.
 
     Returns:
-        The same object, whose parameters are now DTensors.
+        The same object `model`. Its parameters are now DTensors.
 
     Raises:
-        ConfigError: if a value in `conf` is not valid, or the model cannot be sharded, for example because it is
-            sharded already.
+        ConfigError: if a value in `conf` is not valid, or the model cannot be sharded, for example because it has
+            already been sharded.
     """
     trainer = read_section(conf, "trainer")
     parallelism = read_section(trainer, "parallelism", "trainer.")
@@ -93,7 +93,7 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
     policy = _build_mp_policy(conf)
     require_shardable(model)
     # Blocks are wrapped for checkpointing before they are sharded, so that the wrapper becomes the sharding unit. The
-    # recomputation then runs inside the unit, while its weights are gathered.
+    # recomputation then runs inside the unit, while the weights of the unit are gathered.
     checkpoint_mode = trainer.get("activation_checkpoint")
     if checkpoint_mode not in (None, False):
         checkpoint_blocks(model, checkpoint_mode)
@@ -118,12 +118,12 @@ def shard_units(
 
     Args:
         model: model whose blocks may be wrapped for checkpointing.
-        fsdp_mesh: mesh over which units without split weights are sharded, which may include the tensor-parallel axis:
-            its ranks have equal gradients of such weights, so it does not change the mean over data-parallel ranks.
+        fsdp_mesh: mesh over which units without split weights are sharded. It may include the tensor-parallel axis:
+            tensor-parallel ranks have equal gradients of whole weights, so the mean over the ranks is the same.
         fsdp_mesh_of_tp_units: mesh over which units with weights that tensor parallelism has split are sharded.
-        policy: mixed precision; None for the dtype of the weights. Only the model as a whole casts its output.
-        reshard_after_forward: True to free gathered weights after the forward and gather them again for the backward.
-            After a forward without gradients, all weights are freed in any case.
+        policy: mixed precision; None for the dtype of the weights. The output is cast only at the end of the model.
+        reshard_after_forward: True to free gathered weights after the forward pass and gather them again for the
+            backward pass. After a forward pass without gradients, all weights are always freed.
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 
     Raises:
@@ -135,19 +135,20 @@ def shard_units(
     inner_policy = replace(policy, output_dtype=None)  # activations between the units keep the dtype of computation
     offload = OffloadPolicy()
     if cpu_offload:
-        # Memory is pinned for copies to a GPU only.
+        # Memory is pinned only for copies to a GPU.
         offload = CPUOffloadPolicy(pin_memory=fsdp_mesh.device_type != "cpu")
     units = find_sharding_units(model)
     sharded_parameter_ids: set[int] = set()
     inference_resharder = _InferenceResharder()
     for unit in units:
         # The backward pass begins with the last block, which is the first of `units`, and with the weights outside of
-        # the blocks. These weights would be freed only to be gathered again.
+        # the blocks. If these weights were freed, they would be gathered again at once.
         begins_backward = unit is units[0] or unit is model
         reshard_unit = reshard_after_forward and not begins_backward
         # A unit with weights of several dtypes is sharded as several modules.
         for module in split_by_dtype(unit, sharded_parameter_ids):
-            # Sharded parameters are DTensors, too. Among the others, a DTensor has been split by tensor parallelism.
+            # Parameters that FSDP2 has sharded are DTensors. Among the other parameters, the DTensors are those that
+            # tensor parallelism has split.
             new_parameters = [p for p in module.parameters() if id(p) not in sharded_parameter_ids]
             mesh = fsdp_mesh
             if any(isinstance(parameter, DTensor) for parameter in new_parameters):
@@ -160,7 +161,7 @@ def shard_units(
             sharded_parameter_ids.update(map(id, module.parameters()))
             if not reshard_unit:
                 inference_resharder.watch(module)
-        # Weights must be gathered for a call of another entry point, too.
+        # Weights must also be gathered for calls of other entry points than `forward`.
         for name in custom_entry_points(unit):
             register_fsdp_forward_method(unit, name)
             if not reshard_unit:
@@ -168,29 +169,30 @@ def shard_units(
 
 
 class _InferenceResharder:
-    """Hooks that free gathered weights after calls without gradients, where FSDP2 keeps them for a backward pass.
+    """Hooks that free the gathered weights of some modules after a call without gradients.
 
-    After such a call there is no backward pass, so the weights would stay gathered. An optimizer that is built at this
-    point would hold the gathered weights. It would not train, because the next backward pass makes the sharded weights
-    the model's parameters again.
+    FSDP2 keeps the gathered weights of these modules for a backward pass. After a call without gradients there is no
+    backward pass, so the weights would stay gathered. An optimizer that is built at this point would refer to the
+    gathered weights. It would not train the model, because the next backward pass makes the sharded weights the
+    parameters of the model again.
 
-    Weights are freed after the outermost call, because a forward may call other entry points of the same module.
+    Weights are freed after the outermost call, because a forward pass may call other entry points of the same module.
     """
 
     def __init__(self) -> None:
         self._modules: list[FSDPModule] = []
-        # Number of calls that have begun and not ended; they may be nested.
+        # Number of calls that have begun but not ended. Calls may be nested.
         self._call_depth = 0
 
     def watch(self, module: FSDPModule) -> None:
-        """Register a module whose weights FSDP2 keeps gathered after a forward."""
+        """Register hooks on a module whose weights FSDP2 keeps gathered after a forward pass."""
         self._modules.append(module)
         module.register_forward_pre_hook(lambda *_: self._begin_call(), prepend=True)
-        # A forward that raises must count as ended, too.
+        # The call must also be recorded as ended if the forward pass raises an error.
         module.register_forward_hook(lambda *_: self._end_call(), always_call=True)
 
     def wrap_entry_point(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that calls `method` and counts as a forward call of its module."""
+        """Return a method that calls `method`, and frees the gathered weights afterwards like a forward pass."""
 
         @functools.wraps(method)
         def call_and_reshard(*args: Any, **kwargs: Any) -> Any:
@@ -213,9 +215,9 @@ class _InferenceResharder:
 
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks.
+    """Collective: return a copy of the whole state dict on the CPU of rank 0, and an empty dict on other ranks.
 
-    Names are those of the model without wrappers; each tensor has the shape and dtype of the whole parameter or buffer.
+    The names do not contain prefixes of wrappers. Each tensor has the shape and dtype of the whole parameter or buffer.
     """
     return gather_weights(model)
 
@@ -228,19 +230,19 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
 
     Raises:
         CheckpointError: on every rank, if names are missing, unexpected or repeated, shapes differ, or tensors are not
-            whole, such as those of ``model.state_dict()`` of a sharded model. The model is then unchanged.
+            whole, such as the tensors in ``model.state_dict()`` of a sharded model. The model is then unchanged.
     """
     scatter_weights(model, state_dict)
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Collective: return a copy of the whole optimizer state on the CPU of rank 0, an empty dict on other ranks.
+    """Collective: return a copy of the whole optimizer state on the CPU of rank 0, and an empty dict on other ranks.
 
     Returns:
         ``{"state": {parameter name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}``.
 
     Raises:
-        ConfigError: if the optimizer has parameters that are not the model's.
+        ConfigError: if the optimizer has parameters that do not belong to the model.
     """
     reshard(model)
     return gather_optimizer_state(model, optimizer)
@@ -254,33 +256,33 @@ def fsdp2_load_optimizer_state_dict(
     A parameter has no saved state if it never had a gradient. It gets zeros, the state that it would start with.
 
     Raises:
-        ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters, holds only one rank's parts of
-            sharded tensors, or has different settings for two parameters that are in one group now.
+        ConfigError: if the optimizer has parameters that do not belong to the model.
+        CheckpointError: on every rank, if the state belongs to different parameters, if it has only one rank's parts
+            of sharded tensors, or if it has different settings for two parameters that are now in the same group.
     """
     reshard(model)
     scatter_optimizer_state(model, optimizer, state_dict)
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Wrap every marked block of `model`, in place, so that the backward pass recomputes it; call this before FSDP2.
+    """Wrap every marked block of `model` in place, so that the backward pass recomputes the block.
 
-    Blocks that are wrapped already stay as they are, and so does a model without marked blocks. Checkpointing is of
-    torch's non-reentrant kind.
+    Call this function before FSDP2. Blocks that have already been wrapped, and models without marked blocks, are not
+    changed. The wrapper uses torch's non-reentrant checkpointing.
     """
     if any(map(_has_fsdp2_shard, model.modules())):
         checkpoint_blocks(model)
 
 
 def _build_mesh_of_all_ranks() -> DeviceMesh:
-    """Collective: return a one-dimensional mesh of all ranks, after starting a process group if there is none."""
+    """Collective: return a one-dimensional mesh of all ranks; create a process group first if there is none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         if read_process_info().world > 1:
             dist.init_process_group(backend)
         else:
-            logger.info("no process group: starting one for this process alone")
+            logger.info("no process group exists: creating a process group of this single process")
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     elif dist.get_backend() == "gloo":
         # The caller's process group has no collectives for GPUs.
@@ -289,22 +291,22 @@ def _build_mesh_of_all_ranks() -> DeviceMesh:
 
 
 def _make_contiguous(model: nn.Module) -> None:
-    """Make weights of another memory format (channels_last) contiguous, in place; FSDP2 shards no other weights."""
+    """Make non-contiguous weights (channels_last) contiguous, in place, because FSDP2 shards only contiguous ones."""
     strided_parameters = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
     for parameter in strided_parameters:
         parameter.data = parameter.data.contiguous()
     if strided_parameters:
         logger.info(
-            "%d weights are in a memory format that FSDP2 does not shard (channels_last); they are made contiguous, "
-            "and inputs may stay in theirs",
+            "%d weights have a memory format that FSDP2 cannot shard (channels_last); these weights were made "
+            "contiguous; inputs may keep their memory format",
             len(strided_parameters),
         )
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered weights of all units in place, so that the model's parameters are the sharded ones.
+    """Free the gathered weights of all units in place, so that the parameters of the model are the sharded weights.
 
-    Call it after a forward without a backward, which may leave weights gathered.
+    Call this function after a forward pass without a backward pass, because some weights may still be gathered.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -312,7 +314,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
-    """Choose whether the next backward passes reduce gradients over the ranks, or accumulate them on each rank.
+    """Set the next backward passes to reduce gradients over the ranks, or to accumulate gradients on each rank.
 
     Args:
         model: sharded model; a model that is not sharded is left unchanged.

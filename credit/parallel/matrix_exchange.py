@@ -1,8 +1,9 @@
-"""Division of work on whole matrices among ranks that hold parts of them.
+"""Division of computations on whole matrices among the ranks that store parts of these matrices.
 
-Each matrix gets an owner. The owner collects the matrix from the ranks that hold its parts, computes, and sends each
-rank its part of the result. Both directions are one all-to-all for all matrices together. Ranks exchange only within a
-replica, the ranks that together hold all parts once; each replica computes all matrices.
+Each matrix has one rank as its owner. The owner collects the parts of the matrix from the other ranks, computes the
+result, and sends each rank its part of the result. Collecting and returning each need a single all-to-all for all
+matrices. Ranks exchange only within a replica (the ranks that together store all parts once). Each replica computes
+all matrices.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch.distributed.tensor import DTensor
 from credit.parallel.dtensor import local_slices, shard_dim
 from credit.parallel.object_collectives import run_on_all_ranks
 
-# Largest number of elements of a rank's parts of the matrices that are exchanged and computed together.
+# Largest number of elements in a bucket, counted on each rank. The matrices of a bucket are exchanged together.
 BUCKET_ELEMENTS = 2**26
 
-# Start and end along each dimension of the part of a matrix.
+# Bounds of a part of a matrix: (start, end) along each dimension.
 Bounds = tuple[tuple[int, int], ...]
 
 
@@ -31,9 +32,9 @@ class Transfer:
     """Part of a matrix that this rank sends to a peer or receives from it.
 
     Attributes:
-        peer: the other rank.
+        peer: rank that receives the part or sends it.
         matrix: index of the matrix.
-        bounds: the part of the matrix.
+        bounds: bounds of the part in the whole matrix.
     """
 
     peer: int
@@ -47,34 +48,36 @@ class Transfer:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The part as indices of the whole matrix."""
+        """Slices that select the part from the whole matrix."""
         return tuple(slice(start, end) for start, end in self.bounds)
 
 
 @dataclass
 class Transfers:
-    """All transfers of this rank in one direction, from the holders to the owners or back.
+    """All transfers of this rank in one phase: collecting parts on the owners, or returning results from the owners.
 
     Attributes:
-        outgoing: transfers from this rank, by peer and matrix.
-        incoming: transfers to this rank, by peer and matrix.
+        outgoing: transfers from this rank, ordered by peer and matrix.
+        incoming: transfers to this rank, ordered by peer and matrix.
     """
 
     outgoing: list[Transfer] = field(default_factory=list)
     incoming: list[Transfer] = field(default_factory=list)
 
     def sort(self) -> None:
-        """Order the transfers by the peer, as an all-to-all needs them; those with a peer stay in their order."""
+        """Sort the transfers by peer, which an all-to-all requires; transfers with the same peer keep their order."""
         self.outgoing.sort(key=lambda transfer: transfer.peer)
         self.incoming.sort(key=lambda transfer: transfer.peer)
 
     def exchange(self, values: Sequence[Tensor], like: Tensor, is_local: bool) -> list[Tensor]:
-        """Collective unless local: send the values of the outgoing transfers, and return those of the incoming ones.
+        """Send the tensors of the outgoing transfers, and return the tensors of the incoming transfers.
+
+        This call is a collective unless `is_local` is true.
 
         Args:
             values: tensor of each outgoing transfer.
-            like: tensor of the dtype and on the device of the values.
-            is_local: True if each rank holds all matrices whole, so that it computes them itself.
+            like: tensor with the dtype and device of the values.
+            is_local: True if each rank stores all matrices whole, so that no exchange is necessary.
         """
         if is_local:
             return list(values)
@@ -87,13 +90,13 @@ class Transfers:
 
 
 class MatrixExchange:
-    """Plan of which rank computes which matrix, and of the parts that the ranks exchange.
+    """Plan of the owner of each matrix, and of the parts that the ranks exchange.
 
-    Collective: each rank builds it, with the same matrices in the same order.
+    The constructor is a collective: each rank calls it with the same matrices in the same order.
 
     Args:
-        matrices: tensors, sharded in any way or whole on each rank; only shapes and placements are read.
-        costs: work of each matrix in any unit.
+        matrices: tensors, sharded in any way or whole on each rank; only their shapes and placements are read.
+        costs: amount of computation for each matrix, in any unit.
 
     Attributes:
         owned: indices of the matrices that this rank computes.
@@ -102,12 +105,12 @@ class MatrixExchange:
     def __init__(self, matrices: Sequence[Tensor], costs: Sequence[float]) -> None:
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._shapes = [matrix.shape for matrix in matrices]
-        # Ranks of a replica are consecutive, because replicas are the outermost axis of the mesh. They know nothing of
-        # other replicas.
+        # Ranks of a replica are consecutive, because replicas are the outermost axis of the mesh. They need no
+        # information about other replicas.
         num_neighbours = _count_ranks_without_replicas(matrices)
         first_neighbour = rank // num_neighbours * num_neighbours
         bounds_of_neighbour = _gather_bounds(matrices, range(first_neighbour, first_neighbour + num_neighbours))
-        # Fewer ranks may hold all parts, for example if all matrices are whole.
+        # A subset of these ranks may already store all parts, for example if all matrices are whole.
         num_members = find_replica_size(bounds_of_neighbour, self._shapes)
         self._is_local = num_members == 1
         first = rank // num_members * num_members
@@ -118,7 +121,7 @@ class MatrixExchange:
         self._returning = Transfers()
         for index, owner_number in enumerate(owners):
             owner = members[owner_number]
-            # Several ranks may hold the same part of a matrix that tensor parallelism does not split.
+            # Several ranks may store the same part of a matrix that tensor parallelism does not split.
             holders: dict[Bounds, list[int]] = {}
             for member in members:
                 bounds = bounds_of_neighbour[member - first_neighbour][index]
@@ -135,18 +138,18 @@ class MatrixExchange:
     def apply(
         self, compute: Callable[[dict[int, Tensor]], Mapping[int, Tensor]], parts: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Collective: return this rank's parts of the results for all matrices.
+        """Collective: apply `compute` to all whole matrices, and return this rank's parts of the results.
 
         Args:
-            compute: function of the matrices that this rank owns, by index; it returns a tensor of the same shape for
-                each.
-            parts: this rank's part of each matrix, all of one dtype and device.
+            compute: function of the matrices that this rank owns (index -> matrix). It returns the results (index ->
+                tensor with the shape of the matrix).
+            parts: this rank's part of each matrix; all parts have the same dtype and device.
 
         Returns:
             This rank's part of each result, in the order of the matrices.
         """
         matrices = {index: parts[index].new_empty(self._shapes[index]) for index in self.owned}
-        # A rank sends all that it holds of a matrix.
+        # A rank always sends its whole part of a matrix.
         sent = [parts[transfer.matrix] for transfer in self._collecting.outgoing]
         collected = self._collecting.exchange(sent, parts[0], self._is_local)
         for transfer, values in zip(self._collecting.incoming, collected, strict=True):
@@ -161,7 +164,7 @@ class MatrixExchange:
 
 
 def _count_ranks_without_replicas(matrices: Sequence[Tensor]) -> int:
-    """Return the number of all ranks over the length of the mesh axis ``replicate``, which some matrices may have."""
+    """Return the number of all ranks divided by the length of the mesh axis ``replicate`` (1 if no matrix has it)."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     num_replicas = 1
     for matrix in matrices:
@@ -171,7 +174,7 @@ def _count_ranks_without_replicas(matrices: Sequence[Tensor]) -> int:
 
 
 def _gather_bounds(matrices: Sequence[Tensor], ranks: range) -> list[list[Bounds]]:
-    """Collective over `ranks`: return for each of them the bounds of its part of each matrix."""
+    """Collective over `ranks`: return, for each rank in `ranks`, the bounds of the rank's part of each matrix."""
     bounds = []
     for matrix in matrices:
         bounds.append(tuple((part.start, part.stop) for part in local_slices(matrix)))
@@ -179,15 +182,15 @@ def _gather_bounds(matrices: Sequence[Tensor], ranks: range) -> list[list[Bounds
 
 
 def _add_transfer(transfers: Transfers, rank: int, source: int, target: int, index: int, bounds: Bounds) -> None:
-    """Add a transfer between two ranks to those of this rank, if it takes part.
+    """Add a transfer to the transfers of this rank, if this rank is the sender or the receiver.
 
     Args:
         transfers: transfers of this rank.
         rank: this rank.
-        source: rank that sends.
-        target: rank that receives.
+        source: rank that sends the part.
+        target: rank that receives the part.
         index: index of the matrix.
-        bounds: the part of the matrix.
+        bounds: bounds of the part in the whole matrix.
     """
     if source == rank:
         transfers.outgoing.append(Transfer(target, index, bounds))
@@ -196,7 +199,7 @@ def _add_transfer(transfers: Transfers, rank: int, source: int, target: int, ind
 
 
 def _sum_sizes(transfers: Sequence[Transfer]) -> list[int]:
-    """Return the number of elements of the transfers with each rank."""
+    """Return the total number of elements in the transfers with each rank, in the order of ranks."""
     sizes = [0] * dist.get_world_size()
     for transfer in transfers:
         sizes[transfer.peer] += transfer.shape.numel()
@@ -204,10 +207,10 @@ def _sum_sizes(transfers: Sequence[Transfer]) -> list[int]:
 
 
 def find_replica_size(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequence[torch.Size]) -> int:
-    """Return the smallest number of consecutive ranks that together hold all parts of all matrices.
+    """Return the smallest number of consecutive ranks that together store all parts of all matrices.
 
     Args:
-        bounds_of_rank: bounds of the part of each matrix, by rank.
+        bounds_of_rank: for each rank, the bounds of its part of each matrix.
         shapes: shape of each matrix.
     """
     num_ranks = len(bounds_of_rank)
@@ -218,9 +221,9 @@ def find_replica_size(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequen
 
 
 def _holds_all_parts(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequence[torch.Size]) -> bool:
-    """Return True if ranks together hold all parts of all matrices; arguments as in `find_replica_size`."""
+    """Return True if the ranks together store all parts of all matrices; for the arguments see `find_replica_size`."""
     for index, shape in enumerate(shapes):
-        # Parts of different ranks are the same or do not overlap.
+        # The parts of two ranks are either equal or do not overlap.
         distinct_bounds = {bounds[index] for bounds in bounds_of_rank}
         num_elements = sum(Transfer(0, index, bounds).shape.numel() for bounds in distinct_bounds)
         if num_elements < shape.numel():
@@ -229,7 +232,7 @@ def _holds_all_parts(bounds_of_rank: Sequence[Sequence[Bounds]], shapes: Sequenc
 
 
 def count_parts(matrix: Tensor) -> int:
-    """Return the number of different parts into which ranks divide a tensor; replicas have the same parts."""
+    """Return the number of different parts into which the ranks of a replica divide a tensor."""
     if not isinstance(matrix, DTensor):
         return 1
     num_parts = 1
@@ -240,11 +243,13 @@ def count_parts(matrix: Tensor) -> int:
 
 
 def divide_into_buckets(sizes: Sequence[float]) -> list[list[int]]:
-    """Return the indices of consecutive matrices whose sizes add up to at most `BUCKET_ELEMENTS`, or of one matrix.
+    """Divide consecutive matrices into buckets of at most `BUCKET_ELEMENTS`, and return the indices in each bucket.
+
+    A matrix with more elements gets a separate bucket.
 
     Args:
-        sizes: number of elements of each matrix over the number of its parts, so that the division is the same on each
-            rank.
+        sizes: number of elements of each matrix, divided by the number of its parts. These numbers are the same on
+            each rank, so the buckets are, too.
     """
     buckets: list[list[int]] = []
     num_elements = 0.0
@@ -258,12 +263,12 @@ def divide_into_buckets(sizes: Sequence[float]) -> list[list[int]]:
 
 
 def assign_owners(costs: Sequence[float], num_ranks: int) -> list[int]:
-    """Return the rank that computes each item, so that the ranks have about the same work.
+    """Return, for each item, the rank that computes the item; the ranks get about the same amount of work.
 
     The most expensive items are assigned first, each to the rank with the least work so far.
 
     Args:
-        costs: work of each item.
+        costs: amount of work for each item, in any unit.
         num_ranks: number of ranks.
     """
     work = [(0.0, rank) for rank in range(num_ranks)]

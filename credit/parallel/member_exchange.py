@@ -1,9 +1,9 @@
 """Exchange of fields between the ranks that share the members of an ensemble.
 
-A score of an ensemble compares all members at the same place, but each rank has computed some of the members. So the
-ranks change between two divisions of the same fields: whole fields of some members on each rank, and a part of the
-fields of all members on each rank. A rank holds the same amount of data in both divisions, and the number of bytes that
-it sends does not grow with the number of ranks.
+A score of an ensemble compares all members at the same grid point, but each rank has computed only some of the members.
+The ranks therefore convert between two divisions of the fields. In the first division, each rank has the whole fields
+of some members. In the second division, each rank has a part of the fields of all members. A rank stores the same
+amount of data in both divisions, and the number of bytes that it sends does not grow with the number of ranks.
 
 Shape suffixes: N forecasts (all samples of one member, then those of the next member), C channels, H rows, W columns.
 """
@@ -18,11 +18,10 @@ from torch import Tensor
 
 
 class MemberExchange(ABC):
-    """Base class of the exchanges.
+    """Base class of exchanges of fields between the ranks that share the members.
 
     Args:
-        group: ranks that share the members. Each rank has the same number of members: the first rank the first members,
-            and so on.
+        group: ranks that share the members. Each rank has the same number of members, in the order of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -39,8 +38,8 @@ class MemberExchange(ABC):
         """
 
     @abstractmethod
-    def give_back(self, part_NCHW: Tensor) -> Tensor:
-        """Collective: undo `collect`, for example for gradients: return (N, C, H, W) fields of this rank's members.
+    def undo_collect(self, part_NCHW: Tensor) -> Tensor:
+        """Collective: undo `collect`, for example for gradients; return the fields (N, C, H, W) of this rank's members.
 
         Args:
             part_NCHW: this rank's part of the fields of all members, (number of ranks * N, ...).
@@ -55,7 +54,7 @@ class PartExchange(MemberExchange):
     Args:
         group: ranks that share the members.
         dim: tensor dimension that is divided: 1 for channels, 2 for rows.
-        size: length of this dimension in whole fields.
+        size: length of this dimension in the whole fields.
 
     Attributes:
         dim: tensor dimension that is divided.
@@ -77,8 +76,8 @@ class PartExchange(MemberExchange):
 
     def collect(self, local_NCHW: Tensor) -> Tensor:
         """Collective: return this rank's channels or rows of the fields of all members, (number of ranks * N, ...)."""
-        parts = [self._take(local_NCHW, rank) for rank in range(self.num_ranks)]
-        # Flat, because the parts that go to different ranks may differ in length.
+        parts = [self._select_part(local_NCHW, rank) for rank in range(self.num_ranks)]
+        # The buffer is flat, because the parts for different ranks may differ in length.
         send_buffer = torch.cat([part.flatten() for part in parts])
         # Every rank sends the range of this rank, which has the same shape for the members of each rank.
         local_part = parts[self.rank]
@@ -90,10 +89,10 @@ class PartExchange(MemberExchange):
             input_split_sizes=[part.numel() for part in parts],
             group=self.group,
         )
-        # What arrives is in the order of ranks, which is that of the members.
+        # The received parts are in the order of ranks, which is the order of members.
         return receive_buffer.view(self.num_ranks * len(local_NCHW), *local_part.shape[1:])
 
-    def give_back(self, part_NCHW: Tensor) -> Tensor:
+    def undo_collect(self, part_NCHW: Tensor) -> Tensor:
         """Collective: return whole fields (N, C, H, W) of this rank's members from the parts on all ranks."""
         num_forecasts = len(part_NCHW) // self.num_ranks
         # Each rank of the group sends its range of the fields of this rank's members.
@@ -112,14 +111,14 @@ class PartExchange(MemberExchange):
             input_split_sizes=[len(send_buffer) // self.num_ranks] * self.num_ranks,
             group=self.group,
         )
-        # Frees the parts if the caller does not keep them, so that there are never three copies of the fields.
+        # If the caller has no reference to the parts, they are freed here. There are never three copies of the fields.
         del send_buffer, part_NCHW
         flat_parts = receive_buffer.split(sizes)
         parts = [flat_part.view(shape) for flat_part, shape in zip(flat_parts, shapes, strict=True)]
         return torch.cat(parts, dim=self.dim)
 
-    def _take(self, fields_NCHW: Tensor, rank: int) -> Tensor:
-        """Return as a view the channels or rows of the fields that belong to a rank of the group."""
+    def _select_part(self, fields_NCHW: Tensor, rank: int) -> Tensor:
+        """Return a view of the channels or rows of the fields that belong to a rank of the group."""
         dim_range = self._slices[rank]
         return fields_NCHW.narrow(self.dim, dim_range.start, dim_range.stop - dim_range.start)
 
@@ -133,8 +132,8 @@ class WholeExchange(MemberExchange):
         dist.all_gather_into_tensor(gathered, local_NCHW.contiguous(), group=self.group)
         return gathered
 
-    def give_back(self, part_NCHW: Tensor) -> Tensor:
-        """Return the fields (N, C, H, W) of this rank's members; nothing is sent, as all ranks have the same fields."""
+    def undo_collect(self, part_NCHW: Tensor) -> Tensor:
+        """Return the fields (N, C, H, W) of this rank's members without communication: each rank has all fields."""
         num_forecasts = len(part_NCHW) // self.num_ranks
         first = self.rank * num_forecasts
         # A copy, so that the gradients of the other members can be freed.

@@ -1,6 +1,6 @@
-"""Collectives of Python objects in which a failure of one rank is raised on all ranks.
+"""Collectives of Python objects in which the failure of a single rank raises an error on all ranks.
 
-Otherwise the ranks without an error would wait for the failed rank in the next collective, until they time out.
+Without this rule, the ranks without an error would wait for the failed rank in the next collective until the timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LostRanksError(CheckpointError):
-    """Error of a collective that another rank has left or not reached in time.
+    """Error of a collective during which another rank died, or did not respond before the timeout.
 
     Every later collective of the process group fails as well, because gloo closes the connections.
     """
@@ -37,8 +37,8 @@ class _Outcome(Generic[T]):
     error: CreditError | None = None
 
     def __getstate__(self) -> dict[str, T | CreditError | None]:
-        # The cause of an error stays on its rank, because it may be of a class that cannot be pickled. Pickle leaves it
-        # out, unless a library such as `distributed` has taught it to include causes and tracebacks.
+        # The cause of an error is not sent, because its class may not support pickling. Pickle omits the cause by
+        # default, but a library such as `distributed` may change pickle so that it includes causes and tracebacks.
         error = copy.copy(self.error)
         if error is not None:
             error.__cause__ = error.__context__ = error.__traceback__ = None
@@ -52,35 +52,35 @@ def current_rank(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_rank(group)
 
 
-# Ranks that take part in a collective: those of a process group, neighbouring ranks of the run, or (None) all ranks.
+# Ranks that take part in a collective: a process group, a range of ranks of the run, or None for all ranks.
 Ranks = dist.ProcessGroup | range | None
 
 
 def run_on_all_ranks(function: Callable[[], T], group: Ranks = None) -> list[T]:
     """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
-    Neighbouring ranks with equal results share one copy of it, on the way and in the list. If N ranks have different
-    results, each rank receives all of them: use `reduce_over_ranks` where a sum or another summary is enough.
+    If neighbouring ranks have equal results, only one copy is sent and stored for them. If N ranks have different
+    results, each rank receives all N results. Use `reduce_over_ranks` if a sum or a different summary is enough.
 
     Args:
         function: function without arguments that calls no collective; its result must be picklable.
-        group: ranks that take part. Without a process group this process is the only one.
+        group: ranks that take part. Without an initialised process group, only this process takes part.
 
     Raises:
-        CreditError: on every rank, if `function` failed on any rank. A rank on which it failed raises its own error,
-            the other ranks raise the error of the lowest rank that failed. An error that is no CreditError becomes a
-            CheckpointError.
+        CreditError: on every rank, if `function` failed on any rank. A rank on which `function` failed raises the error
+            of this rank; the other ranks raise the error of the lowest failed rank. An error of a class other than
+            CreditError is converted to a CheckpointError.
         LostRanksError: if another rank has died, or did not answer within the timeout of the group.
     """
     if not dist.is_initialized():
-        return [_call(function)]
+        return [_call_with_credit_errors(function)]
 
     def run_and_pickle() -> list[tuple[int, bytes]]:
-        # A result that cannot be pickled must be an error of all ranks, too.
+        # A result that cannot be pickled must also raise an error on all ranks.
         return [(1, pickle.dumps(function()))]
 
     results: list[T] = []
-    for count, pickled in reduce_over_ranks(run_and_pickle, _join_runs, group):
+    for count, pickled in reduce_over_ranks(run_and_pickle, _merge_equal_results, group):
         results += [pickle.loads(pickled)] * count
     return results
 
@@ -88,33 +88,33 @@ def run_on_all_ranks(function: Callable[[], T], group: Ranks = None) -> list[T]:
 def reduce_over_ranks(function: Callable[[], T], combine: Callable[[T, T], T], group: Ranks = None) -> T:
     """Collective: call `function` on every rank, and return the combination of all results on every rank.
 
-    No rank receives more than log2(N) messages, each as large as the combination of some ranks' results.
+    With N ranks, a rank receives at most log2(N) messages. Each message contains the combined results of some ranks.
 
     Args:
-        function: see `run_on_all_ranks`.
-        combine: associative function of two results, of which the first is that of lower ranks.
-        group: see `run_on_all_ranks`.
+        function: function without arguments that calls no collective; its result must be picklable.
+        combine: associative function `combine(low, high)` of two results; `low` comes from lower ranks.
+        group: ranks that take part. Without an initialised process group, only this process takes part.
 
     Raises:
-        CreditError: on every rank, see `run_on_all_ranks`; also if `combine` failed.
+        CreditError: on every rank, if `function` or `combine` failed on any rank; for the error see `run_on_all_ranks`.
         LostRanksError: if another rank has died, or did not answer within the timeout of the group.
     """
     if not dist.is_initialized():
-        return _call(function)
-    local_outcome = _run(function)
+        return _call_with_credit_errors(function)
+    local_outcome = _capture_outcome(function)
 
     def join(low: _Outcome[T], high: _Outcome[T]) -> _Outcome[T]:
-        # One error is enough for all ranks: that of the lowest rank that failed.
+        # All ranks raise the same error: the error of the lowest failed rank.
         if low.error is not None or high.error is not None:
             return _Outcome(error=low.error or high.error)
-        # An error of `combine` must not end this rank alone.
-        return _run(lambda: combine(low.result, high.result))
+        # An error of `combine` must end all ranks, not only this rank.
+        return _capture_outcome(lambda: combine(low.result, high.result))
 
-    # Errors travel with the results, so that every rank takes part in the collective whether it failed or not.
+    # Errors are sent like results, so that a failed rank takes part in the collective as well.
     tree = RankTree.of_ranks(group)
     with _report_lost_ranks():
         outcome = tree.share(tree.reduce(local_outcome, join))
-    # The error of this rank has a traceback, those of other ranks have lost theirs.
+    # The error of this rank has a traceback; errors that were received from other ranks have none.
     error = local_outcome.error or outcome.error
     if error is not None:
         raise error
@@ -124,24 +124,24 @@ def reduce_over_ranks(function: Callable[[], T], combine: Callable[[T, T], T], g
 def run_on_rank0(function: Callable[[], T]) -> T:
     """Collective: call `function` on rank 0 only and return its result on every rank.
 
-    Use this function to read files. Then all ranks agree on the contents, and the file system is not slowed down by a
-    thousand ranks that read at once. The result may be large, because each rank receives only this one. Rank 0 does not
-    wait for the other ranks.
+    Use this function to read files. All ranks then have the same contents, and the file system is not slowed down by a
+    thousand ranks that read at once. The result may be large, because each rank receives a single result. Rank 0 does
+    not wait for the other ranks.
 
     Args:
         function: function without arguments that calls no collective; its result must be picklable.
 
     Raises:
-        CreditError: on every rank, if `function` failed; an error that is no CreditError becomes a CheckpointError.
-            Without a process group any error is raised as it is.
+        CreditError: on every rank, if `function` failed. An error of a class other than CreditError is converted to a
+            CheckpointError. Without a process group, any error is raised unchanged.
     """
     if not dist.is_initialized():
         return function()
     tree = RankTree.of_ranks()
     local_outcome: _Outcome[bytes] = _Outcome()
     if tree.index == 0:
-        # A result that cannot be pickled must be an error of all ranks, so it is pickled before the broadcast.
-        local_outcome = _run(lambda: pickle.dumps(function()))
+        # A result that cannot be pickled must raise an error on all ranks, so it is pickled before the broadcast.
+        local_outcome = _capture_outcome(lambda: pickle.dumps(function()))
     with _report_lost_ranks():
         outcome = tree.share(local_outcome)
     if outcome.error is not None:
@@ -152,7 +152,7 @@ def run_on_rank0(function: Callable[[], T]) -> T:
 def gather_on_rank0(value: T) -> list[T] | None:
     """Collective: return the values of all ranks, in the order of ranks, on rank 0, and None on other ranks.
 
-    Use it for values that only rank 0 needs and that cannot be summarised on the way.
+    Use this function for values that only rank 0 needs and that cannot be combined with `reduce_over_ranks`.
 
     Raises:
         LostRanksError: if another rank has died, or did not answer within the timeout of the group.
@@ -165,27 +165,27 @@ def gather_on_rank0(value: T) -> list[T] | None:
     return values if tree.index == 0 else None
 
 
-def _call(function: Callable[[], T]) -> T:
-    """Return the result of a function; an error that is no CreditError becomes a CheckpointError."""
+def _call_with_credit_errors(function: Callable[[], T]) -> T:
+    """Return the result of a function; convert an error of a class other than CreditError to a CheckpointError."""
     try:
         return function()
     except CreditError:
         raise
     except Exception as error:
-        # The texts of these two kinds are written for users; of others the kind belongs into the message.
+        # The messages of these two classes are written for users. For other errors, the message includes the class.
         message = str(error) if isinstance(error, OSError | SafetensorError) else repr(error)
         raise CheckpointError(message) from error
 
 
-def _run(function: Callable[[], T]) -> _Outcome[T]:
-    """Return the result of a function, or its error as one that other ranks can unpickle."""
+def _capture_outcome(function: Callable[[], T]) -> _Outcome[T]:
+    """Return the outcome of a function: its result, or its error in a form that other ranks can unpickle."""
     try:
-        return _Outcome(_call(function))
+        return _Outcome(_call_with_credit_errors(function))
     except CreditError as error:
         try:
             pickle.loads(pickle.dumps(_Outcome(error=error)))
         except Exception:
-            # A class whose constructor takes more than the message. Its base keeps the kind and the exit code.
+            # The constructor of this class needs more than the message. The base class has the same exit code.
             bases = [base for base in type(error).__mro__ if base.__module__ == CreditError.__module__]
             portable_error = bases[0](str(error))
             portable_error.__cause__ = error
@@ -193,8 +193,11 @@ def _run(function: Callable[[], T]) -> _Outcome[T]:
         return _Outcome(error=error)
 
 
-def _join_runs(low: list[tuple[int, bytes]], high: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Return the runs of equal results, as (number of ranks, pickled result), of lower and of higher ranks."""
+def _merge_equal_results(low: list[tuple[int, bytes]], high: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Join the results of lower and of higher ranks; each entry is (number of ranks with this result, pickled result).
+
+    If the last entry of `low` and the first entry of `high` have equal results, these entries are merged.
+    """
     (last_count, last_result), (first_count, first_result) = low[-1], high[0]
     if last_result != first_result:
         return low + high
@@ -203,8 +206,8 @@ def _join_runs(low: list[tuple[int, bytes]], high: list[tuple[int, bytes]]) -> l
 
 @contextmanager
 def _report_lost_ranks() -> Iterator[None]:
-    """Context in which a RuntimeError of a collective, raised if another rank has died, becomes a LostRanksError."""
+    """Context that converts a RuntimeError of a collective to a LostRanksError; torch raises it if a rank has died."""
     try:
         yield
     except RuntimeError as error:
-        raise LostRanksError(f"the ranks have lost each other: {error}") from error
+        raise LostRanksError(f"the connection to another rank was lost: {error}") from error

@@ -1,6 +1,6 @@
-"""Composition of the ways to distribute a model, in the one order that works.
+"""Distribution of a model over ranks, with all methods applied in the required order.
 
-They are domain parallelism, tensor parallelism, activation checkpointing, compilation, and sharding by FSDP2.
+The order is domain parallelism, tensor parallelism, activation checkpointing, compilation, and sharding by FSDP2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_
 
 logger = logging.getLogger(__name__)
 
-# Names of the axes of the meshes that `parallelize` takes, in their order: replicas, data parallelism and shards, parts
-# of the fields, tensor parallelism. Only `dp` is required.
+# Names of the mesh axes that `parallelize` accepts, in the required order: replicas, data-parallel ranks (shards),
+# domain ranks, tensor-parallel ranks. Only `dp` is required.
 AXIS_NAMES = ("replicate", "dp", "domain", "tp")
 
 
@@ -44,46 +44,48 @@ def parallelize(
 ) -> nn.Module:
     """Collective: distribute `model` over the ranks of `mesh`, in place, and return the model.
 
-    Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed, and the model with `plan_domain`
-    how its fields may be divided. To choose the parts of the fields, call `credit.parallel.domain.split.split_domain`
-    before; if it divides them over the ranks of both `domain` and `tp`, split layers use sequence parallelism.
+    The blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how their weights may be distributed. The model declares
+    with `plan_domain` how its fields may be divided. To choose the parts of the fields, call
+    `credit.parallel.domain.split.split_domain` first. If the fields are divided over the ranks of both `domain` and
+    `tp`, split layers use sequence parallelism.
 
     Args:
-        model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
-        mesh: ranks that hold the model together, such as
-            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. Its axes are some
-            of `AXIS_NAMES`. `credit.parallel.mesh.build_mesh` builds such a mesh.
-        shard: False for tensor parallelism alone. Gradients are then not reduced over ranks that divide the fields.
+        model: model, preferably on the meta device. If it has memory, its values must be the same on all ranks.
+        mesh: mesh of the ranks that share the model, with some of the axes `AXIS_NAMES`; None for one process. An
+            example is ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``. See also
+            `credit.parallel.mesh.build_mesh`.
+        shard: False for tensor parallelism alone. Gradients are then not reduced over the ranks of a domain group.
         checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
         policy: FSDP2's mixed precision; None to compute in the dtype of the weights.
-        reshard_after_forward: True to free gathered weights between forward and backward.
+        reshard_after_forward: True to free gathered weights between the forward pass and the backward pass.
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: if the mesh has other axes, or the model does not allow one of the steps; the message says what
-            would work.
+        ConfigError: if the mesh has other axes, or the model does not support one of the steps; the message describes a
+            remedy.
     """
     _require_axes(mesh)
 
     if compile_blocks is not None:
         _require_compilable(model, mesh)
 
-    # Domain and tensor parallelism come first, because checkpoint wrappers and sharding would hide the layers.
+    # Domain and tensor parallelism are applied first, because checkpoint wrappers and sharding would hide the layers.
     _divide_fields(model, mesh)
     sequence_ranks = _find_sequence_ranks(model, mesh)
     _split_layers(model, mesh, sequence_ranks)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
 
-    # Compiled after checkpointing, so that the recomputation is part of the compiled graph.
+    # Blocks are compiled after checkpointing, so that the recomputation is part of the compiled graph.
     if compile_blocks is not None:
         keep_dtensors_out_of_graphs(model)
         compile_blocks(model)
     elif _axis_size(mesh, "tp") > 1:
         share_sums(model)
 
-    # Sharding comes last: FSDP2 must see the parts of split weights, and gather around recomputation and graphs.
+    # Sharding comes last: FSDP2 must shard the parts of split weights, and must gather weights outside of the
+    # recomputation and of the compiled graphs.
     if shard and mesh is not None:
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
@@ -93,16 +95,16 @@ def parallelize(
 
 
 def _divide_fields(model: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Divide the fields of a model over the axis `domain`, in place, unless its caller has done it."""
+    """Divide the fields of a model over the axis `domain`, in place, unless the fields are already divided."""
     if _axis_size(mesh, "domain") > 1 and getattr(model, "domain", None) is None:
         split_domain(model, mesh["domain"].get_group())
 
 
 def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None) -> SequenceRanks | None:
-    """Return the tensor-parallel ranks among those that divide the fields; None without sequence parallelism.
+    """Return the tensor-parallel ranks of sequence parallelism; None without sequence parallelism.
 
     Raises:
-        ConfigError: if the fields are divided among other ranks than those of the mesh.
+        ConfigError: if the number of parts of the fields is neither domain nor domain x tp.
     """
     domain = getattr(model, "domain", None)
     if mesh is None or domain is None or domain.num_ranks == _axis_size(mesh, "domain"):
@@ -110,14 +112,20 @@ def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None) -> SequenceR
     num_ranks = _axis_size(mesh, "domain") * _axis_size(mesh, "tp")
     if domain.num_ranks != num_ranks:
         raise ConfigError(
-            f"the fields are divided among {domain.num_ranks} ranks, but the mesh has domain x tp = {num_ranks}; call "
-            "split_domain with the ranks of the axis domain, or of the axes domain and tp"
+            f"the fields are divided among {domain.num_ranks} ranks, but the mesh has domain x tp = {num_ranks} ranks; "
+            "call split_domain with the ranks of the axis domain, or of the axes domain and tp"
         )
     return SequenceRanks.build(mesh["tp"].get_group(), domain.group)
 
 
 def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: SequenceRanks | None) -> None:
-    """Split the layers of a model over the axis `tp`, in place; see `_find_sequence_ranks`."""
+    """Split the layers of a model over the mesh axis `tp`, in place.
+
+    Args:
+        model: model with ``_tp_plan`` on its blocks.
+        mesh: mesh of the ranks; None for one process.
+        sequence_ranks: tensor-parallel ranks of sequence parallelism; None without sequence parallelism.
+    """
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
         split_paths = apply_tensor_parallel(model, mesh["tp"], sequence_ranks)
@@ -125,19 +133,20 @@ def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: Seq
 
 
 def _average_whole_weights(model: nn.Module, fsdp_mesh_of_tp_units: DeviceMesh, sequence_ranks: SequenceRanks) -> None:
-    """Average, from now on, the gradients of whole weights in units with split weights over the tensor-parallel ranks.
+    """Register hooks that average gradients of unsplit weights over the tensor-parallel ranks after each backward pass.
 
-    Split weights lie on a mesh with the axis `tp`, and FSDP2 averages other units over these ranks itself.
+    The averaged weights are the unsplit weights in units that also have split weights. FSDP2 itself averages the
+    gradients of the units without split weights over these ranks.
     """
     whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
     GradientAverage(sequence_ranks.group, torch.device(fsdp_mesh_of_tp_units.device_type)).watch(whole_weights)
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:
-    """Refuse a mesh whose axes are not some of `AXIS_NAMES`, in this order, with `dp` among them.
+    """Require that all axes of the mesh are in `AXIS_NAMES`, in this order, and that `dp` is one of the axes.
 
     Raises:
-        ConfigError: if the names do not fit; the message lists the names of the mesh and the possible ones.
+        ConfigError: if the axes of the mesh are different; the message lists the axes and the possible names.
     """
     if mesh is None:
         return
@@ -145,20 +154,20 @@ def _require_axes(mesh: DeviceMesh | None) -> None:
     expected_names = tuple(name for name in AXIS_NAMES if name in names)
     if names != expected_names or "dp" not in names:
         raise ConfigError(
-            f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes dp, which replicate may precede "
-            "and domain and tp may follow in this order; name them by mesh_dim_names of init_device_mesh, where an "
-            "axis may have length 1"
+            f"the axes of the mesh are {mesh.mesh_dim_names}; parallelize needs the axis dp, optionally with "
+            "replicate before it, and domain and tp after it, in this order; set the names with mesh_dim_names of "
+            "init_device_mesh; an axis may have length 1"
         )
 
 
 def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Refuse to compile blocks that have dropout and are split, or whose fields are divided.
+    """Require that blocks with dropout are not compiled if they are split or if their fields are divided.
 
     Raises:
-        ConfigError: naming the keys.
+        ConfigError: if the model has such blocks; the message names the keys to change.
     """
-    # Compiled by inductor, seeded dropout drew other masks for a part of a field than for the whole field (torch 2.13).
-    # The layer is recognised by its attribute `field_ranks`.
+    # If inductor compiles seeded dropout, the masks of a part of a field differ from the masks of the whole field
+    # (torch 2.13). The dropout layer is recognised by its attribute `field_ranks`.
     divides_fields = _axis_size(mesh, "domain") > 1 or getattr(model, "domain", None) is not None
     if divides_fields and any(hasattr(module, "field_ranks") for module in model.modules()):
         raise ConfigError(
@@ -173,17 +182,17 @@ def _require_compilable(model: nn.Module, mesh: DeviceMesh | None) -> None:
 
 
 def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
-    """Return the number of ranks along an axis; 1 for an axis that the mesh does not have."""
+    """Return the number of ranks along a mesh axis; 1 if the mesh does not have this axis."""
     if mesh is None or axis not in mesh.mesh_dim_names:
         return 1
     return mesh[axis].size()
 
 
 def _build_shard_meshes(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
-    """Collective: return the meshes over which FSDP2 shards whole units and units whose weights are split.
+    """Collective: return two meshes: the FSDP2 mesh of units without split weights, and of units with split weights.
 
-    Units with split weights are sharded over the data-parallel ranks and the domain. Other units are sharded over the
-    tensor-parallel ranks as well, so that they take no more memory than without tensor parallelism.
+    Units with split weights are sharded over the data-parallel ranks and the domain ranks. Units without split weights
+    are also sharded over the tensor-parallel ranks, so they use no more memory than without tensor parallelism.
     """
     shard_axes = tuple(name for name in ("dp", "domain") if name in mesh.mesh_dim_names)
     mesh_of_tp_units = _merge_axes(mesh, shard_axes, "dp_domain")
@@ -193,20 +202,20 @@ def _build_shard_meshes(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
 
 
 def _merge_axes(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> DeviceMesh:
-    """Collective: return a mesh of the same ranks in which some axes are merged into one.
+    """Collective: return a mesh of the same ranks in which some axes are merged into a single axis.
 
-    An axis of replicas stays in front of it.
+    If the mesh has the axis `replicate`, this axis precedes the merged axis in the result.
 
     Args:
-        mesh: the mesh of the model.
+        mesh: mesh of the model.
         axes: names of the neighbouring axes to merge.
-        name: name of the merged axis, if there are several to merge.
+        name: name of the merged axis; not used if `axes` has only one name.
     """
     has_replicas = "replicate" in mesh.mesh_dim_names
     if len(axes) == 1:
         return mesh["replicate", axes[0]] if has_replicas else mesh[axes[0]]
-    # Merging and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger one, such as a mesh with
-    # an axis of pipeline stages.
+    # Merging and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger mesh, for example of a mesh
+    # with an axis of pipeline stages.
     merged_mesh = merge_mesh_axes(mesh[axes], name)
     if not has_replicas:
         return merged_mesh

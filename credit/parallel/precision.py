@@ -1,4 +1,4 @@
-"""Mixed precision of a sharded model: the policy that a config describes, and the cast of buffers that FSDP2 omits."""
+"""Mixed precision of a sharded model: FSDP2's policy from a config, and a cast of buffers that FSDP2 does not cast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from credit.errors import ConfigError, did_you_mean
 
-# Dtypes that a config may name, and those of a policy without settings.
+# Dtypes that are allowed in a config, and the default dtypes of a policy.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_DTYPES = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
 _CAST_INPUTS_KEY = "cast_forward_inputs"
@@ -21,14 +21,14 @@ _POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS_KEY)
 
 
 def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
-    """Return the mixed precision policy of FSDP2 that a config describes; None if everything stays float32.
+    """Return FSDP2's mixed precision policy for the settings in a config; None if all computations use float32.
 
     Without ``trainer.amp`` the result is None. With ``model.use_spectral_norm`` the result is also None, unless
-    ``trainer.fsdp2_mp_policy`` is set. With ``cast_forward_inputs: false`` in this section, inputs keep their dtypes,
-    and the model must cast them where necessary.
+    ``trainer.fsdp2_mp_policy`` is set. With ``trainer.fsdp2_mp_policy.cast_forward_inputs: false``, inputs keep their
+    dtypes, and the model must cast the inputs where necessary.
 
     Args:
-        conf: a whole config as nested dicts. Its dtypes are names such as ``bfloat16``, or ``torch.dtype`` objects.
+        conf: a whole config as nested dicts. Dtypes are names such as ``bfloat16``, or ``torch.dtype`` objects.
 
     Raises:
         ConfigError: if a key or dtype is unknown, or a boolean is neither true nor false.
@@ -46,7 +46,7 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
         raise ConfigError(
             f"trainer.fsdp2_mp_policy: {policy_section!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
         )
-    # Keys of the section replace the defaults; a plain dict has not been validated yet.
+    # Keys of the section replace the defaults. The section is a plain dict, so its values are validated here.
     settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
     for key, value in policy_section.items():
         path = f"trainer.fsdp2_mp_policy.{key}"
@@ -63,9 +63,9 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
     """Cast the u and v buffers of torch's spectral norm to `param_dtype`, in place.
 
     This covers ``torch.nn.utils.spectral_norm`` (a hook with the buffers ``weight_u`` and ``weight_v``) and
-    ``torch.nn.utils.parametrizations.spectral_norm`` (buffers ``_u`` and ``_v``). Both multiply the vectors with the
-    weight, which FSDP2 casts to `param_dtype`. The package's own spectral norm needs no cast, because it always
-    computes in float32.
+    ``torch.nn.utils.parametrizations.spectral_norm`` (buffers ``_u`` and ``_v``). Both methods multiply the vectors
+    with the weight, which FSDP2 casts to `param_dtype`. The spectral norm of this package needs no cast, because it
+    always computes in float32.
     """
     for module in model.modules():
         vector_names = {"weight_u", "weight_v"}
@@ -84,8 +84,8 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
     """Return a section of a config as nested dicts; an empty dict if the section is missing or empty.
 
     Args:
-        conf: the whole config, or the section that contains the wanted one.
-        name: key of the wanted section in `conf`.
+        conf: the whole config, or a section that contains the section `name`.
+        name: key of the section in `conf`.
         parent: path of `conf` in the whole config with a dot at the end, such as ``"trainer."``; for messages.
 
     Raises:
@@ -103,13 +103,13 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
 def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
     """Return the boolean value of a key of a section; `default` if the key is missing or its value is None.
 
-    The section is a plain dict that has not been validated, so any value but true, false, 0 and 1 is refused. Python
-    would take the text "false" as true.
+    The section is a plain dict that has not been validated. Only the values true, false, 0 and 1 are valid, because
+    Python would interpret the string "false" as true.
 
     Args:
-        section: the section of the config as a dict.
+        section: section of the config as a dict.
         path: full path of the key, such as ``"trainer.amp"``; its last component is the key in `section`.
-        default: value of a missing key.
+        default: result for a missing key.
 
     Raises:
         ConfigError: if the value is neither true nor false.
@@ -118,17 +118,17 @@ def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
     value = section.get(key)
     if value is None:
         return default
-    # True and False are ints, too, and equal 1 and 0.
+    # In Python, True and False are also ints and equal 1 and 0.
     if not isinstance(value, int) or value not in (0, 1):
         raise ConfigError(f"{path}: {value!r} is not a boolean; write true or false, without quotation marks")
     return bool(value)
 
 
 def _read_dtype(value: Any, path: str) -> torch.dtype:
-    """Return the dtype that a config gives by name (``"bfloat16"``) or as a ``torch.dtype``.
+    """Return the dtype for a value in a config, which is a name (``"bfloat16"``) or a ``torch.dtype``.
 
     Args:
-        value: value of the key.
+        value: value of the key, not validated yet.
         path: path of the key in the config, for messages.
 
     Raises:

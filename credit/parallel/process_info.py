@@ -1,4 +1,4 @@
-"""Rank of this process and process group of the run. No other module reads the rank and job environment variables."""
+"""Rank of this process, and process group of the run; only this module reads the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from torch.distributed.rendezvous import rendezvous
 from credit.errors import ConfigError
 from credit.parallel.groups.object_tree import RankTree
 
-# Variables of each launcher: rank, world size, rank on the host, ranks on the host. The first launcher whose rank and
-# world size are set counts. MPI comes before Slurm: mpirun starts its daemons with srun, whose variables count daemons.
+# Variables of each launcher: rank, number of ranks, rank on the host, number of ranks on the host. The first launcher
+# whose rank and number of ranks are set is used. MPI precedes Slurm, because mpirun starts its daemons with srun, and
+# Slurm's variables then describe the daemons.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -27,17 +28,17 @@ _LAUNCHERS = {
     "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }  # fmt: skip
-# Variables of torchrun: number of times that it has restarted the ranks, largest such number, name of the launch, and
-# whether torchrun's own process on the first node serves the store of the ranks.
+# Variables of torchrun: number of restarts so far, maximum number of restarts, name of the launch, and a flag that is
+# set if torchrun's own process on the first node hosts the store of the ranks.
 _ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _MAX_ATTEMPTS_VARIABLE = "TORCHELASTIC_MAX_RESTARTS"
 _LAUNCH_VARIABLE = "TORCHELASTIC_RUN_ID"
 _AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
-# Port numbers from which that of rank 0 is chosen where the launcher sets none.
+# Port numbers from which the port of rank 0 is chosen if the launcher does not set a port.
 _PORTS = range(20000, 60000)
-# Number of open files that a process needs besides its connections.
+# Number of open files that a process needs in addition to its connections.
 _NUM_OTHER_FILES = 1024
-# Number of groups of all ranks that a run creates, with some to spare.
+# Upper bound of the number of process groups of all ranks that a run creates.
 _NUM_PROCESS_GROUPS = 8
 
 
@@ -48,14 +49,14 @@ class ProcessInfo:
     Attributes:
         rank: rank of this process, from 0.
         world: number of processes.
-        local_rank: rank among the processes of this host, from 0; selects the GPU.
+        local_rank: rank among the processes on this host, from 0. It selects the GPU.
         launcher: program that started the processes: torchrun, slurm, openmpi, pals, mpich or none.
         job_id: id of the scheduler's job; empty outside a job.
         attempt: number of times that torchrun has restarted the ranks; 0 with other launchers.
         address: (host, port) of rank 0; None for a single process, and if MASTER_ADDR and MASTER_PORT are both set.
         can_restart: True if torchrun restarts the ranks after a failure (``--max-restarts``).
         launch_id: name of the launch (``--rdzv-id`` of torchrun), which is the same after a restart; empty if unknown.
-        has_agent_store: True if torchrun serves the store of the ranks, so that it outlives a restart.
+        has_agent_store: True if torchrun hosts the store of the ranks. The store then survives a restart of the ranks.
     """
 
     rank: int = 0
@@ -71,16 +72,17 @@ class ProcessInfo:
 
     @property
     def store_address(self) -> tuple[str, int]:
-        """(host, port) of the store of all ranks; only for several ranks."""
+        """(host, port) of the store of all ranks; not available for a single process."""
         return self.address or (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
     @property
     def store_prefix(self) -> str:
         """Prefix of all keys in the store.
 
-        torchrun's own store survives a restart (2.13), with the addresses of ranks that have died, so each attempt has
-        a prefix of its own. A store of rank 0 is new in each attempt. There the prefix must not depend on the attempt,
-        because torchrun counts the restarts on each node: they differ on a node that joins later.
+        torchrun's own store survives a restart (torch 2.13) and still contains the addresses of dead ranks. Each
+        attempt therefore has a separate prefix. A store on rank 0 is new in each attempt. In this case the prefix must
+        not depend on the attempt: torchrun counts restarts separately on each node, and a node that joins later has a
+        lower count.
         """
         return f"attempt_{self.attempt}" if self.has_agent_store else "run"
 
@@ -93,14 +95,14 @@ class ProcessInfo:
 def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
     """Return the position of this process, read from the environment variables of its launcher.
 
-    Without a launcher there is a single process, also in a shell inside a Slurm or PBS allocation.
+    Without a launcher there is a single process, even in a shell inside a Slurm or PBS allocation.
 
     Args:
         environ: environment variables.
 
     Raises:
-        ConfigError: if the variables hold no valid ranks, the local rank is missing, or the address of rank 0 cannot be
-            found.
+        ConfigError: if the variables contain no valid ranks, the local rank is missing, or the address of rank 0 cannot
+            be found.
     """
     job_id = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or ""
     for launcher, (rank_key, world_key, local_rank_key, local_world_key) in _LAUNCHERS.items():
@@ -109,7 +111,9 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
         rank = _read_int(environ, rank_key)
         world = _read_int(environ, world_key)
         if not 0 <= rank < world:
-            raise ConfigError(f"{rank_key}={rank} and {world_key}={world}: a rank must lie below the number of ranks")
+            raise ConfigError(
+                f"{rank_key}={rank} and {world_key}={world}: a rank must be less than the number of ranks"
+            )
         local_rank = None
         if local_rank_key in environ:
             local_rank = _read_int(environ, local_rank_key)
@@ -118,7 +122,7 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
                 f"{rank_key} is set by {launcher} but {local_rank_key} is not, so no GPU can be chosen; export "
                 f"{local_rank_key}"
             )
-        # All ranks run on this host if the launcher counts as many here as there are.
+        # All ranks run on this host if the number of ranks on this host equals the number of all ranks.
         is_one_host = environ.get(local_world_key) == str(world)
         address = _find_address(environ, launcher, world, is_one_host, job_id)
         process = ProcessInfo(rank, world, local_rank or 0, launcher, job_id, address=address)
@@ -137,10 +141,10 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
 
 
 def require_one_process(command: str) -> None:
-    """Refuse to run a command on several processes, which would all write the same files.
+    """Require that a command runs on a single process, because several processes would write the same files.
 
     Args:
-        command: name of the command, for the message: ``"preprocess"``.
+        command: name of the command for the message, such as ``"preprocess"``.
 
     Raises:
         ConfigError: if a launcher has started several processes.
@@ -148,8 +152,8 @@ def require_one_process(command: str) -> None:
     process = read_process_info()
     if process.world > 1:
         raise ConfigError(
-            f"credit {command} runs on one process, but {process.launcher} has started {process.world}; start it "
-            f"without {process.launcher}"
+            f"credit {command} runs on one process, but {process.launcher} has started {process.world} processes; "
+            f"start the command without {process.launcher}"
         )
 
 
@@ -157,11 +161,11 @@ def require_one_process(command: str) -> None:
 def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
     """Collective: context in which the process group of the run exists, with gloo on CPUs and nccl on GPUs.
 
-    A single process needs no group, so none is started.
+    A single process needs no process group, so no group is created.
 
     Args:
         process: position of this process.
-        device: device of the model; a GPU must be the current one (`torch.cuda.set_device`).
+        device: device of the model; a GPU must be the current device (`torch.cuda.set_device`).
         timeout_minutes: minutes that a collective waits for the slowest rank before the run fails.
 
     Yields:
@@ -174,26 +178,27 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         yield None
         return
     _raise_open_file_limit(process.world)
-    # gloo connects two ranks when they first talk to each other, not each with all others (benchmarks/lab_notes.md).
+    # With this setting, gloo connects two ranks at their first communication, and not all pairs of ranks at the start
+    # (benchmarks/lab_notes.md).
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
-    # Size of torch's record of the last collectives, which shows the missing ranks when one does not end.
+    # Size of torch's record of the last collectives. The record shows the missing ranks if a collective does not end.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
-        # With this policy a thread that gloo wakes does not interrupt one that computes, and a small all-reduce takes a
-        # quarter of the time (benchmarks/lab_notes.md). Threads that are started later inherit it.
+        # With this policy, a thread that gloo wakes up does not interrupt a thread that computes. A small all-reduce
+        # then needs a quarter of the time (benchmarks/lab_notes.md). Threads that are started later inherit the policy.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     url = "env://"
     if process.address is not None:
         host, port = process.address
         url = f"tcp://{host}:{port}"
     timeout = timedelta(minutes=timeout_minutes)
-    # `rendezvous` yields (store, rank, number of ranks), of which only the store is new.
+    # `rendezvous` yields (store, rank, number of ranks); rank and number of ranks are already known.
     store, *_ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
     store = dist.PrefixStore(process.store_prefix, store)
     backend = "gloo"
     bound_device = None
     if device.type == "cuda":
-        # Tensors on the CPU are communicated on GPU runs, too.
+        # GPU runs also communicate tensors on the CPU.
         backend = "cpu:gloo,cuda:nccl"
         bound_device = device
     dist.init_process_group(
@@ -205,21 +210,21 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         device_id=bound_device,
     )
     try:
-        # Connects the ranks that will exchange objects. From here on, the loss of one of them is noticed at once.
+        # Connect the ranks that will exchange objects. From here on, the loss of a connected rank is noticed at once.
         RankTree.of_ranks().share(None)
         yield store
-        # Without a barrier, gloo's threads may still free a tensor while a process that is done early ends Python.
+        # Without a barrier, a process that finishes early could end Python while gloo's threads still free a tensor.
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
 def _raise_open_file_limit(world: int) -> None:
-    """Raise this process's limit of open files as far as the system allows, so that gloo can open its connections.
+    """Raise the limit of open files of this process to the needed number, or to the hard limit if this is lower.
 
-    An exchange of all ranks with all others, such as the optimizer Muon makes, connects each rank with every other one.
-    Rank 0 also has two connections to the store from every rank. The usual limit of a shell, 1024, would be too low for
-    a few hundred ranks.
+    gloo needs an open file for each connection. An all-to-all exchange, such as the exchange of the optimizer Muon,
+    connects each rank with every other rank. Rank 0 also has two connections to the store from every rank. The usual
+    limit of a shell, 1024, would be too low for a few hundred ranks.
 
     Args:
         world: number of ranks.
@@ -235,18 +240,18 @@ def _raise_open_file_limit(world: int) -> None:
 
 @contextmanager
 def fake_process_group(world: int, rank: int = 0) -> Iterator[None]:
-    """Context with a fake process group of `world` ranks: this process is one of them, the others do not exist.
+    """Context with a fake process group of `world` ranks, of which only this process exists.
 
-    Collectives return at once and communicate nothing. A world of one rank needs no group, so none is started.
+    Collectives return at once and communicate nothing. A single rank needs no group, so no group is created.
 
     Args:
         world: number of ranks.
-        rank: rank of this process.
+        rank: rank of this process, from 0.
     """
     if world == 1:
         yield
         return
-    # Without a store torch makes a fake one itself.
+    # Without a store, torch creates a fake store.
     dist.init_process_group("fake", rank=rank, world_size=world)
     try:
         yield
@@ -255,16 +260,16 @@ def fake_process_group(world: int, rank: int = 0) -> Iterator[None]:
 
 
 def _read_int(environ: Mapping[str, str], name: str) -> int:
-    """Return the whole number that the environment variable `name` holds.
+    """Return the value of the environment variable `name` as a whole number.
 
     Raises:
-        ConfigError: if the variable does not hold a whole number.
+        ConfigError: if the value is not a whole number.
     """
     try:
         return int(environ[name])
     except ValueError as error:
         raise ConfigError(
-            f"{name}={environ[name]!r} is not a whole number; the launcher sets this variable, do not change it"
+            f"{name}={environ[name]!r} is not a whole number; the launcher sets this variable, so do not change it"
         ) from error
 
 
@@ -285,7 +290,7 @@ def _find_address(
     """
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None
-    # All ranks must find the same port without communication, so it is derived from the number of the job.
+    # All ranks must choose the same port without communication, so the port is computed from the id of the job.
     job_digits = "".join(character for character in job_id if character.isdigit())
     job_number = int(job_digits or 0)
     port = _PORTS[job_number % len(_PORTS)]

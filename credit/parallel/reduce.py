@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from credit.parallel.dtensor import local_shard, num_shards
 from credit.parallel.groups.axis_groups import merge_mesh_axes
 
-# Added to the norm before dividing by it, as torch.nn.utils.clip_grad_norm_ does.
+# Number that is added to the norm before the division by the norm, as in torch.nn.utils.clip_grad_norm_.
 NORM_EPS = 1e-6
 
 
@@ -25,20 +25,21 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Collective: scale all gradients in place so that their global 2-norm is at most `max_norm`.
 
-    This is `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different device meshes. A parameter may
-    be sharded by FSDP2, split by tensor parallelism, both, or be a plain tensor that is equal on all ranks. Every
-    element counts once, so the result is the same as for the whole model on one process. Only one collective is needed.
+    This function is `torch.nn.utils.clip_grad_norm_` for models whose parameters are on different device meshes. A
+    parameter may be sharded by FSDP2, split by tensor parallelism, or both; or it may be a plain tensor that is equal
+    on all ranks. Every element is counted once, so the result equals the result for the whole model on one process.
+    Only one collective is needed.
 
     Args:
-        parameters: one tensor or several. All ranks pass the same parameters in the same order; those without a
-            gradient are left out.
-        max_norm: largest norm of the gradients; smaller gradients are not changed.
-        error_if_nonfinite: True to raise an error if the norm is NaN or infinite, False to scale by it nevertheless.
-        group: ranks that together hold the model; None for all ranks.
+        parameters: a tensor or several tensors. All ranks pass the same parameters in the same order. Parameters
+            without a gradient are ignored.
+        max_norm: largest allowed norm; gradients with a smaller norm are not changed.
+        error_if_nonfinite: True to raise an error if the norm is NaN or infinite; False to scale the gradients anyway.
+        group: ranks that together store the model; None for all ranks.
 
     Returns:
-        The norm before clipping: a scalar, equal on all ranks, float32, or float64 if a gradient is float64; 0 without
-        gradients.
+        The norm before clipping, a scalar that is equal on all ranks. Its dtype is float32, or float64 if a gradient is
+        float64. The norm is 0 if there are no gradients.
 
     Raises:
         RuntimeError: on every rank, if `error_if_nonfinite` is true and the norm is NaN or infinite. The gradients are
@@ -56,11 +57,11 @@ def clip_grad_norm_(
     if error_if_nonfinite and not torch.isfinite(total_norm):
         raise RuntimeError(
             f"the gradient norm is {total_norm.item()}, so the gradients cannot be clipped; skip the step, or set "
-            "error_if_nonfinite=False to scale by it nevertheless"
+            "error_if_nonfinite=False to scale the gradients anyway"
         )
     scale = (max_norm / (total_norm + NORM_EPS)).clamp(max=1.0)
     for gradient in gradients:
-        # Each rank scales its own part: in an operation with a DTensor the scale would have to be one, too.
+        # Each rank scales its local part, because a DTensor could only be multiplied by another DTensor.
         shard = local_shard(gradient)
         shard.mul_(scale.to(shard.device))
     return total_norm
@@ -75,27 +76,27 @@ def gradient_norm(
 ) -> tuple[Tensor, Tensor]:
     """Collective: return the global 2-norm of gradients, and sums of flags, without waiting for the device.
 
-    Gradients may be sharded or split over different device meshes, or whole on all ranks; each element counts once. A
-    single all-reduce sums norm and flags.
+    Gradients may be sharded or split over different device meshes, or whole on all ranks; each element is counted once.
+    A single all-reduce sums both the squared norms and the flags.
 
     Args:
-        gradients: gradients of the same parameters in the same order on all ranks, at least one.
-        flags: scalars of this rank, on any device, that are summed over the ranks in the same all-reduce, such as 1 for
-            a problem on this rank.
-        group: ranks that together hold the model; None for all ranks.
-        dtype: dtype of the result; fused optimizers take a gradient scale in float32 only.
+        gradients: at least one gradient; all ranks pass gradients of the same parameters in the same order.
+        flags: scalars of this rank, on any device, for example 1 if this rank has a problem. They are summed over the
+            ranks in the same all-reduce.
+        group: ranks that together store the model; None for all ranks.
+        dtype: dtype of the result; fused optimizers accept only float32 as the gradient scale.
 
     Returns:
-        The norm, a scalar, and the sums of the flags, (number of flags,). Both are on the device of the gradients and
-        equal on all ranks.
+        The norm, a scalar, and the sums of the flags, (number of flags,). Both tensors are on the device of the
+        gradients and are equal on all ranks.
     """
     num_ranks = 1
     if dist.is_initialized():
         num_ranks = dist.get_world_size(group)
-    # Keyed by the number of ranks that hold each element, and by the dtype in which the norm is computed.
+    # (number of ranks that store each element, dtype in which the norm is computed) -> this rank's parts of gradients.
     local_gradients: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        # A sum of many squares needs float32 at least.
+        # A sum of many squares needs at least float32.
         norm_dtype = torch.promote_types(gradient.dtype, torch.float32)
         copies = num_ranks
         if isinstance(gradient, DTensor):
@@ -104,13 +105,13 @@ def gradient_norm(
             gradient = gradient.to_local()
         local_gradients.setdefault((copies, norm_dtype), []).append(gradient)
     square_sums = []
-    # The sum over the ranks counts an element once for each rank that holds it, hence the division by their number.
+    # The sum over the ranks includes an element once for each rank that stores it. The division corrects for this.
     for (copies, norm_dtype), tensors in local_gradients.items():
         norms = torch._foreach_norm(tensors, dtype=norm_dtype)
         square_sum = torch.stack(norms).square().sum()
         square_sums.append((square_sum / copies).to(dtype))
     total_square = torch.stack(square_sums).sum()
-    # Not `non_blocking`: where gradients are kept on the host, it must wait for flags from the GPU.
+    # The copy must not be `non_blocking`: if gradients are in host memory, it must wait for the flags from the GPU.
     flags_on_device = [flag.to(total_square) for flag in flags]
     sums = torch.stack([total_square, *flags_on_device])
     if dist.is_initialized():
@@ -119,9 +120,9 @@ def gradient_norm(
 
 
 def _without_partial_sums(gradient: DTensor) -> DTensor:
-    """Collective: return a gradient in which partial sums, as torch's tensor parallelism may leave them, are summed.
+    """Collective: return a gradient whose partial sums (DTensor placement `Partial`) have been added over the ranks.
 
-    Without partial sums the gradient is returned unchanged.
+    torch's tensor parallelism may leave partial sums. A gradient without partial sums is returned unchanged.
     """
     if not any(isinstance(placement, Partial) for placement in gradient.placements):
         return gradient
@@ -134,9 +135,9 @@ def _without_partial_sums(gradient: DTensor) -> DTensor:
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """Collective: return the elementwise mean over all ranks of tensors of the same shape and dtype.
+    """Collective: return the elementwise mean of a tensor over all ranks; shape and dtype are equal on all ranks.
 
-    Without a process group the tensor itself is returned.
+    Without a process group, `values` is returned unchanged.
     """
     if not dist.is_initialized():
         return values
@@ -146,17 +147,18 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 
 
 def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> list[Tensor]:
-    """Collective: sum tensors that each rank has computed from its shards, by one all-reduce for each device mesh.
+    """Collective: sum tensors that each rank has computed from its shards, with one all-reduce for each device mesh.
 
-    If all ranks of a mesh belong to the larger mesh of another tensor, its sums join the all-reduce of that mesh.
+    If a larger mesh contains all ranks of a smaller mesh, the sums of both meshes use the same all-reduce.
 
     Args:
         summands: this rank's summand of each sum, computed from its shard of a tensor; ranks with equal shards have
             equal summands.
-        sharded: for each summand the sharded tensor that it was computed from.
+        sharded: for each summand, the sharded tensor from which the summand was computed.
 
     Returns:
-        For each summand a new tensor, the sum in which each shard counts once; it is equal on all ranks of the mesh.
+        For each summand, a new tensor with the sum over all shards. Each shard is counted once. The sum is equal on all
+        ranks of the mesh.
     """
     meshes = dict.fromkeys(tensor.device_mesh for tensor in sharded)
     group_of_mesh = _merge_groups({mesh: _get_group(mesh) for mesh in meshes})
@@ -164,19 +166,19 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
     for index, tensor in enumerate(sharded):
         indices_of_group.setdefault(group_of_mesh[tensor.device_mesh], []).append(index)
 
-    # One all-reduce for each group carries all of its summands.
+    # A single all-reduce for each group sums all of its summands.
     sums: dict[int, Tensor] = {}
     for group, indices in indices_of_group.items():
         weighted_summands = []
         for index in indices:
             # Ranks with copies of the same shard have the same summand. The weight is 1 / (number of copies), so that
-            # all copies together count once.
+            # each shard is counted once.
             weight = num_shards(sharded[index]) / dist.get_world_size(group)
             weighted_summands.append(summands[index].flatten() * weight)
         # Shards that are kept in host memory are summed on the device of their mesh.
         total = torch.cat(weighted_summands).to(sharded[indices[0]].device_mesh.device_type)
         dist.all_reduce(total, group=group)
-        # Take the sums apart again.
+        # Split the flat tensor into the sums.
         flat_sums = total.split([len(summand) for summand in weighted_summands])
         for index, flat_sum in zip(indices, flat_sums, strict=True):
             sums[index] = flat_sum.view_as(summands[index]).to(summands[index].device)
@@ -184,8 +186,8 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
 
 
 def _merge_groups(groups: Mapping[DeviceMesh, dist.ProcessGroup]) -> dict[DeviceMesh, dist.ProcessGroup]:
-    """Return for each mesh the largest of the groups that has all of its ranks."""
-    # The common case, in which no list of all ranks is needed.
+    """Return, for each mesh, the largest group in `groups` that contains all ranks of the mesh."""
+    # In this common case, no list of all ranks is needed.
     if len(set(groups.values())) == 1:
         return dict(groups)
     ranks_of_group = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
@@ -198,7 +200,7 @@ def _merge_groups(groups: Mapping[DeviceMesh, dist.ProcessGroup]) -> dict[Device
 
 
 def _get_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """Collective in the first call for a mesh: return the process group of all ranks of the mesh."""
+    """Return the process group of all ranks of a mesh; the first call for a mesh is a collective."""
     if mesh.ndim == 1:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():

@@ -9,10 +9,12 @@ from credit.physics.spherical_harmonics import EARTH_RADIUS_KM
 METRES_PER_DEGREE = 1000.0 * EARTH_RADIUS_KM * np.pi / 180.0
 
 
-def great_circle_distance(lat_a: np.ndarray, lon_a: np.ndarray, lat_b: np.ndarray, lon_b: np.ndarray) -> np.ndarray:
-    """Return the great-circle distance between points a and b, in degrees, by the haversine formula.
+def compute_great_circle_distance(
+    lat_a: np.ndarray, lon_a: np.ndarray, lat_b: np.ndarray, lon_b: np.ndarray
+) -> np.ndarray:
+    """Return the great-circle distance between points a and b in degrees, computed with the haversine formula.
 
-    The shapes of the arguments broadcast.
+    The arguments must have shapes that broadcast.
 
     Args:
         lat_a: latitudes of the points a in degrees north.

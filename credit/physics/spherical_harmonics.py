@@ -1,4 +1,4 @@
-"""Spherical harmonics on the rows of a latitude-longitude grid, and random fields composed of them.
+"""Spherical harmonics on the rows of a latitude-longitude grid, and random fields that are sums of harmonics.
 
 The harmonics are normalised so that the mean of their square over the sphere is 1. A harmonic has a degree l (total
 wavenumber) and an order m (zonal wavenumber). `credit.physics.spherical_transform` transforms fields in torch.
@@ -18,8 +18,8 @@ EARTH_RADIUS_KM = 6371.0
 def max_wavenumber(grid: LatLonGrid) -> int:
     """Return the largest total wavenumber that the 2/3 rule allows on a grid, for example 21 on 32 x 64 cells.
 
-    A circle of n points resolves wavenumbers up to n / 2. The 2/3 rule keeps wavenumbers up to 2/3 of this limit; then
-    products of two waves are not aliased to a wave in this range (S. A. Orszag, J. Atmos. Sci. 28, 1074, 1971). A
+    A circle of n points resolves wavenumbers up to n / 2. The 2/3 rule allows wavenumbers up to 2/3 of this limit. With
+    this rule, products of two waves are not aliased to an allowed wave (S. A. Orszag, J. Atmos. Sci. 28, 1074, 1971). A
     meridian circle of the grid has 2 H points, and a parallel has W points.
     """
     num_rows, num_columns = grid.shape
@@ -27,7 +27,7 @@ def max_wavenumber(grid: LatLonGrid) -> int:
 
 
 def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
-    """Compute the associated Legendre functions of one order.
+    """Compute the associated Legendre functions of order `m`.
 
     The functions are normalised so that the mean of their square over the sine of latitude, from -1 to 1, is 1. The
     recursion over the degree is numerically stable (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2,
@@ -39,15 +39,15 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
         sine: (H,) sine of the latitude of each row.
 
     Returns:
-        (max_degree - m + 1, H) float64: the functions of degrees m to `max_degree` at each row.
+        The functions of degrees m to `max_degree` at each row, (max_degree - m + 1, H) float64.
     """
     cosine = np.sqrt(np.maximum(1.0 - sine**2, 0.0))
     table = np.zeros((max_degree - m + 1, len(sine)))
-    # Degree m, by recursion from degree 0 along the diagonal where degree and order are equal.
+    # Compute degree m by recursion from degree 0, along the diagonal on which degree and order are equal.
     table[0] = 1.0
     for k in range(1, m + 1):
         table[0] *= np.sqrt((2 * k + 1) / (2 * k)) * cosine
-    # Degree m + 1 has only one predecessor; each further degree has two.
+    # Degree m + 1 depends on one lower degree; each higher degree depends on two lower degrees.
     if max_degree > m:
         table[1] = np.sqrt(2 * m + 3) * sine * table[0]
     for degree in range(m + 2, max_degree + 1):
@@ -57,52 +57,52 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
     return table
 
 
-def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
-    """Return the weights of the rows for integrals over the sine of latitude, (H,) float64; they sum to 2.
+def compute_quadrature_weights(grid: LatLonGrid) -> np.ndarray:
+    """Return the quadrature weights of the rows for integrals over the sine of latitude, (H,) float64, with the sum 2.
 
-    The weights integrate polynomials of the sine of latitude up to degree H - 1 exactly. They are the Clenshaw-Curtis
-    weights on an equiangular grid with poles, the Fejer weights on an equiangular grid without poles, and the Gauss
-    weights on a Gaussian grid.
+    The weights integrate polynomials of the sine of latitude up to degree H - 1 exactly. They are equal to the
+    Clenshaw-Curtis weights on an equiangular grid with poles, to the Fejer weights on an equiangular grid without
+    poles, and to the Gauss weights on a Gaussian grid.
     """
     colatitude = np.deg2rad(90.0 - grid.lat)
     order = np.arange(len(colatitude))
     integrals = np.zeros(len(order))
-    # Integrals of cos(k theta) sin(theta) over 0..pi; they are zero for odd k.
+    # Integrals of cos(k theta) sin(theta) over 0..pi, which are zero for odd k.
     integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)
-    # Row k of the matrix is cos(k theta) on each row of the grid, a polynomial of degree k of the sine of latitude.
+    # Row k of the matrix is cos(k theta) at each row of the grid: a polynomial of degree k of the sine of latitude.
     return np.linalg.solve(np.cos(order[:, None] * colatitude), integrals)
 
 
 def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
     """Return the matrices of the Legendre transform, one for each order m from 0 to `max_degree`.
 
-    A matrix maps the Fourier coefficients of order m of all rows to the coefficients of the harmonics of this order, by
-    a least-squares fit that is weighted by the quadrature. For fields composed of harmonics up to `max_degree`, the fit
-    is exact on any rows; the quadrature alone would be exact only on Gaussian rows.
+    A matrix maps the Fourier coefficients of order m of all rows to the coefficients of the harmonics of order m. It is
+    a least-squares fit with the quadrature weights. For sums of harmonics up to `max_degree`, the fit is exact on any
+    rows; the quadrature without a fit would be exact only on Gaussian rows.
 
     Args:
         grid: grid of the fields.
         max_degree: largest degree, at most `credit.physics.legendre_tables.max_resolved_degree` of the grid.
 
     Returns:
-        For each order m a matrix (max_degree - m + 1, H), float64, with one row for each degree m to `max_degree`.
+        A float64 matrix (max_degree - m + 1, H) for each order m, with a row for each degree from m to `max_degree`.
     """
     sine = np.sin(np.deg2rad(grid.lat))
-    # Very uneven rows can have negative weights, for which the fit may have no minimum.
-    weights = np.maximum(latitude_quadrature(grid), 1e-12)
+    # Very uneven rows can have negative weights, with which the fit may have no minimum.
+    weights = np.maximum(compute_quadrature_weights(grid), 1e-12)
     matrices = []
     for m in range(max_degree + 1):
         functions = compute_legendre(max_degree, m, sine)
         weighted = functions * weights
-        # The normal equations of the weighted least-squares fit.
+        # Solve the normal equations of the weighted least-squares fit.
         matrices.append(np.linalg.solve(weighted @ functions.T, weighted))
     return matrices
 
 
 def build_gaussian_grid(num_rows: int, num_columns: int) -> LatLonGrid:
-    """Return the grid whose rows are the nodes of Gauss-Legendre quadrature; the first column is at longitude 0.
+    """Return a Gaussian grid: its rows are the nodes of Gauss-Legendre quadrature, and column 0 is at longitude 0.
 
-    The quadrature on its rows integrates products of two harmonics up to degree `num_rows` - 1 exactly.
+    The quadrature on the rows integrates products of two harmonics up to degree `num_rows` - 1 exactly.
 
     Args:
         num_rows: number of rows.
@@ -113,8 +113,8 @@ def build_gaussian_grid(num_rows: int, num_columns: int) -> LatLonGrid:
     return LatLonGrid.from_coords(np.rad2deg(np.arcsin(sine)), lon, origin="Gaussian grid")[0]
 
 
-def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
-    """Return the factor exp(-l (l + 1) length^2 / (2 R^2)) by which a Gaussian filter damps each degree l.
+def compute_gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
+    """Return the factor by which a Gaussian filter multiplies each degree l: exp(-l (l + 1) length^2 / (2 R^2)).
 
     The filter is the solution of the heat equation on the sphere. If the length is small compared to the radius R of
     the Earth, the filter is a Gaussian exp(-d^2 / (2 length^2)) of the distance d.
@@ -124,15 +124,15 @@ def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
         length_km: standard deviation of the Gaussian in km.
 
     Returns:
-        Array of the same shape, between 0 and 1.
+        Factors between 0 and 1, with the shape of `degree`.
     """
     return np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
 
 
 class CorrelatedNoise:
-    """Generator of random fields of variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
+    """Generator of random fields of variance 1 with the correlation exp(-d^2 / (2 length^2)) at the distance d.
 
-    The power of a harmonic is proportional to the `gaussian_response` of its degree.
+    The power of each harmonic is proportional to the `compute_gaussian_response` of its degree.
 
     Args:
         grid: grid of the fields.
@@ -141,9 +141,9 @@ class CorrelatedNoise:
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
         degree = np.arange(max_wavenumber(grid) + 1)
-        power = gaussian_response(degree, length_km)
-        # Drop harmonics with negligible power, which would only cost time. Power decreases with the degree, so the
-        # degrees 0 to `max_degree` remain.
+        power = compute_gaussian_response(degree, length_km)
+        # Drop harmonics with negligible power to save time. Power decreases with the degree, so the degrees 0 to
+        # `max_degree` remain.
         power = power[power > 1e-8]
         self._num_columns = grid.shape[1]
         sine = np.sin(np.deg2rad(grid.lat))
@@ -161,15 +161,15 @@ class CorrelatedNoise:
 
         Args:
             count: number of fields.
-            generator: source of the random numbers; generators in the same state give the same fields.
+            generator: source of the random numbers; generators in the same state return the same fields.
         """
-        # Fourier coefficients of each row; an inverse transform along the rows gives the fields.
+        # Fourier coefficients of each row. An inverse transform along the rows computes the fields.
         num_rows = self._functions[0].shape[1]
         waves = np.zeros((count, num_rows, self._num_columns // 2 + 1), dtype=np.complex128)
         for m, functions in enumerate(self._functions):
             real, imaginary = generator.standard_normal((2, count, len(functions)))
-            # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft counts its coefficient twice.
-            # For order 0 the imaginary part is drawn but not used.
+            # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft doubles its coefficient.
+            # For order 0, the imaginary part is sampled but not used.
             amplitudes = real
             if m > 0:
                 amplitudes = (real - 1j * imaginary) / np.sqrt(2)

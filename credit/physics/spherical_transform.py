@@ -5,8 +5,8 @@ A real field is the sum over degrees l and orders m of
     f = sum_l a_l0 P_l0(sin lat) + 2 Re sum_{m > 0} sum_{l >= m} a_lm P_lm(sin lat) exp(i m lon),
 
 with the Legendre functions P_lm of `credit.physics.spherical_harmonics`. The mean of f^2 over the sphere is the sum of
-abs(a_lm)^2, where orders above 0 count twice. The coefficients a_lm equal those of orthonormal harmonics divided by
-sqrt(4 pi). Longitudes count from the first column of the grid.
+abs(a_lm)^2, with a factor of 2 for orders above 0. A coefficient a_lm equals the coefficient of an orthonormal harmonic
+divided by sqrt(4 pi). Longitude 0 is the first column of the grid.
 
 Shape suffixes: H latitude rows, W longitude columns, N coefficients (pairs of degree and order), K fields, l degrees of
 one order, m orders, 2 real and imaginary part.
@@ -25,7 +25,8 @@ from torch.nn import functional
 from credit.grid import LatLonGrid
 from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre, max_wavenumber
 
-# Smaller values of the tables are set to zero; they do not change a sum, because other values are of the order of 1.
+# Table values below this limit are set to zero. The zeros do not change a sum, because other values are of the order
+# of 1.
 _NEGLIGIBLE = 1e-20
 
 
@@ -33,22 +34,22 @@ class SphericalTransform(nn.Module):
     """Spherical-harmonic analysis and synthesis of fields; both are linear and differentiable.
 
     The analysis is exact, up to rounding, for fields with degrees of at most `max_degree`. For any other field it
-    returns the coefficients of the nearest field of this kind, by a weighted least-squares fit.
+    returns the coefficients of the nearest field with these degrees, by a weighted least-squares fit.
 
-    Analysis and synthesis have one table each, with N x H numbers. In float32, a table takes 5 MB on 181 x 360 cells
-    and 334 MB on 721 x 1440 cells. On the latter, building the tables takes ten seconds and 2.3 GB of host memory. The
-    tables are computed in float64. They are not part of checkpoints.
+    Analysis and synthesis have one table each, with N x H numbers. In float32, a table takes up 5 MB for 181 x 360
+    cells and 334 MB for 721 x 1440 cells. For 721 x 1440 cells, building the tables takes ten seconds and 2.3 GB of
+    host memory. The tables are computed in float64. Checkpoints do not contain the tables.
 
     Args:
         grid: grid of the fields.
-        can_synthesise: True to build the table for `synthesise` as well.
+        can_synthesise: True to also build the table for `synthesise`.
         dtype: float32 or float64, the dtype of the tables. Fields are converted to this dtype, also under autocast, and
             matrix products do not use TF32.
 
     Attributes:
         max_degree: largest degree, `max_wavenumber` of the grid.
-        degree_N: (N,) degree l of each coefficient, int64. Coefficients are sorted by order: those of order 0 with the
-            degrees 0 to `max_degree`, then those of order 1 with the degrees 1 to `max_degree`, and so on.
+        degree_N: (N,) degree l of each coefficient, int64. Coefficients are sorted by order: first order 0 with the
+            degrees 0 to `max_degree`, then order 1 with the degrees 1 to `max_degree`, and so on.
         multiplicity_N: (N,) weight of each coefficient in a sum over positive and negative orders: 1 for order 0 and 2
             for other orders, because the coefficient of order -m of a real field is the complex conjugate.
     """
@@ -66,7 +67,7 @@ class SphericalTransform(nn.Module):
         multiplicity_N[: self.max_degree + 1] = 1.0
         analysis_NH = np.concatenate(build_analysis_matrices(grid, self.max_degree))
         self._register_table("_analysis_NH", analysis_NH, dtype)
-        # Free the float64 table before the next one is built, which is as large.
+        # Free the float64 table before building the next table, which has the same size.
         del analysis_NH
         if can_synthesise:
             sine = np.sin(np.deg2rad(grid.lat))
@@ -76,25 +77,25 @@ class SphericalTransform(nn.Module):
         self._register_table("degree_N", np.concatenate(degrees), torch.int64)
 
     def _register_table(self, name: str, values: np.ndarray, dtype: torch.dtype) -> None:
-        """Store a table in a buffer, which moves with the module to its device but is not part of checkpoints.
+        """Store a table in a non-persistent buffer, which moves with the module to a device.
 
         Args:
             name: name of the buffer.
-            values: the table; values that are too small to matter are set to 0 in place.
-            dtype: type of the buffer.
+            values: the table; the method sets negligible values to 0 in place.
+            dtype: dtype of the buffer.
         """
-        # Functions of high order are tiny near the poles, and processors are slow with subnormal numbers.
+        # Functions of high order are very small near the poles, and processors are slow with subnormal numbers.
         values[np.abs(values) < _NEGLIGIBLE] = 0
         self.register_buffer(name, torch.from_numpy(values).to(dtype), persistent=False)
 
     def analyse(self, field_HW: Tensor) -> Tensor:
-        """Return the coefficients of real fields.
+        """Return the spherical-harmonic coefficients of real fields.
 
         Args:
             field_HW: (..., H, W) of any real dtype.
 
         Returns:
-            (..., N) complex coefficients, in the unit of the field.
+            Complex coefficients (..., N) in the units of the fields.
         """
         num_columns = self._grid_shape[1]
         leading_shape = field_HW.shape[:-2]
@@ -112,13 +113,13 @@ class SphericalTransform(nn.Module):
         return coefficient_KN.reshape(*leading_shape, -1)
 
     def synthesise(self, coefficient_N: Tensor) -> Tensor:
-        """Return the real fields with given coefficients: the inverse of `analyse`.
+        """Return the real fields that have the given coefficients; the inverse of `analyse`.
 
         Args:
             coefficient_N: (..., N) complex coefficients.
 
         Returns:
-            (..., H, W) fields, in the unit of the coefficients.
+            Fields (..., H, W) in the units of the coefficients.
         """
         num_columns = self._grid_shape[1]
         leading_shape = coefficient_N.shape[:-1]
@@ -136,13 +137,13 @@ class SphericalTransform(nn.Module):
         return field_KHW.reshape(*leading_shape, *self._grid_shape)
 
     def sum_by_degree(self, values_N: Tensor) -> Tensor:
-        """Return the sum over the orders of each degree, where orders above 0 count twice (`multiplicity_N`).
+        """Return, for each degree, the sum over all orders, weighted by `multiplicity_N` (2 for orders above 0).
 
         Args:
             values_N: (..., N) real values, one for each coefficient, such as abs(a)^2.
 
         Returns:
-            (..., max_degree + 1) sums, one for each degree.
+            Sums (..., max_degree + 1), one for each degree.
         """
         counted_N = values_N * self.multiplicity_N
         orders = counted_N.split(self._num_degrees, dim=-1)
@@ -160,7 +161,7 @@ class SphericalTransform(nn.Module):
 def _full_precision(device: torch.device) -> Iterator[None]:
     """Context in which matrix products on a device use neither autocast nor TF32.
 
-    With less precision, the rounding errors of the longest waves would exceed the amplitude of the shortest waves.
+    With autocast or TF32, the rounding errors of the longest waves would exceed the amplitude of the shortest waves.
     """
     no_autocast: contextlib.AbstractContextManager = contextlib.nullcontext()
     # The meta device, on which `credit check` runs a training step, has no autocast.

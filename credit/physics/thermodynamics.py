@@ -4,8 +4,8 @@ All arrays are float64 in SI units. Arrays on levels have the shape (K, N...): K
 and one or more axes of cells. Arrays without levels have the shape (N...).
 
 Sources: [IFS] ECMWF, IFS Documentation CY47R3 (2021), Part III (dynamics) and IV (physics). [TBB] K. E. Trenberth,
-J. C. Berry and L. E. Buja, Vertical Interpolation and Truncation of Model-Coordinate Data, NCAR/TN-396+STR (1993),
-the method that ECMWF uses as well.
+J. C. Berry and L. E. Buja, Vertical Interpolation and Truncation of Model-Coordinate Data, NCAR/TN-396+STR (1993).
+ECMWF also uses the method of [TBB].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 GRAVITY = 9.80665  # m s-2, the standard value
 R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
-R_VAPOUR = 461.5250  # J kg-1 K-1, likewise
+R_VAPOUR = 461.5250  # J kg-1 K-1, [IFS] part IV, chapter 12
 # Heat capacity at constant pressure, J kg-1 K-1, of ideal gases with two and three atoms per molecule, as in [IFS].
 CP_DRY = 3.5 * R_DRY
 CP_VAPOUR = 4.0 * R_VAPOUR
@@ -24,22 +24,23 @@ _EPSILON = R_DRY / R_VAPOUR
 _LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
 # Derivative of ln T by ln p at this lapse rate.
 ALPHA = _LAPSE_RATE * R_DRY / GRAVITY
-# K, [TBB]: surface temperatures beyond these limits are moderated, which gives smoother fields below the surface.
+# K, [TBB]: surface temperatures outside of these limits are moved towards the limits, so that fields below the surface
+# are smoother.
 _WARMEST = 290.5
 _COLDEST = 255.0
-# m, [TBB]: from the lower to the higher surface height, the limit _WARMEST_PLATEAU (K) of the temperature at sea level
-# takes effect gradually.
+# m, [TBB]: between these two surface heights, the limit _WARMEST_PLATEAU (K) of the temperature at sea level gradually
+# takes effect.
 _LOW_PLATEAU = 2000.0
 _HIGH_PLATEAU = 2500.0
 _WARMEST_PLATEAU = 298.0
-_FLAT = 1e-3  # m2 s-2; a smaller surface geopotential counts as sea level
-# K, [IFS] part IV, chapter 7: saturation is over water above the first, over ice below the second temperature.
+_FLAT = 1e-3  # m2 s-2; a smaller surface geopotential is treated as sea level
+# K, [IFS] part IV, chapter 7: saturation is over water above _FREEZING and over ice below _ALL_ICE.
 _FREEZING = 273.16
 _ALL_ICE = 250.16
 
 
 def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
-    """Return virtual temperature (K), at which dry air would have the density of the humid air; [IFS] part III.
+    """Return virtual temperature (K), at which dry air has the same density as the humid air; [IFS] part III.
 
     Args:
         temperature: temperature (K), any shape.
@@ -49,10 +50,10 @@ def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.nda
 
 
 def saturation_pressure_mixed(temperature: np.ndarray) -> np.ndarray:
-    """Return saturation vapour pressure (Pa): over water above 0 degC, over ice below -23 degC, mixed between.
+    """Return saturation vapour pressure (Pa): over water above 0 degC, over ice below -23 degC, a mixture in between.
 
-    [IFS] part IV, chapter 7 (Tetens' formula with the constants of Buck (1981) for water and of Alduchov and
-    Eskridge (1996) for ice). The relative humidity of ERA5 refers to this pressure.
+    The relative humidity of ERA5 refers to this pressure. Source: [IFS] part IV, chapter 7 (the formula of Tetens with
+    the constants of Buck (1981) for water and of Alduchov and Eskridge (1996) for ice).
 
     Args:
         temperature: temperature (K), any shape.
@@ -64,7 +65,7 @@ def saturation_pressure_mixed(temperature: np.ndarray) -> np.ndarray:
 
 
 def _compute_tetens(temperature: np.ndarray, factor: float, pole: float) -> np.ndarray:
-    """Return saturation vapour pressure (Pa) by Tetens' formula.
+    """Return saturation vapour pressure (Pa), computed with the formula of Tetens.
 
     Args:
         temperature: temperature (K), any shape.
@@ -75,9 +76,10 @@ def _compute_tetens(temperature: np.ndarray, factor: float, pole: float) -> np.n
 
 
 def saturation_pressure_water(temperature: np.ndarray) -> np.ndarray:
-    """Return saturation vapour pressure (Pa) over water, also below 0 degC, as weather stations use it for humidity.
+    """Return saturation vapour pressure (Pa) over water, also below 0 degC.
 
-    Source: WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B.
+    The relative humidity of weather stations refers to this pressure. Source: WMO, Guide to Instruments and Methods of
+    Observation (WMO-No. 8), volume I, annex 4.B.
 
     Args:
         temperature: temperature (K), any shape.
@@ -101,7 +103,7 @@ def relative_humidity(humidity: np.ndarray, pressure: np.ndarray, saturation: np
 def geopotential(
     temperature_KN: np.ndarray, upper_KN: np.ndarray, lower_KN: np.ndarray, surface_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return geopotential (m2 s-2) at full levels and at the layers' lower edges, by hydrostatic integration upwards.
+    """Return geopotential (m2 s-2) at full levels and at the lower edges of layers, by hydrostatic integration upwards.
 
     The integration starts at the surface. From the lower to the upper edge of a layer, geopotential increases by
     R Tv ln(lower / upper). From the lower edge to the full level it increases by R Tv alpha, with
@@ -116,7 +118,7 @@ def geopotential(
         surface_N: (N...) surface geopotential (m2 s-2).
 
     Returns:
-        (K, N...) geopotential at full levels, and (K, N...) geopotential at the lower edges.
+        Geopotential (K, N...) at full levels, and geopotential (K, N...) at the lower edges.
     """
     at_top = upper_KN <= 0.0
     # At the top of the atmosphere the logarithm would be infinite. It is replaced by ln 2 and only enters the sum of
@@ -131,7 +133,7 @@ def geopotential(
 
 
 def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray) -> np.ndarray:
-    """Return surface temperature (K), extrapolated from the lowest level by the standard lapse rate, after [TBB].
+    """Return surface temperature (K), extrapolated from the lowest level with the standard lapse rate, as in [TBB].
 
     Args:
         lowest: (N...) temperature of the lowest level (K).
@@ -148,10 +150,10 @@ def extrapolate_temperature(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return temperature (K) below the lowest level, after [TBB].
+    """Return temperature (K) below the lowest level, as in [TBB].
 
-    Down to the surface, temperature is linear in pressure. Below the surface it is extrapolated with the lapse rate of
-    the standard atmosphere, or with a smaller lapse rate if the surface is higher than 2000 m.
+    Between the lowest level and the surface, temperature is linear in pressure. Below the surface it is extrapolated
+    with the lapse rate of the standard atmosphere, or with a smaller lapse rate if the surface is higher than 2000 m.
 
     Args:
         pressure: (N...) target pressure (Pa), not lower than `lowest_pressure`.
@@ -160,18 +162,18 @@ def extrapolate_temperature(
         lowest_pressure: (N...) pressure of the lowest level (Pa).
         surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
-    # Between the lowest level and the surface.
+    # Interpolate between the lowest level and the surface.
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     depth_share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
     above_ground = lowest + depth_share * (ground - lowest)
-    # Below the surface, the lapse rate follows from the temperature at sea level, which is limited under plateaus. The
-    # limit takes effect gradually between two heights of the surface.
+    # Below the surface, compute the lapse rate from the temperature at sea level. Below plateaus, this temperature has
+    # an upper limit, which gradually takes effect between two heights of the surface.
     height = surface_geopotential / GRAVITY
     sea_level = ground + _LAPSE_RATE * height
     limited_sea_level = np.minimum(sea_level, _WARMEST_PLATEAU)
     plateau_share = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
     warming = np.maximum(sea_level + plateau_share * (limited_sea_level - sea_level) - ground, 0.0)
-    # With y = ln(temperature / ground), this is the expansion of ground * exp(y) to third order.
+    # With y = ln(temperature / ground), the result is the expansion of ground * exp(y) to third order.
     y = _compute_dlnT_dlnp(warming, surface_geopotential) * np.log(pressure / surface_pressure)
     below_ground = ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0)
     return np.where(pressure <= surface_pressure, above_ground, below_ground)
@@ -184,7 +186,7 @@ def extrapolate_geopotential(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return geopotential (m2 s-2) at a pressure below the surface, after [TBB].
+    """Return geopotential (m2 s-2) at a pressure below the surface, as in [TBB].
 
     Args:
         pressure: (N...) target pressure (Pa), at least surface pressure.
@@ -197,7 +199,7 @@ def extrapolate_geopotential(
         lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential
     )
     depth = np.log(pressure / surface_pressure)
-    # The integral of R T over ln p from the surface, with the expansion of T in ln p to second order.
+    # The result contains the integral of R T over ln p from the surface, with T expanded in ln p to second order.
     y = alpha * depth
     return surface_geopotential - R_DRY * ground * depth * (1.0 + y / 2.0 + y**2 / 6.0)
 
@@ -208,7 +210,7 @@ def sea_level_pressure(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return pressure (Pa) at mean sea level, after [TBB].
+    """Return pressure (Pa) at mean sea level, as in [TBB].
 
     Args:
         surface_pressure: (N...) surface pressure (Pa).
@@ -219,8 +221,8 @@ def sea_level_pressure(
     ground, alpha = _moderate_surface_temperature(
         lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential
     )
-    # The inverse of the integral in `extrapolate_geopotential`, as a series in the height of the surface divided by the
-    # scale height of the air.
+    # The result inverts the integral in `extrapolate_geopotential`. It is a series in the height of the surface divided
+    # by the scale height of the air.
     relative_height = surface_geopotential / (R_DRY * ground)
     y = alpha * relative_height
     return surface_pressure * np.exp(relative_height * (1.0 - y / 2.0 + y**2 / 3.0))
@@ -229,15 +231,16 @@ def sea_level_pressure(
 def _moderate_surface_temperature(
     lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray, surface_geopotential: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return surface temperature (K), moderated if very warm or cold, and d ln T / d ln p below the surface.
+    """Return surface temperature (K) and d ln T / d ln p below the surface.
 
-    The limits are those of [TBB]. See `extrapolate_temperature` for the arguments.
+    A surface temperature outside of the limits of [TBB] is moved towards the nearer limit.
+    See `extrapolate_temperature` for the arguments.
     """
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
-    # A temperature beyond a limit is replaced by its mean with the limit.
+    # A temperature outside of the limits is replaced with the mean of the temperature and the limit.
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
-    # If the surface itself is warmer than the limit, temperature is constant below the surface.
+    # If the surface is warmer than the limit, temperature is constant below the surface.
     is_hot = (ground > _WARMEST) & (sea_level > _WARMEST)
     alpha = _compute_dlnT_dlnp(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
     return np.where(is_hot, 0.5 * (_WARMEST + ground), ground), np.where(is_hot, 0.0, alpha)
@@ -246,13 +249,13 @@ def _moderate_surface_temperature(
 def _compute_dlnT_dlnp(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
     """Return d ln T / d ln p for air that warms by `warming` (K) from the surface down to sea level.
 
-    If the surface is at sea level, this is the value of the standard atmosphere.
+    If the surface is at sea level, the result is the value of the standard atmosphere.
 
     Args:
         warming: (N...) difference of temperature (K) between sea level and the surface.
         surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
     is_flat = np.abs(surface_geopotential) < _FLAT
-    # At sea level the quotient would be 0 / 0. It is computed with the divisor 1 there, and not used.
+    # At sea level the quotient would be 0 / 0. A divisor of 1 avoids this; the quotient is not used there.
     divisor = np.where(is_flat, 1.0, surface_geopotential)
     return np.where(is_flat, ALPHA, R_DRY * warming / divisor)

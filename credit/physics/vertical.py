@@ -4,8 +4,7 @@ On a hybrid level, pressure is a + b * surface pressure. A pressure level is a h
 interpolates between any two sets of levels: from hybrid to pressure levels, from pressure to hybrid levels, and between
 the levels of two models.
 
-Shape suffixes: K levels of a source and L levels to interpolate to, both from the top down; N stands for one or more
-axes of cells.
+Shape suffixes: K levels of a source and L target levels, both from the top down; N is one or more axes of cells.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 
 from credit.errors import DataError
 
-# A target level may lie above the uppermost source level by this fraction of pressure, because files store pressures as
-# float32.
+# Tolerance, as a fraction of pressure, by which a target level may be above the uppermost source level, because files
+# store pressures as float32.
 _TOLERANCE = 1e-5
 
 
@@ -29,10 +28,10 @@ class HybridLevels:
     Attributes:
         values: (K,) values of the level coordinate in the data: pressures in the units of the coordinate, or numbers of
             model levels.
-        a: (K,) Pa, float64.
-        b: (K,) float64, dimensionless.
-        a_bounds: (K, 2) Pa, a at the upper and lower edge of each layer; None if the edges are unknown.
-        b_bounds: (K, 2) b at the same edges; None if the edges are unknown.
+        a: (K,) coefficient a of each level in Pa, float64.
+        b: (K,) coefficient b of each level, dimensionless, float64.
+        a_bounds: (K, 2) coefficient a in Pa at the upper and lower edge of each layer; None if the edges are unknown.
+        b_bounds: (K, 2) coefficient b at the upper and lower edge of each layer; None if the edges are unknown.
     """
 
     values: np.ndarray
@@ -43,11 +42,11 @@ class HybridLevels:
 
     @classmethod
     def from_pressures(cls, values: Sequence[float] | np.ndarray, pascal: float) -> HybridLevels:
-        """Return pressure levels, which have b = 0.
+        """Return pressure levels, which are hybrid levels with b = 0.
 
         Args:
-            values: (K,) pressures of the levels, in any unit.
-            pascal: size of this unit in Pa, for example 100 for hPa.
+            values: (K,) pressures of the levels, in any units.
+            pascal: number of Pa per unit of `values`, for example 100 for hPa.
         """
         values = np.asarray(values, dtype=np.float64)
         return cls(values, values * pascal, np.zeros(len(values)))
@@ -56,7 +55,7 @@ class HybridLevels:
         return len(self.a)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
-        """Return the levels with the indices `rows`, in this order."""
+        """Return the levels with the indices `rows`, in the order of `rows`."""
         rows = np.asarray(rows, dtype=np.int64)
         selected = HybridLevels(self.values[rows], self.a[rows], self.b[rows])
         if self.a_bounds is None or self.b_bounds is None:
@@ -69,9 +68,9 @@ class HybridLevels:
         return np.add.outer(self.a, 0.0 * surface_N) + np.multiply.outer(self.b, surface_N)
 
     def lower_edges(self) -> HybridLevels:
-        """Return K + 1 levels: the uppermost full level, then the lower edge of every layer; the edges must be known.
+        """Return K + 1 levels: the lower edge of each of the K layers, preceded by the uppermost full level as the top.
 
-        The `values` of the returned levels are the numbers 0 to K.
+        The method needs `a_bounds` and `b_bounds`. The `values` of the returned levels are the numbers 0 to K.
         """
         assert self.a_bounds is not None and self.b_bounds is not None
         a = np.concatenate([self.a[:1], self.a_bounds[:, 1]])
@@ -79,11 +78,13 @@ class HybridLevels:
         return HybridLevels(np.arange(len(a)), a, b)
 
     def lowest_pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return the pressure (N...) in Pa of the lowest level, the last one, for surface pressure (N...) in Pa."""
+        """Return the pressure (N...) in Pa of the lowest (last) level, for a surface pressure (N...) in Pa."""
         return self.a[-1] + self.b[-1] * surface_N
 
     def edge_pressures(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pressure at the layers' upper and lower edges, (K, N...) each, in Pa; the edges must be known.
+        """Return pressure at the upper edges and at the lower edges of the layers, (K, N...) each, in Pa.
+
+        The method needs `a_bounds` and `b_bounds`.
 
         Args:
             surface_N: (N...) surface pressure in Pa.
@@ -100,8 +101,8 @@ class LevelMapping:
 
     Attributes:
         levels: the K levels to read, from the top down.
-        target_levels: the L levels of the run, for interpolation; None if `levels` contains them.
-        rows: (L,) indices of the run's levels in `levels`, for selection; empty if levels are interpolated.
+        target_levels: the L levels of the run, for interpolation; None for selection.
+        rows: (L,) indices in `levels` of the levels of the run, for selection; empty for interpolation.
     """
 
     levels: HybridLevels
@@ -111,7 +112,7 @@ class LevelMapping:
 
 @dataclass(frozen=True)
 class VerticalInterpolator:
-    """Interpolator of fields from the levels of a source to target levels, for one field of surface pressure.
+    """Interpolator of fields from source levels to target levels, for a given field of surface pressure.
 
     Each target level is interpolated from the source levels above and below it. A target level below the lowest source
     level is extrapolated from the two lowest source levels.
@@ -135,11 +136,17 @@ class VerticalInterpolator:
         return self.lower_weight > 1.0
 
     def interpolate_constant(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...), interpolated linearly in ln p; below the lowest source level they are constant."""
+        """Interpolate fields (K, N...) linearly in ln p to the L target levels.
+
+        Below the lowest source level, the fields have the values of the lowest source level.
+        """
         return self._interpolate(fields_KN, np.minimum(self.lower_weight, 1.0))
 
     def interpolate_linear(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...), interpolated linearly in ln p; below the lowest source level the slope continues."""
+        """Interpolate fields (K, N...) linearly in ln p to the L target levels.
+
+        Below the lowest source level, extrapolate linearly from the two lowest source levels.
+        """
         return self._interpolate(fields_KN, self.lower_weight)
 
     def _interpolate(self, fields_KN: np.ndarray, lower_weight: np.ndarray) -> np.ndarray:
@@ -161,7 +168,7 @@ class VerticalInterpolator:
             slopes_KN: (K, N...) derivatives of the fields with respect to ln p on the levels of the source.
 
         Returns:
-            (L, N...) fields on the target levels; below the lowest source level they are constant.
+            Fields (L, N...) on the target levels. Below the lowest source level, they have the values of that level.
         """
         lower_weight = np.minimum(self.lower_weight, 1.0)
         slope_above = np.take_along_axis(slopes_KN, self.upper_index, axis=0)
@@ -173,33 +180,34 @@ class VerticalInterpolator:
 
 
 def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
-    """Build the interpolator from the levels of a source to target levels.
+    """Build the interpolator from source levels to target levels.
 
-    Source level k, with the coefficients a_k and b_k, lies above the target level with a and b if
-    (b_k - b) ps <= a - a_k. So the number of source levels above a target level depends only on surface pressure ps. It
-    is found by a search among K thresholds of ps, without computing the pressure of all source levels in every column.
+    Source level k, with the coefficients a_k and b_k, is above the target level with a and b if
+    (b_k - b) ps <= a - a_k. So the number of source levels above a target level depends only on surface pressure ps. A
+    search among K thresholds of ps finds this number without computing the pressure of all source levels in all
+    columns.
 
     Args:
         source: the K levels of the source, at least two, from the top down.
-        target: the L levels to interpolate to, from the top down.
-        surface_N: (N...) surface pressure in Pa; its values do not matter if all levels are pressure levels.
+        target: the L target levels, from the top down.
+        surface_N: (N...) surface pressure in Pa; its values have no effect if all levels are pressure levels.
 
     Raises:
-        DataError: if a target level lies above the uppermost level of the source.
+        DataError: if a target level is above the uppermost level of the source.
     """
-    # Index of the lowest source level that lies above each target level; -1 if there is none.
+    # Index of the lowest source level above each target level; -1 if no source level is above the target level.
     upper_index = np.empty((len(target), *surface_N.shape), dtype=np.int64)
     for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
         upper_index[row] = _count_levels_above(source, a, b, surface_N) - 1
     pressure = target.pressure(surface_N)
-    # A target level that lies above the source only because of rounding gets the values of the uppermost level.
+    # A target level that is above the source only because of rounding gets the values of the uppermost source level.
     is_above_source = (upper_index < 0).reshape(len(target), -1).any(axis=1)
     for row in np.flatnonzero(is_above_source):
         uppermost = source.a[0] + source.b[0] * surface_N
         is_beyond_rounding = pressure[row] < uppermost * (1.0 - _TOLERANCE)
         if is_beyond_rounding.any():
             raise DataError(
-                f"level {target.values[row]:g} ({pressure[row].min() / 100:g} hPa) lies above the uppermost level of "
+                f"level {target.values[row]:g} ({pressure[row].min() / 100:g} hPa) is above the uppermost level of "
                 f"the source ({uppermost.max() / 100:g} hPa), and fields are not extrapolated upwards; remove the level"
             )
     # A target level below the source uses the two lowest source levels.
@@ -219,20 +227,22 @@ def _count_levels_above(source: HybridLevels, a: float, b: float, surface_N: np.
         b: coefficient b of the level, dimensionless.
         surface_N: (N...) surface pressure ps in Pa.
     """
-    # Level k lies above if slope_k * ps <= difference_k. The threshold of ps is difference_k / slope_k, and the sign of
-    # the slope decides on which side of it ps must be. If the slope is 0, the result does not depend on ps.
+    # Source level k is above the level if slope_k * ps <= difference_k. The threshold of ps is difference_k / slope_k.
+    # The sign of the slope decides whether ps must be below or above the threshold. If the slope is 0, the result does
+    # not depend on ps.
     slope_K = source.b - b
     difference_K = a - source.a
     num_always_above = int(((slope_K == 0) & (difference_K >= 0)).sum())
     count_N = np.full(surface_N.shape, num_always_above, dtype=np.int64)
     is_positive = slope_K > 0
     if is_positive.any():
-        # Such a level lies above if ps is at most its threshold: count the thresholds from ps upwards.
+        # These source levels are above the level if ps is at most their threshold. Count the thresholds from ps
+        # upwards.
         thresholds = np.sort(difference_K[is_positive] / slope_K[is_positive])
         count_N += len(thresholds) - np.searchsorted(thresholds, surface_N, side="left")
     is_negative = slope_K < 0
     if is_negative.any():
-        # Such a level lies above if ps is at least its threshold: count the thresholds up to ps.
+        # These source levels are above the level if ps is at least their threshold. Count the thresholds up to ps.
         thresholds = np.sort(difference_K[is_negative] / slope_K[is_negative])
         count_N += np.searchsorted(thresholds, surface_N, side="right")
     return count_N

@@ -9,7 +9,7 @@ from credit.physics.spherical_harmonics import EARTH_RADIUS_KM
 
 
 def relative_vorticity(eastward: np.ndarray, northward: np.ndarray, grid: LatLonGrid) -> np.ndarray:
-    """Return relative vorticity in s-1 by centred differences; NaN in rows on a pole.
+    """Return relative vorticity in s-1, computed with centred differences; NaN in rows on a pole.
 
     zeta = (dv/dlambda - d(u cos phi)/dphi) / (a cos phi), with the radius a of the Earth; J. R. Holton (2004), An
     Introduction to Dynamic Meteorology, section 4.2.

@@ -22,20 +22,21 @@ from credit.products.description import FieldInfo, ForecastDescription
 from credit.products.section import FieldSection
 
 ProductClass = TypeVar("ProductClass", bound="type[Product]")
-# Number of fields (all members at one lead time) that are cached, because several products need the same fields. A sum
-# of 6-hourly fields over a day needs four.
+# Number of fields in the cache; a field holds all members at one lead time. Several products may need the same field,
+# and a sum of 6-hourly fields over a day needs four fields.
 _MAX_CACHED_FIELDS = 8
 
 
 def register_product(name: str, section: type[ProductSection]) -> Callable[[ProductClass], ProductClass]:
-    """Class decorator that makes a product available as ``kind: name``, with `section` for its config keys.
+    """Return a class decorator that registers a product under ``kind: name``, with the config keys of `section`.
 
     Args:
         name: value of ``kind`` in a config.
-        section: config section of the product; derives from `ProductSection`.
+        section: class of the product's config section, a subclass of `ProductSection`.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `Product`.
+        ConfigError: if a different class is already registered under the name, or the decorated class is not a subclass
+            of `Product`.
     """
 
     def register(cls: ProductClass) -> ProductClass:
@@ -46,13 +47,13 @@ def register_product(name: str, section: type[ProductSection]) -> Callable[[Prod
 
 @dataclass(frozen=True)
 class ProductContext:
-    """Everything that a product is built from, apart from its config section.
+    """Information from which a product is built, in addition to its config section.
 
     Attributes:
         forecasts: description of the forecasts.
         key: config key of the product, for messages, such as ``inference.products.0``.
-        products: name -> product, for the products that are listed before this one.
-        land_HW: land fraction (0 to 1) from which maps draw the coastline; None draws none.
+        products: name -> product, for all products that are listed before the product to build.
+        land_HW: land fraction (0 to 1) from which maps draw the coastline; None for maps without a coastline.
     """
 
     forecasts: ForecastDescription
@@ -61,14 +62,14 @@ class ProductContext:
     land_HW: np.ndarray | None = None
 
     def find_field(self, name: str, key: str = "of") -> FieldInfo:
-        """Return the description of a channel of the forecasts, or of a product that is a field and is listed earlier.
+        """Return the description of a channel of the forecasts, or of a field product that is listed earlier.
 
         Args:
             name: name of the channel or product.
-            key: key of the product's section that has this name, for the message.
+            key: key of the product's section that contains `name`, for the message.
 
         Raises:
-            ConfigError: if there is no such field.
+            ConfigError: if no channel and no earlier field product has the name.
         """
         product = self.products.get(name)
         if isinstance(product, FieldProduct):
@@ -84,7 +85,7 @@ class ProductContext:
 
 
 class FieldReader:
-    """Reader of the fields of one forecast: of its channels, and of products that are fields, which it computes.
+    """Reader of the channels of one forecast, which also computes the products that are fields.
 
     Args:
         archive: reader of the forecasts.
@@ -99,7 +100,7 @@ class FieldReader:
         self._read_cached = lru_cache(maxsize=_MAX_CACHED_FIELDS)(self._read)
 
     def read(self, name: str, lead_index: int) -> np.ndarray:
-        """Return a field at a lead time, (N, H, W) float32, NaN where missing. The caller must not change it.
+        """Return a field at a lead time, (N, H, W) float32, NaN where missing. The caller must not change the array.
 
         Args:
             name: name of a channel or of a product.
@@ -119,11 +120,11 @@ class FieldReader:
 
 @dataclass(frozen=True)
 class ProductCase:
-    """The forecast from one initial time, of which products are made.
+    """Forecast from one initial time, from which products are made.
 
     Attributes:
         initial_minutes: initial time in minutes.
-        folder: existing folder of the files of the products.
+        folder: existing folder in which the files of the products are written.
         forecasts: description of the forecasts.
         fields: reader of the fields.
         attributes: global attributes of the forecast, which identify the run.
@@ -137,20 +138,20 @@ class ProductCase:
 
     @property
     def initial_text(self) -> str:
-        """Initial time as text, ``YYYY-MM-DDTHH:MM``."""
+        """Initial time as a string, ``YYYY-MM-DDTHH:MM``."""
         return self.forecasts.calendar.format(self.initial_minutes)
 
     def valid_text(self, lead_minutes: int) -> str:
-        """Return the valid time at a lead time in minutes as text, ``YYYY-MM-DDTHH:MM``."""
+        """Return the valid time at a lead time (in minutes) as a string, ``YYYY-MM-DDTHH:MM``."""
         return self.forecasts.calendar.format(self.initial_minutes + lead_minutes)
 
 
 class ProductOutput(ABC):
-    """Writer of the files of one product of one forecast, lead time by lead time."""
+    """Base class of the writers of one product's files for one forecast, lead time by lead time."""
 
     @abstractmethod
     def add(self, lead_index: int) -> None:
-        """Add a lead time; the lead times come in order, and none is left out.
+        """Add a lead time to the files. The method is called for every lead time, in increasing order.
 
         Raises:
             DataError: if the forecast cannot be read.
@@ -166,26 +167,26 @@ class ProductOutput(ABC):
         """
 
     def discard(self) -> None:
-        """Remove incomplete files after an error. The base class has no files to remove."""
+        """Remove incomplete files after an error. The base class does nothing."""
         return
 
 
 class Product(ABC):
     """Base class of products.
 
-    A product is built once for all forecasts of a run; building it checks its section against the forecasts.
+    A product is built once for all forecasts of a run. The constructor checks the section against the forecasts.
 
     Args:
         section: config section of the product.
-        context: the forecasts and the earlier products.
+        context: description of the forecasts and the products that are listed earlier.
 
     Attributes:
         section: config section of the product.
-        inputs: names of the channels and products that it needs; a subclass sets them.
+        inputs: names of the channels and products from which the product is made; a subclass sets this attribute.
 
     Raises:
-        ConfigError: naming the key, if a variable is missing, its units do not fit, or the forecasts have no members
-            where they are needed.
+        ConfigError: if a variable is missing or has unsuitable units, or if the product needs ensemble members and the
+            forecasts have none; the message names the config key.
     """
 
     inputs: tuple[str, ...] = ()
@@ -203,12 +204,12 @@ class Product(ABC):
         return self.section.name
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the files depend on apart from the forecast and the inputs, as for JSON."""
+        """Return the settings of the product, as JSON values; the product is made again if they change."""
         return self.section.model_dump(mode="json")
 
     @abstractmethod
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the files of this product for one forecast.
+        """Return a writer of the files of this product for one forecast.
 
         Args:
             case: the forecast.
@@ -216,17 +217,17 @@ class Product(ABC):
 
 
 class FieldProduct(Product):
-    """Base class of products that are fields on the grid of the forecasts, which other products can use.
+    """Base class of products that are fields on the grid of the forecasts; other products can use these fields.
 
     Attributes:
-        info: description of the field; a subclass sets it.
+        info: description of the field; a subclass sets this attribute.
     """
 
     info: FieldInfo
 
     @property
     def is_written(self) -> bool:
-        """True if the field is written to a file."""
+        """True if the field is written to a netCDF file; False if only other products use it."""
         return not isinstance(self.section, FieldSection) or self.section.write
 
     @abstractmethod
@@ -239,19 +240,19 @@ class FieldProduct(Product):
         """
 
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the netCDF file of the field."""
-        # Imported late, because that module needs the classes above.
+        """Return a writer of the netCDF file of the field for one forecast."""
+        # Import here, because `credit.products.netcdf` imports this module.
         from credit.products.netcdf import FieldFile
 
         return FieldFile(self.name, self.info, case)
 
 
-def rename_info(info: FieldInfo, name: str, **changes: Any) -> FieldInfo:
-    """Return the description of a field that is made of another one, under a new name.
+def derive_info(info: FieldInfo, name: str, **changes: Any) -> FieldInfo:
+    """Return the description of a field that is derived from an input field.
 
     Args:
-        info: description of the input.
-        name: name of the new field.
-        changes: attributes that differ from those of the input.
+        info: description of the input field.
+        name: name of the derived field.
+        changes: attributes of the derived field that differ from the attributes of `info`.
     """
     return replace(info, name=name, **changes)

@@ -16,7 +16,7 @@ from credit.errors import ConfigError
 from credit.forecast.io.schema import MEMBER
 from credit.physics.thermodynamics import GRAVITY
 from credit.physics.wind_profile import interpolate_log_law, interpolate_power_law
-from credit.products.base import FieldProduct, FieldReader, ProductContext, register_product, rename_info
+from credit.products.base import FieldProduct, FieldReader, ProductContext, derive_info, register_product
 from credit.products.description import FieldInfo
 from credit.products.section import (
     AccumulationSection,
@@ -25,7 +25,7 @@ from credit.products.section import (
     WindSpeedSection,
 )
 
-# Units of geopotential or geopotential height -> m in one unit.
+# Units of geopotential or geopotential height -> metres of geopotential height per unit.
 _METRES_PER_UNIT = {"m2 s-2": 1.0 / GRAVITY, "m": 1.0, "dam": 10.0}
 
 
@@ -34,12 +34,12 @@ def require_wind(context: ProductContext, names: Sequence[str], key: str) -> tup
 
     Args:
         context: the forecasts and the earlier products.
-        names: names of the two components.
-        key: key of the section that names them, for messages.
+        names: name of the eastward component and of the northward component.
+        key: key of the section that contains `names`, for messages.
 
     Raises:
-        ConfigError: if a component is missing, is known to be the other one, has no units of speed, or other units or
-            another level than the other component.
+        ConfigError: if a component is missing or its units are not a speed, if the standard names show that the
+            components are in the wrong order, or if the two components differ in units or level.
     """
     eastward, northward = (context.find_field(name, key) for name in names)
     for info, wrong in ((eastward, "northward"), (northward, "eastward")):
@@ -56,7 +56,7 @@ def require_wind(context: ProductContext, names: Sequence[str], key: str) -> tup
             f'{context.key}.{key}: {eastward.name} is in "{eastward.units}" and {northward.name} in '
             f'"{northward.units}"; the components need the same units'
         )
-    require_same_dim(context, [eastward, northward], key)
+    require_same_members(context, [eastward, northward], key)
     if eastward.level != northward.level:
         raise ConfigError(
             f"{context.key}.{key}: {eastward.name} and {northward.name} are on different levels; name components of "
@@ -65,8 +65,13 @@ def require_wind(context: ProductContext, names: Sequence[str], key: str) -> tup
     return eastward, northward
 
 
-def require_same_dim(context: ProductContext, infos: Sequence[FieldInfo], key: str) -> None:
-    """Refuse inputs of which some are of each member and others are statistics of the ensemble.
+def require_same_members(context: ProductContext, infos: Sequence[FieldInfo], key: str) -> None:
+    """Raise ConfigError unless all fields have the same first dimension: no dimension, the same members or quantiles.
+
+    Args:
+        context: description of the forecasts and the earlier products.
+        infos: descriptions of the fields.
+        key: key of the section that names the fields, for messages.
 
     Raises:
         ConfigError: if the first dimensions differ.
@@ -87,7 +92,7 @@ class WindSpeed(FieldProduct):
         super().__init__(section, context)
         self.inputs = tuple(section.of)
         eastward, _ = require_wind(context, section.of, "of")
-        self.info = rename_info(
+        self.info = derive_info(
             eastward, section.name, standard_name="wind_speed", long_name=f"wind speed of {', '.join(section.of)}"
         )
 
@@ -99,7 +104,7 @@ class WindSpeed(FieldProduct):
 
 @register_product("wind_speed_at_height", WindSpeedAtHeightSection)
 class WindSpeedAtHeight(FieldProduct):
-    """Wind speed at a height between two given heights; `credit.physics.wind_profile` has the formulas."""
+    """Wind speed at a height between two given heights; `credit.physics.wind_profile` contains the formulas."""
 
     def __init__(self, section: WindSpeedAtHeightSection, context: ProductContext) -> None:
         super().__init__(section, context)
@@ -109,7 +114,7 @@ class WindSpeedAtHeight(FieldProduct):
         self.inputs = (*self._lower_pair, *self._upper_pair)
         lower_info, _ = require_wind(context, self._lower_pair, f"of.{lower:g}")
         upper_info, _ = require_wind(context, self._upper_pair, f"of.{upper:g}")
-        require_same_dim(context, [lower_info, upper_info], "of")
+        require_same_members(context, [lower_info, upper_info], "of")
         for height, info in ((lower, lower_info), (upper, upper_info)):
             # In forecasts without the wind at 10 m, u10 is the wind at 10 hPa.
             if is_on_pressure_level(context, info):
@@ -124,7 +129,7 @@ class WindSpeedAtHeight(FieldProduct):
             )
         self._heights = (section.height, lower, upper)
         self._interpolate = interpolate_power_law if section.profile == "power" else interpolate_log_law
-        self.info = rename_info(
+        self.info = derive_info(
             lower_info,
             section.name,
             standard_name="wind_speed",
@@ -142,20 +147,21 @@ class WindSpeedAtHeight(FieldProduct):
 
 
 def is_on_pressure_level(context: ProductContext, info: FieldInfo) -> bool:
-    """Return True if a field is on a level whose value is a pressure."""
+    """Return True if a field is on a pressure level."""
     return info.level is not None and context.forecasts.level_units.lower() in PRESSURE_IN_HPA
 
 
 def require_layer(context: ProductContext, names: Sequence[str], key: str) -> tuple[FieldInfo, float]:
-    """Return the geopotential at the lower level of a layer, and the factor from its units to m.
+    """Return the description of the geopotential at the lower level of a layer, and the factor from its units to m.
 
     Args:
         context: the forecasts and the earlier products.
-        names: geopotential, or geopotential height, at the lower and at the upper level.
-        key: key of the section that names them, for messages.
+        names: name of the geopotential, or geopotential height, at the lower level and at the upper level.
+        key: key of the section that contains `names`, for messages.
 
     Raises:
-        ConfigError: if a field is missing, is not on a pressure level or has other units, or the levels do not ascend.
+        ConfigError: if a field is missing, is not on a pressure level or has unsuitable units, or if the first level is
+            not below the second level.
     """
     lower, upper = (context.find_field(name, key) for name in names)
     for info in (lower, upper):
@@ -175,19 +181,19 @@ def require_layer(context: ProductContext, names: Sequence[str], key: str) -> tu
         raise ConfigError(
             f"{context.key}.{key}: {lower.name} is not below {upper.name}; name the level of higher pressure first"
         )
-    require_same_dim(context, [lower, upper], key)
+    require_same_members(context, [lower, upper], key)
     return lower, _METRES_PER_UNIT[normalise_units(lower.units)]
 
 
 @register_product("thickness", ThicknessSection)
 class Thickness(FieldProduct):
-    """Thickness of the layer between two pressure levels: the difference of geopotential height."""
+    """Thickness of the layer between two pressure levels: the difference of their geopotential heights."""
 
     def __init__(self, section: ThicknessSection, context: ProductContext) -> None:
         super().__init__(section, context)
         self.inputs = tuple(section.of)
         lower, self._factor = require_layer(context, section.of, "of")
-        self.info = rename_info(
+        self.info = derive_info(
             lower,
             section.name,
             units="m",
@@ -204,7 +210,7 @@ class Thickness(FieldProduct):
 
 @register_product("accumulation", AccumulationSection)
 class Accumulation(FieldProduct):
-    """Sum over several steps of a variable that is a sum over each step, or since the initial time."""
+    """Sum over a window of a variable whose values in the forecasts are sums over a step, or since the initial time."""
 
     def __init__(self, section: AccumulationSection, context: ProductContext) -> None:
         super().__init__(section, context)
@@ -215,8 +221,8 @@ class Accumulation(FieldProduct):
         windows = info.windows
         if info.is_probability or info.dim not in (None, MEMBER) or info.statistic not in ("", "mean"):
             raise ConfigError(
-                f"{key}: {info.name} is a probability or another statistic of the members, which does not add up over "
-                "hours; sum the variable first, then make the statistic of the sum"
+                f"{key}: {info.name} is a probability or another statistic of the members, which cannot be summed over "
+                "hours; sum the variable first, then compute the statistic of the sum"
             )
         if section.window is not None:
             window = parse_duration(section.window)
@@ -224,14 +230,14 @@ class Accumulation(FieldProduct):
             windows = dict.fromkeys(leads, window)
         elif info.temporal != "sum":
             raise ConfigError(
-                f"{key}: {info.name} is not a sum over the step (cell_methods time: sum), so it has no sum over hours; "
-                "name an accumulated variable, or give window if the files lack this attribute"
+                f"{key}: {info.name} is not a sum over the step (cell_methods time: sum), so it cannot be summed over "
+                "hours; name an accumulated variable, or give window if the files lack this attribute"
             )
         elif not windows:
             raise ConfigError(
-                f"{key}: the times of {info.name} have no bounds, so the hours of its sums are not known; give window"
+                f"{key}: the times of {info.name} have no bounds, so the hours of its sums are unknown; set window"
             )
-        # Terms (index, sign) of the sum at each lead time; None if its window begins before the initial time.
+        # For each lead time, the terms (index, sign) of the sum; None if the window starts before the initial time.
         over = None if section.over is None else parse_duration(section.over)
         self._terms: list[list[tuple[int, int]] | None] = []
         sum_windows = {}
@@ -245,21 +251,21 @@ class Accumulation(FieldProduct):
                     raise ConfigError(
                         f"{key}: the sums of {info.name} in the forecasts do not add up to the {length / 60:g} h "
                         f"before {format_duration(lead)}; write every step (inference.output_every), or choose "
-                        "another over"
+                        "a different over"
                     )
             self._terms.append(terms)
         text = "since the initial time" if over is None else f"over {format_duration(over)}"
-        self.info = rename_info(
+        self.info = derive_info(
             info, section.name, long_name=f"{info.title} {text}", temporal="sum", windows=sum_windows
         )
 
     def compute(self, fields: FieldReader, lead_index: int) -> np.ndarray:
-        """Return the sum that ends at a lead time, (N, H, W); NaN if its window begins before the initial time."""
+        """Return the sum over the window that ends at a lead time, (N, H, W); NaN if no such window exists."""
         (name,) = self.inputs
         terms = self._terms[lead_index]
         if terms is None:
             return np.full_like(fields.read(name, lead_index), np.nan)
-        # At the initial time, no sum is added: the total since then is 0.
+        # At lead time 0 there are no terms, so the sum since the initial time is 0.
         total_NHW = np.zeros(fields.read(name, lead_index).shape)
         for index, sign in terms:
             total_NHW += sign * fields.read(name, index).astype(np.float64)
@@ -267,15 +273,15 @@ class Accumulation(FieldProduct):
 
 
 def _require_consistent_window(info: FieldInfo, window: int, key: str) -> None:
-    """Refuse a window that contradicts the attributes of a variable.
+    """Raise ConfigError if the configured window contradicts the attributes of a variable.
 
     Args:
         info: description of the variable.
-        window: length of its sums in minutes according to the config.
+        window: length of the variable's sums in minutes according to the config.
         key: config key of the window, for messages.
 
     Raises:
-        ConfigError: if the variable is a mean, or its times have bounds of another length.
+        ConfigError: if the variable is a mean over time, or if its time bounds have a different length.
     """
     if info.temporal == "mean":
         raise ConfigError(f"{key}: {info.name} is a mean (cell_methods time: mean); name a variable that is a sum")
@@ -290,17 +296,18 @@ def _require_consistent_window(info: FieldInfo, window: int, key: str) -> None:
 def find_sum_terms(
     leads: Sequence[int], windows: Mapping[int, int], end: int, begin: int
 ) -> list[tuple[int, int]] | None:
-    """Return the sums of a forecast that add up to the sum from one lead time to another.
+    """Return the stored sums of a forecast that together give the sum from lead time `begin` to lead time `end`.
 
     Args:
         leads: lead times in minutes.
-        windows: lead time -> length of the window in minutes that ends there. A sum since the initial time has the
-            length of its lead time.
+        windows: lead time in minutes -> length in minutes of the window of the stored sum that ends at this lead time.
+            For a sum since the initial time, the length equals the lead time.
         end: lead time in minutes at which the sum ends.
         begin: lead time in minutes at which the sum begins.
 
     Returns:
-        Pairs of the index of a lead time and 1 or -1 to add or subtract its sum; None if no sums add up.
+        Pairs (index of a lead time, sign): sign 1 adds the stored sum at this lead time, sign -1 subtracts it. None if
+        no combination of stored sums gives the requested sum.
     """
     terms = []
     while end > begin:
@@ -309,7 +316,7 @@ def find_sum_terms(
         window_begin = end - windows[end]
         terms.append((leads.index(end), 1))
         if window_begin < begin:
-            # The window is too long. Another sum that begins at the same time and ends at `begin` is subtracted.
+            # The window starts before `begin`. Subtract the sum over the same start up to `begin`.
             if begin not in windows or begin - windows[begin] != window_begin:
                 return None
             terms.append((leads.index(begin), -1))

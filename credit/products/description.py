@@ -1,4 +1,4 @@
-"""Description of the forecasts that products are made of, from their files or before they are written."""
+"""Descriptions of forecasts from which products are made, for existing files and for files that a run will write."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class FieldInfo:
 
     Attributes:
         name: name of the channel or product.
-        units: units of the values; empty if they are not known.
-        standard_name: standard name of CF; empty if there is none.
-        long_name: description in words; empty if there is none.
+        units: units of the values; empty if the units are unknown.
+        standard_name: CF standard name; empty if the field has none.
+        long_name: CF long name, a description in words; empty if the field has none.
         level: value of the vertical level in the level units of the forecasts; None without a level.
-        height: height above ground in m; None if it is not known.
+        height: height above ground in m; None if the height is unknown.
         dim: name of the first dimension, ``member`` or ``quantile``; None for a single field (N = 1).
         coordinate: (N,) values along `dim`; empty for a single field.
-        temporal: ``point`` for instants; ``sum`` or ``mean`` over `windows`.
-        windows: lead time in minutes -> length in minutes of the window of a sum or mean that ends there; empty for
-            instants, or if it is not known.
+        temporal: ``point`` for instantaneous values; ``sum`` or ``mean`` for values over `windows`.
+        windows: lead time in minutes -> length in minutes of the window that ends at this lead time; empty for
+            instantaneous values, or if the length is unknown.
         statistic: CF cell method over the members, such as ``mean``; empty for the members themselves.
-        is_probability: True for values from 0 to 1 that are probabilities.
+        is_probability: True if the values are probabilities from 0 to 1.
     """
 
     name: str
@@ -48,7 +48,7 @@ class FieldInfo:
 
     @property
     def title(self) -> str:
-        """Text for figures and messages: the long name, else the name."""
+        """Title for figures and messages: the long name, or the name if there is no long name."""
         return self.long_name or self.name
 
 
@@ -57,9 +57,9 @@ class ForecastDescription:
     """Description of the forecasts of a folder or store.
 
     Attributes:
-        fields: name of a channel, such as ``t2m`` or ``z500`` -> its description.
+        fields: name of a channel, such as ``t2m`` or ``z500`` -> description of the channel.
         lead_minutes: (L,) lead times in minutes, increasing.
-        members: number of ensemble members; None for single forecasts.
+        members: number of ensemble members; None for forecasts without members.
         grid: grid of the fields.
         calendar: calendar of the times.
         level_units: units of the levels: hPa, Pa or model_level; empty without levels.
@@ -74,7 +74,7 @@ class ForecastDescription:
 
 
 def describe_archive(archive: ForecastArchive) -> ForecastDescription:
-    """Return the description of forecasts that exist.
+    """Return the description of existing forecasts.
 
     Args:
         archive: reader of the forecasts.
@@ -96,7 +96,7 @@ def describe_schema(schema: ForecastSchema) -> ForecastDescription:
     Args:
         schema: content of the forecasts.
     """
-    flat_names = {variable.name for variable in schema.variables if variable.level_dim is None}
+    names_without_levels = {variable.name for variable in schema.variables if variable.level_dim is None}
     fields = {}
     for variable in schema.variables:
         windows = {}
@@ -108,7 +108,7 @@ def describe_schema(schema: ForecastSchema) -> ForecastDescription:
         for level in levels:
             # The names of channels follow the rules of `credit.channels.ChannelMap`.
             channel = variable.name if level is None else f"{variable.name}{level:g}"
-            if level is not None and channel in flat_names:
+            if level is not None and channel in names_without_levels:
                 channel += schema.level_units
             fields[channel] = _describe_channel(channel, variable.attributes, level, schema.members, temporal, windows)
     level_units = schema.level_units if schema.levels else ""
@@ -138,7 +138,7 @@ def _describe_channel(
 
 
 def _parse_temporal(cell_methods: str) -> str:
-    """Return the method of time, ``point``, ``sum`` or ``mean``, of the CF attribute ``cell_methods``."""
+    """Return the time method of a CF attribute ``cell_methods``: ``sum``, ``mean``, or ``point`` for all others."""
     for method in ("sum", "mean"):
         if f"time: {method}" in cell_methods:
             return method

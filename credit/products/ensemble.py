@@ -15,40 +15,44 @@ import numpy as np
 from credit.data.formats.units import find_conversion
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.schema import MEMBER
-from credit.products.base import FieldProduct, FieldReader, ProductContext, register_product, rename_info
+from credit.products.base import FieldProduct, FieldReader, ProductContext, derive_info, register_product
 from credit.products.description import FieldInfo
 from credit.products.section import MemberStatisticSection, ProbabilitySection, QuantilesSection
 
-# Kind -> cell method of CF.
+# Kind of product -> CF cell method.
 _CELL_METHODS = {"mean": "mean", "spread": "standard_deviation", "minimum": "minimum", "maximum": "maximum"}
 _COMPARISONS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 # A limit with units, such as "15 m s-1": the number is the first group, the units are the second.
 _LIMIT = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)(?![0-9.])\s*(.*?)\s*")
-# Rows of cells that are reduced at once, because float64 copies of all members of a field may not fit into memory.
+# Number of rows in a block. Reducing block by block avoids float64 copies of all members of a complete field.
 _ROWS_AT_ONCE = 32
 
 
 def require_members(context: ProductContext, name: str) -> FieldInfo:
-    """Return the description of a field with members.
+    """Return the description of the field that has a given name and has members.
+
+    Args:
+        context: description of the forecasts and the earlier products.
+        name: name of a channel or of an earlier product.
 
     Raises:
-        ConfigError: if there is no such field, or it has no members.
+        ConfigError: if there is no field of this name, or the field has no members.
     """
     info = context.find_field(name)
     if info.dim != MEMBER:
         raise ConfigError(
             f"{context.key}.of: {name} has no members; this product needs forecasts with inference.ensemble, and a "
-            "field of each member"
+            "field with a value for each member"
         )
     return info
 
 
 def reduce_members(fields_MHW: np.ndarray, reduce: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the reduction of the members of a field, a block of rows at a time.
+    """Reduce the members of a field with a function, block of rows by block of rows.
 
     Args:
-        fields_MHW: the members.
+        fields_MHW: field with M members.
         reduce: function of a block of rows (M, h, W) that returns (h, W) or (Q, h, W).
 
     Returns:
@@ -61,12 +65,12 @@ def reduce_members(fields_MHW: np.ndarray, reduce: Callable[[np.ndarray], np.nda
     return np.concatenate(blocks, axis=1)
 
 
-def member_statistic(fields_MHW: np.ndarray, statistic: str) -> np.ndarray:
-    """Return the ``mean``, ``spread``, ``minimum`` or ``maximum`` of the members, (H, W); NaN if a member is missing.
+def compute_member_statistic(fields_MHW: np.ndarray, statistic: str) -> np.ndarray:
+    """Return the ``mean``, ``spread``, ``minimum`` or ``maximum`` of the members, (H, W); NaN where a member is NaN.
 
     Args:
-        fields_MHW: the members; at least two for a spread.
-        statistic: the statistic. The spread is the standard deviation with the divisor M - 1.
+        fields_MHW: field with M members; M must be at least 2 for the spread.
+        statistic: name of the statistic. The spread is the standard deviation with the divisor M - 1.
     """
     if statistic == "mean":
         return fields_MHW.mean(axis=0, dtype=np.float64)
@@ -78,7 +82,7 @@ def member_statistic(fields_MHW: np.ndarray, statistic: str) -> np.ndarray:
 
 
 class _MemberProduct(FieldProduct):
-    """Base class of products that reduce the members of one field."""
+    """Base class of products that reduce the members of a field, such as a mean or a probability."""
 
     def __init__(
         self, section: MemberStatisticSection | ProbabilitySection | QuantilesSection, context: ProductContext
@@ -93,7 +97,7 @@ class _MemberProduct(FieldProduct):
 
     @abstractmethod
     def reduce(self, fields_MHW: np.ndarray) -> np.ndarray:
-        """Return the reduction of a block of rows, (h, W) or (Q, h, W)."""
+        """Reduce the members in a block of h rows, (M, h, W), and return (h, W), or (Q, h, W) for quantiles."""
 
 
 @register_product("mean", MemberStatisticSection)
@@ -107,7 +111,7 @@ class MemberStatistic(_MemberProduct):
         super().__init__(section, context)
         if section.kind == "spread" and len(self._input_info.coordinate) < 2:
             raise ConfigError(f"{context.key}.of: {section.of} has one member; a spread needs at least two")
-        self.info = rename_info(
+        self.info = derive_info(
             self._input_info,
             section.name,
             long_name=f"{section.kind} of the members of {self._input_info.title}",
@@ -117,13 +121,13 @@ class MemberStatistic(_MemberProduct):
         )
 
     def reduce(self, fields_MHW: np.ndarray) -> np.ndarray:
-        """Return the statistic of a block of rows, (h, W)."""
-        return member_statistic(fields_MHW, self.section.kind)
+        """Return the statistic of the members in a block of h rows, (h, W)."""
+        return compute_member_statistic(fields_MHW, self.section.kind)
 
 
 @register_product("probability", ProbabilitySection)
 class Probability(_MemberProduct):
-    """Probability of an event: the fraction of members for which it happens."""
+    """Probability of an event: the fraction of members for which the event happens."""
 
     def __init__(self, section: ProbabilitySection, context: ProductContext) -> None:
         super().__init__(section, context)
@@ -133,16 +137,16 @@ class Probability(_MemberProduct):
             "below": section.below,
             "at_most": section.at_most,
         }
-        # The section has exactly one of them.
+        # The section has exactly one limit that is not None.
         key, limit = next((key, limit) for key, limit in limits.items() if limit is not None)
         value = parse_limit(limit, self._input_info, f"{context.key}.{key}")
         self._comparison = _COMPARISONS[key]
-        # Rounded like the fields, so that a value that equals the limit is not taken for a larger one.
+        # The limit is rounded to float32 like the fields, so that a value equal to the limit also compares as equal.
         self._limit = np.float32(value)
-        # The text shows the limit as it stands in the config.
+        # The long name shows the limit as written in the config.
         limit_text = limit if isinstance(limit, str) else f"{limit:g} {self._input_info.units}".rstrip()
         text = f"{self._input_info.title} {_SIGNS[key]} {limit_text}"
-        self.info = rename_info(
+        self.info = derive_info(
             self._input_info,
             section.name,
             units="1",
@@ -154,18 +158,18 @@ class Probability(_MemberProduct):
         )
 
     def reduce(self, fields_MHW: np.ndarray) -> np.ndarray:
-        """Return the probability in a block of rows, (h, W)."""
-        return event_probability(fields_MHW, self._comparison, self._limit)
+        """Return the probability of the event in a block of h rows, (h, W)."""
+        return compute_event_probability(fields_MHW, self._comparison, self._limit)
 
 
-def event_probability(
+def compute_event_probability(
     fields_MHW: np.ndarray, comparison: Callable[[np.ndarray, np.float32], np.ndarray], limit: np.float32
 ) -> np.ndarray:
-    """Return the fraction of members for which a comparison with a limit is true, (H, W); NaN where one is missing.
+    """Return the fraction of members for which a comparison with a limit is true, (H, W); NaN where a member is NaN.
 
     Args:
-        fields_MHW: the members.
-        comparison: function of the members and the limit that returns bool, such as `operator.gt`.
+        fields_MHW: field with M members.
+        comparison: function of the members and the limit that returns a boolean array, such as `operator.gt`.
         limit: the limit in the units of the field.
     """
     probability_HW = comparison(fields_MHW, limit).mean(axis=0)
@@ -176,12 +180,12 @@ def parse_limit(limit: float | str, info: FieldInfo, key: str) -> float:
     """Return a limit in the units of a field.
 
     Args:
-        limit: a number in the units of the field, or text with a number and units.
+        limit: a number in the units of the field, or a string with a number and units.
         info: description of the field.
         key: config key of the limit, for messages.
 
     Raises:
-        ConfigError: if the text is not a number with units, or its units cannot be converted to those of the field.
+        ConfigError: if the string is not a number with units, or the units cannot be converted to those of the field.
     """
     if not isinstance(limit, str):
         return float(limit)
@@ -205,11 +209,11 @@ def parse_limit(limit: float | str, info: FieldInfo, key: str) -> float:
 
 @register_product("quantiles", QuantilesSection)
 class Quantiles(_MemberProduct):
-    """Quantiles of the members, linearly interpolated between them."""
+    """Quantiles of the members, linearly interpolated between the sorted members."""
 
     def __init__(self, section: QuantilesSection, context: ProductContext) -> None:
         super().__init__(section, context)
-        self.info = rename_info(
+        self.info = derive_info(
             self._input_info,
             section.name,
             long_name=f"quantiles of the members of {self._input_info.title}",
@@ -218,5 +222,5 @@ class Quantiles(_MemberProduct):
         )
 
     def reduce(self, fields_MHW: np.ndarray) -> np.ndarray:
-        """Return the quantiles in a block of rows, (Q, h, W)."""
+        """Return the quantiles of the members in a block of h rows, (Q, h, W)."""
         return np.quantile(fields_MHW.astype(np.float64), self.section.quantiles, axis=0)

@@ -1,4 +1,4 @@
-"""Plan and make the products of forecasts; products that exist with the same settings are not made again."""
+"""Plan and make the products of forecasts. Existing products with unchanged settings are not made again."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from credit.utils.atomic import atomic_write_text
 from credit.utils.progress import ProgressBar
 from credit.utils.temporary import find_stale_files, process_exists
 
-# File in the folder of each initial time that says how each product was made.
+# Name of the file in the folder of each initial time that records the settings of each product.
 RECORD = "products.json"
 # Folder of the products in the folder of the forecasts.
 PRODUCTS_FOLDER = "products"
-# A temporary file of another host is stale after this time without writing.
+# A temporary file from a different host is treated as stale if nobody has written to it for this time, in seconds.
 _STALE_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
 class ProductCount:
-    """Numbers of products that a call has made, and that existed already.
+    """Counts of the products that a call of `make_products` has made or has kept.
 
     Attributes:
         num_made: number of products that were made.
-        num_current: number of products that existed already, with the same settings and of the same forecast.
+        num_current: number of existing products that were kept, because settings and forecast were unchanged.
     """
 
     num_made: int
@@ -50,23 +50,24 @@ def plan_products(
     key: str = "inference.products",
     land_HW: np.ndarray | None = None,
 ) -> list[Product]:
-    """Build the products of a config, which checks them against the forecasts.
+    """Build the products of a config and check them against the forecasts.
 
     Args:
-        sections: config sections of the products; a product may use those before it.
+        sections: config sections of the products; a product may use the products that are listed before it.
         forecasts: description of the forecasts.
         key: config key of the list, for messages.
-        land_HW: land fraction (0 to 1) from which maps draw the coastline; None draws none.
+        land_HW: land fraction (0 to 1) from which maps draw the coastline; None for maps without a coastline.
 
     Raises:
-        ConfigError, DataError: if a product cannot be made of the forecasts; several errors are reported together.
+        ConfigError, DataError: if a product cannot be made from the forecasts; the errors of all products are reported
+            together.
     """
     collector = ErrorCollector()
     products: dict[str, Product] = {}
     failed: set[str] = set()
     for number, section in enumerate(sections):
-        # The error of an input is reported once, not for all products that need it.
-        if failed.intersection(_list_texts(getattr(section, "of", None))):
+        # An error in an input is reported once, not again for each product that needs this input.
+        if failed.intersection(_collect_strings(getattr(section, "of", None))):
             failed.add(section.name)
             continue
         failed.add(section.name)
@@ -78,8 +79,8 @@ def plan_products(
     return list(products.values())
 
 
-def _list_texts(value: object) -> list[str]:
-    """Return all texts in nested lists and mappings."""
+def _collect_strings(value: object) -> list[str]:
+    """Return all strings in nested lists and in the values of mappings."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
@@ -88,7 +89,7 @@ def _list_texts(value: object) -> list[str]:
         return []
     texts = []
     for item in value:
-        texts += _list_texts(item)
+        texts += _collect_strings(item)
     return texts
 
 
@@ -106,7 +107,7 @@ def make_products(
     initial_times: Iterable[int],
     overwrite: bool = False,
 ) -> ProductCount:
-    """Make the products of forecasts that are complete.
+    """Make the products of complete forecasts.
 
     The products of one forecast are made together, lead time by lead time, so that each field is read once.
 
@@ -114,13 +115,13 @@ def make_products(
         products: products from `plan_products`.
         archive: reader of the forecasts.
         forecasts: description of the forecasts.
-        folder: folder of the products; each initial time gets a folder in it.
+        folder: folder of the products, with one subfolder per initial time.
         initial_times: initial times in minutes.
-        overwrite: True to make products again that exist with the same settings.
+        overwrite: True to make all products again, also those whose settings are unchanged.
 
     Raises:
         DataError: if a forecast cannot be read.
-        CreditError: if a file cannot be written; products that were complete stay.
+        CreditError: if a file cannot be written; products that are already complete are kept.
     """
     times = list(initial_times)
     num_made = 0
@@ -138,13 +139,13 @@ def make_products(
                 _create_folder(case_folder)
                 fields = FieldReader(archive, initial_minutes, products_by_name)
                 case = ProductCase(initial_minutes, case_folder, forecasts, fields, archive.attributes)
-                _make_case(pending, case, record)
+                _make_case_products(pending, case, record)
             bar.update()
     return ProductCount(num_made, num_current)
 
 
 def _create_folder(folder: Path) -> None:
-    """Create the folder of an initial time, and remove temporary files that killed processes have left in it."""
+    """Create the folder of an initial time, and remove temporary files that killed processes left in this folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -156,8 +157,8 @@ def _create_folder(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _make_case(products: Sequence[Product], case: ProductCase, record: _ProductRecord) -> None:
-    """Make some products of one forecast."""
+def _make_case_products(products: Sequence[Product], case: ProductCase, record: _ProductRecord) -> None:
+    """Make the given products of one forecast, and record each complete product."""
     outputs: dict[str, ProductOutput] = {}
     record.invalidate(products)
     try:
@@ -175,12 +176,12 @@ def _make_case(products: Sequence[Product], case: ProductCase, record: _ProductR
 
 
 class _ProductRecord:
-    """Record of the products of one forecast: their settings, the forecast that they were made of, and their files.
+    """Record of the products of one forecast: settings, version of the forecast, and files of each product.
 
     Args:
         folder: folder of the products of the forecast.
-        forecast_version: text that changes when the forecast is replaced.
-        products: name -> product, of all products.
+        forecast_version: string that changes when the forecast is replaced.
+        products: name -> product, for all products.
     """
 
     def __init__(self, folder: Path, forecast_version: str, products: Mapping[str, Product]) -> None:
@@ -195,7 +196,7 @@ class _ProductRecord:
                 self._entries = entries
 
     def is_current(self, item: Product) -> bool:
-        """Return True if a product exists that was made of the same forecast with the same settings."""
+        """Return True if the product exists and was made from the same forecast with the same settings."""
         entry = self._entries.get(item.name)
         if not isinstance(entry, dict):
             return False
@@ -203,9 +204,9 @@ class _ProductRecord:
         return is_same and all((self._folder / name).exists() for name in entry["files"])
 
     def invalidate(self, products: Sequence[Product]) -> None:
-        """Record that products are being made, so that they are not current until `add`.
+        """Mark the recorded products as incomplete, so that they are not current until `add` is called.
 
-        An interruption may leave some files of the new settings or forecast beside files of the old ones.
+        If the run is interrupted, a product may have both old files and files of the new settings or forecast.
         """
         for item in products:
             entry = self._entries.get(item.name)
@@ -215,7 +216,7 @@ class _ProductRecord:
             self._write()
 
     def add(self, item: Product, paths: Collection[Path]) -> None:
-        """Record a product that is complete, and remove files of its earlier version that it no longer has."""
+        """Record a complete product, and remove files of its earlier version that are no longer part of it."""
         names = [path.name for path in paths]
         earlier = self._entries.get(item.name)
         if isinstance(earlier, dict):
@@ -233,7 +234,7 @@ class _ProductRecord:
         atomic_write_text(self._folder / RECORD, json.dumps(self._entries, indent=1) + "\n")
 
     def _describe(self, item: Product) -> dict[str, Any]:
-        """Return the settings of a product and of all products that are its inputs, as they are read back from JSON."""
+        """Return the settings of a product and of all its input products, converted to JSON and back for comparison."""
         inputs = {}
         for name in item.inputs:
             if name in self._products:

@@ -13,8 +13,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.calendar import format_duration, parse_duration
-from credit.drawing.maps import MapBackground, create_map_axes, draw_map, robust_range
-from credit.drawing.style import add_title, display_units, new_figure, save_figure
+from credit.drawing.maps import MapBackground, compute_robust_range, create_map_axes, draw_map
+from credit.drawing.style import add_title, create_figure, find_display_units, save_figure
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.io.schema import MEMBER
 from credit.products.base import Product, ProductCase, ProductContext, ProductOutput, register_product
@@ -55,17 +55,17 @@ class Map(Product):
         self.lead_indices = _find_leads(section, context)
 
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the maps."""
+        """Return a writer of the maps of one forecast."""
         if self.tracks is not None:
             return TrackMap(self.name, self.tracks, case, self.background)
         return _FieldMaps(self, case)
 
 
 def _find_leads(section: MapSection, context: ProductContext) -> set[int]:
-    """Return the indices of the lead times of the maps.
+    """Return the indices of the lead times for which maps are plotted.
 
     Raises:
-        ConfigError: if the forecasts lack a lead time.
+        ConfigError: if the forecasts do not contain a lead time of the section.
     """
     leads = context.forecasts.lead_minutes.tolist()
     if section.lead_times is None:
@@ -81,7 +81,7 @@ def _find_leads(section: MapSection, context: ProductContext) -> set[int]:
 
 
 class _FieldMaps(ProductOutput):
-    """The maps of a field, one file for each lead time."""
+    """Writer of the maps of a field, one PNG file per lead time."""
 
     def __init__(self, product: Map, case: ProductCase) -> None:
         self._product = product
@@ -89,7 +89,7 @@ class _FieldMaps(ProductOutput):
         self._paths: list[Path] = []
 
     def add(self, lead_index: int) -> None:
-        """Draw the map of a lead time."""
+        """Plot the map of a lead time, if maps are plotted for this lead time."""
         if lead_index not in self._product.lead_indices:
             return
         lead = int(self._case.forecasts.lead_minutes[lead_index])
@@ -107,17 +107,17 @@ class _FieldMaps(ProductOutput):
         self._paths.append(path)
 
     def finish(self) -> list[Path]:
-        """Return the paths of the maps."""
+        """Return the paths of the PNG files."""
         return self._paths
 
 
 def select_panels(fields_NHW: np.ndarray, info: FieldInfo, member: int | None) -> tuple[list[np.ndarray], list[str]]:
-    """Return the fields (H, W) that a map shows, and a title for each.
+    """Return the fields (H, W) that a figure shows, and the title of each field.
 
     Args:
-        fields_NHW: field at a lead time.
-        info: its description.
-        member: number of the member; None for the mean of all members.
+        fields_NHW: field at a lead time, with N members or quantiles.
+        info: description of the field.
+        member: number of the member to show; None for the mean of all members.
     """
     if info.dim == MEMBER:
         if member is not None:
@@ -130,17 +130,17 @@ def select_panels(fields_NHW: np.ndarray, info: FieldInfo, member: int | None) -
 
 
 def plot_panels(fields: Sequence[np.ndarray], names: Sequence[str], title: str, product: Map) -> Figure:
-    """Return the figure with a map for each field, one below the other, in one colour scale.
+    """Return a figure with one map per field, one below the other, all with the same colour scale.
 
     Args:
         fields: fields (H, W).
         names: title of each map.
         title: title of the figure, with the valid time.
-        product: the product, with the colour scale and the background.
+        product: the map product, which defines the colour scale and the background.
     """
     info = product.info
     section = product.section
-    factor, units = display_units(info.units)
+    factor, units = find_display_units(info.units)
     if info.is_probability:
         low, high = section.range or (0.0, 1.0)
         label = "probability"
@@ -148,7 +148,7 @@ def plot_panels(fields: Sequence[np.ndarray], names: Sequence[str], title: str, 
         low, high = section.range or _find_color_range(fields)
         low, high = factor * low, factor * high
         label = "" if units == "1" else units
-    figure = new_figure(7.4, 3.5 * len(fields) + 0.45)
+    figure = create_figure(7.4, 3.5 * len(fields) + 0.45)
     axes = create_map_axes(figure, len(fields), 1)[:, 0]
     for axis, field_HW, name in zip(axes, fields, names, strict=True):
         mesh = draw_map(axis, factor * field_HW, product.background, section.colormap, low, high)
@@ -160,10 +160,11 @@ def plot_panels(fields: Sequence[np.ndarray], names: Sequence[str], title: str, 
 
 
 def _find_color_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the ends of the common colour scale of some fields, see `credit.drawing.maps.robust_range`.
+    """Return the lower and upper end of the common colour scale of several fields.
 
-    They are 0 and 1 if all values are missing, which happens for a sum over hours at the first lead times.
+    The ends are computed by `credit.drawing.maps.compute_robust_range`. They are 0 and 1 if all values are missing, for
+    example in a sum over hours at the first lead times.
     """
     if not any(np.isfinite(field).any() for field in fields):
         return 0.0, 1.0
-    return robust_range(fields)
+    return compute_robust_range(fields)

@@ -1,4 +1,4 @@
-"""CF netCDF file of a product that is a field, written lead time by lead time."""
+"""Writer of the CF netCDF file of a field product, lead time by lead time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from credit.products.description import FieldInfo, ForecastDescription
 from credit.utils.temporary import temporary_path
 
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
-# zlib level; products are smooth or have few distinct values, and compress well.
+# Compression level of zlib. A low level is enough, because products are smooth or have few distinct values.
 _COMPRESSION = 1
 
 
 class FieldFile(ProductOutput):
-    """Writer of the netCDF file of a field; the file gets its final name when all lead times are written.
+    """Writer of the netCDF file of a field. The file gets its final name when all lead times are written.
 
     Args:
         name: name of the variable and of the file.
@@ -41,7 +41,7 @@ class FieldFile(ProductOutput):
         self._dataset: netCDF4.Dataset | None = None
 
     def add(self, lead_index: int) -> None:
-        """Compute and write a lead time; see the base class."""
+        """Compute the field at a lead time and write it to the file."""
         fields_NHW = self._case.fields.read(self._info.name, lead_index)
         values = np.where(np.isnan(fields_NHW), MISSING_VALUE, fields_NHW)
         try:
@@ -53,7 +53,7 @@ class FieldFile(ProductOutput):
             raise self._build_error(error) from error
 
     def finish(self) -> list[Path]:
-        """Flush the file to disk and give it its final name."""
+        """Flush the file to disk, give it its final name, and return its path in a list."""
         try:
             self._dataset.close()
             with open(self._temporary_path, "rb") as handle:
@@ -66,7 +66,7 @@ class FieldFile(ProductOutput):
     def discard(self) -> None:
         """Remove the incomplete file."""
         if self._dataset is not None and self._dataset.isopen():
-            with suppress(OSError, RuntimeError):  # A full disk fails here a second time.
+            with suppress(OSError, RuntimeError):  # If the disk is full, closing fails too.
                 self._dataset.close()
         with suppress(OSError):
             self._temporary_path.unlink(missing_ok=True)
@@ -76,13 +76,13 @@ class FieldFile(ProductOutput):
         return CreditError(f"{self._path}: cannot be written ({reason}); is the disk full or the folder read-only?")
 
     def _create(self) -> None:
-        """Create the file under its temporary name, with coordinates and without values."""
+        """Create the file under a temporary name, and define its coordinates and its variable."""
         info = self._info
         forecasts = self._case.forecasts
         self._dataset = netCDF4.Dataset(self._temporary_path, "w", format="NETCDF4")
         self._dataset.set_fill_off()
-        self._dataset.setncatts(_global_attributes(info, self._case))
-        schema = _coordinate_schema(info, forecasts)
+        self._dataset.setncatts(_build_global_attributes(info, self._case))
+        schema = _build_coordinate_schema(info, forecasts)
         define_coordinates(
             self._dataset, schema, self._case.initial_minutes, FilePart(list(range(len(forecasts.lead_minutes))))
         )
@@ -122,20 +122,20 @@ class FieldFile(ProductOutput):
         variable.setncatts({key: value for key, value in attributes.items() if value})
 
 
-def _global_attributes(info: FieldInfo, case: ProductCase) -> dict[str, object]:
-    """Return the attributes of the file: the program, and attributes of the forecast that identify the run."""
+def _build_global_attributes(info: FieldInfo, case: ProductCase) -> dict[str, object]:
+    """Return the global attributes of the file: the attributes of the forecast, the title and the history."""
     attributes = {**case.attributes, "Conventions": "CF-1.8", "title": info.title}
-    # These attributes describe the files of the forecast: how they are divided, and their checksum.
+    # These attributes describe the forecast files: their lead times, members, and the checksum of the initial state.
     for name in (LEADS, MEMBERS, INITIAL_FIELDS):
         attributes.pop(name, None)
     attributes[HISTORY] = f"credit {__version__}: credit products"
     return attributes
 
 
-def _coordinate_schema(info: FieldInfo, forecasts: ForecastDescription) -> ForecastSchema:
+def _build_coordinate_schema(info: FieldInfo, forecasts: ForecastDescription) -> ForecastSchema:
     """Return a schema without variables, from which the coordinates of the file are written.
 
-    Other programs may write pressure in other spellings of hPa.
+    Forecasts of other programs may use a different spelling of hPa; all other units are therefore treated as hPa.
     """
     return ForecastSchema(
         variables=(),
@@ -152,7 +152,7 @@ def _coordinate_schema(info: FieldInfo, forecasts: ForecastDescription) -> Forec
 
 
 def _write_time_bounds(dataset: netCDF4.Dataset, lengths: list[int]) -> None:
-    """Add bounds to the times: windows with the given lengths in minutes, which end at the times."""
+    """Write time bounds: each window ends at a valid time and has the given length in minutes."""
     dataset["time"].bounds = "time_bnds"
     bounds = dataset.createVariable("time_bnds", "f8", ("time", "bnds"))
     ends = dataset["time"][:]
@@ -160,19 +160,19 @@ def _write_time_bounds(dataset: netCDF4.Dataset, lengths: list[int]) -> None:
 
 
 def _write_scalar(dataset: netCDF4.Dataset, name: str, value: float, attributes: dict[str, str]) -> None:
-    """Create a scalar coordinate."""
+    """Write a scalar coordinate with its attributes."""
     variable = dataset.createVariable(name, "f8", ())
     variable.setncatts(attributes)
     variable[...] = value
 
 
 def _describe_cell_methods(info: FieldInfo) -> str:
-    """Return the CF attribute ``cell_methods``; empty for the values of members at an instant."""
+    """Return the CF attribute ``cell_methods``; empty for instantaneous values without a statistic of the members."""
     methods = []
-    # The fraction of members is not a sum over time, even if the values of the members are sums.
+    # A probability is not a sum over time, even if the values of the members are sums.
     if info.windows and not info.is_probability:
         methods.append(f"time: {info.temporal}")
     if info.statistic:
-        # The standard name of members stands for the dimension that the field no longer has.
+        # CF requires the standard name `realization` here, because the field no longer has a dimension of members.
         methods.append(f"realization: {info.statistic}")
     return " ".join(methods)

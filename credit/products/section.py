@@ -9,9 +9,9 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from credit.config.sections.base import Duration, PathText, StrictModel
 from credit.config.sections.output import ProductList, ProductSection
 
-# Keys of the limit of an event, of which exactly one is given.
+# Keys for the limit of an event; a section sets exactly one of them.
 LIMIT_KEYS = ("above", "at_least", "below", "at_most")
-# An eastward and a northward component.
+# Names of the eastward and the northward component.
 WindPair = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
@@ -19,7 +19,7 @@ class FieldSection(ProductSection):
     """Base class of the config sections of products that are fields on the grid of the forecasts."""
 
     write: bool = Field(
-        True, description="Write the field to a netCDF file. `false` only passes it on to other products."
+        True, description="Write the field to a netCDF file. With `false`, only other products can use it."
     )
 
 
@@ -46,7 +46,7 @@ class WindSpeedAtHeightSection(FieldSection):
 
     @model_validator(mode="after")
     def _require_height_between(self) -> WindSpeedAtHeightSection:
-        """Refuse another number of heights than two, and a height that is not between them."""
+        """Raise ValueError unless there are two heights above 0 m and `height` is between them."""
         heights = sorted(self.of)
         if len(heights) != 2 or heights[0] <= 0:
             raise ValueError(
@@ -74,16 +74,16 @@ class AccumulationSection(FieldSection):
     """Sum of a variable that is a sum over each step, such as precipitation, over several steps."""
 
     kind: Literal["accumulation"] = Field("accumulation", description="Sum over a window.")
-    of: str = Field(description="Variable that is a sum over a step, or since the initial time.")
+    of: str = Field(description="Variable whose values are sums over a step, or since the initial time.")
     over: Duration | None = Field(
         None,
-        description="Length of the window that ends at the lead time. Shorter lead times have missing values. Default: "
-        "the window starts at the initial time.",
+        description="Length of the window that ends at the lead time. At shorter lead times, values are missing. "
+        "Default: the window starts at the initial time.",
     )
     window: Duration | None = Field(
         None,
-        description="Length of the sums in the forecasts, for files whose times have no bounds. Default: from the "
-        "bounds.",
+        description="Length of the window of each sum in the forecasts, for files without time bounds. Default: from "
+        "the time bounds.",
     )
 
 
@@ -98,9 +98,9 @@ class MemberStatisticSection(FieldSection):
 
 
 class ProbabilitySection(FieldSection):
-    """Probability of an event: the fraction of members for which it happens. Set exactly one of the four limits.
+    """Probability of an event: the fraction of members for which the event happens. Set exactly one of the limits.
 
-    A limit is a number in the units of the field, or text with units, such as `15 m s-1`.
+    A limit is a number in the units of the field, or a string with a number and units, such as `15 m s-1`.
     """
 
     kind: Literal["probability"] = Field("probability", description="Probability of an event.")
@@ -112,7 +112,7 @@ class ProbabilitySection(FieldSection):
 
     @model_validator(mode="after")
     def _require_one_limit(self) -> ProbabilitySection:
-        """Refuse an event without a limit or with several limits."""
+        """Raise ValueError unless exactly one limit is set."""
         limits = [key for key in LIMIT_KEYS if getattr(self, key) is not None]
         if len(limits) != 1:
             state = f"has {' and '.join(limits)}" if limits else "has no limit"
@@ -132,7 +132,7 @@ class QuantilesSection(FieldSection):
     @field_validator("quantiles")
     @classmethod
     def _require_increasing(cls, quantiles: list[float]) -> list[float]:
-        """Refuse quantiles that do not increase or lie outside 0 to 1."""
+        """Raise ValueError unless the quantiles increase and are between 0 and 1."""
         if quantiles != sorted(set(quantiles)) or not 0 <= quantiles[0] <= quantiles[-1] <= 1:
             raise ValueError(f"{quantiles} must increase from 0 to 1; the ninetieth percentile is 0.9")
         return quantiles
@@ -168,7 +168,7 @@ class MeteogramSection(PointsSection):
 
 
 class MapSection(ProductSection):
-    """Map of a field at each lead time, one PNG file each, or of the tracks of tropical cyclones, in one PNG file."""
+    """Maps of a field, one PNG file per lead time, or one map of the tracks of tropical cyclones."""
 
     kind: Literal["map"] = Field("map", description="Map.")
     of: str = Field(description="Variable of the forecasts, or an earlier product: a field or `cyclone_tracks`.")
@@ -176,19 +176,19 @@ class MapSection(ProductSection):
         None, min_length=1, description="Lead times of the maps of a field. Default: all lead times of the forecasts."
     )
     member: int | None = Field(
-        None, ge=0, description="Member of an ensemble to draw. Default: the mean of the members."
+        None, ge=0, description="Number of the ensemble member to plot. Default: the mean of the members."
     )
     range: tuple[float, float] | None = Field(
         None,
-        description="[low, high] of the colour scale, in the units of the field. Default: 0 to 1 for probabilities; "
-        "otherwise from the values of each map.",
+        description="[low, high] ends of the colour scale, in the units of the field. Default: 0 to 1 for "
+        "probabilities, otherwise from the values of each map.",
     )
     colormap: str = Field("viridis", description="Name of a colour map of matplotlib.")
 
     @field_validator("range")
     @classmethod
     def _require_increasing(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Refuse a range whose end is not above its start."""
+        """Raise ValueError unless the upper end of the range is above the lower end."""
         if value is not None and not value[0] < value[1]:
             raise ValueError(f"[{value[0]:g}, {value[1]:g}] must increase")
         return value
@@ -233,7 +233,7 @@ class CycloneTracksSection(ProductSection):
         gt=0,
         le=10,
         description="Great-circle distance in degrees from the centre within which the largest vorticity and thickness "
-        "are searched; at least one and a half cells of the grid.",
+        "are searched. At least one and a half grid cells are used.",
     )
     thickness_fall: float = Field(
         6.0, gt=0, description="Fall of thickness in m from the warm core in all directions, within `warm_core_radius`."
@@ -242,38 +242,41 @@ class CycloneTracksSection(ProductSection):
         6.5, gt=0, le=20, description="Great-circle distance in degrees within which thickness must fall."
     )
     separation: float = Field(
-        6.0, gt=0, description="Of centres nearer to each other than this, in degrees, only the deepest counts."
+        6.0,
+        gt=0,
+        description="Of centres that are closer together than this distance, in degrees, only the deepest is kept.",
     )
     max_speed: float = Field(
         30.0,
         gt=0,
-        description="Largest speed in m s-1 by which a centre may differ from the position that its track predicts.",
+        description="Largest distance between a centre and the position that its track predicts, divided by the "
+        "interval, in m s-1.",
     )
     max_gap: Duration = Field(
-        "12h", description="Longest time between two centres of a track. One interval of lead times is always allowed."
+        "12h", description="Longest time between two centres of a track; one interval of lead times is always allowed."
     )
     min_duration: Duration = Field("48h", description="Shortest time from the first to the last centre of a track.")
 
     @field_validator("vorticity_wind", "warm_core", "surface_wind")
     @classmethod
     def _require_pair(cls, names: list[str] | None) -> list[str] | None:
-        """Refuse one variable alone."""
+        """Raise ValueError if a single variable is named."""
         if names is not None and len(names) == 1:
             raise ValueError(f"{names} must name two variables, or none")
         return names
 
 
 class ProductsFileConfig(StrictModel):
-    """Contents of a file for `credit products` that names forecasts and products; it replaces the config of a run."""
+    """Config file of `credit products` for forecasts without a run: the forecasts and the products."""
 
     forecasts: PathText = Field(description="Folder of forecasts, or a zarr store on disk or at a URL.")
     products: ProductList = Field(min_length=1, description="The products.")
     output: PathText | None = Field(
         None, description="Folder of the products. Default: the folder `products` in the folder of the forecasts."
     )
-    rename: dict[str, str] = Field({}, description="Variable in the products -> its name in the files.")
+    rename: dict[str, str] = Field({}, description="Name of a variable in the products -> its name in the files.")
     level_units: Literal["hPa", "Pa", "model_level"] | None = Field(
-        None, description="Units to which the levels are converted. Default: those of the files."
+        None, description="Units to which the levels are converted. Default: the units in the files."
     )
     storage_options: dict[str, bool | int | float | str] = Field(
         {}, description="Options of a remote zarr store, as in `data.sources`."
@@ -281,6 +284,6 @@ class ProductsFileConfig(StrictModel):
     land: PathText | None = Field(
         None,
         description="netCDF file with a field of the standard name land_area_fraction or land_binary_mask on the grid "
-        "of the forecasts, from which maps draw the coastline. Default: maps without a coastline.",
+        "of the forecasts, from which maps draw the coastline. Default: maps have no coastline.",
     )
-    plugins: list[str] = Field([], description="Python modules that register further kinds of products.")
+    plugins: list[str] = Field([], description="Python modules that register additional kinds of products.")

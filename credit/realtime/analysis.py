@@ -1,6 +1,6 @@
-"""The analysis of one time as a netCDF file, on its own grid and in the units of the model.
+"""Writing of the analysis of one time to a netCDF file, on the grid of the analysis and in the units of the model.
 
-`credit.data.sources` reads these files like any other source, and interpolates them to the grid of the model.
+`credit.data.sources` reads these files like any other source, and regrids them to the grid of the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from credit.utils.atomic import atomic_write
 _CELLS = ("latitude", "longitude")
 _LEVEL_ATTRIBUTES = {"units": "hPa", "standard_name": "air_pressure", "positive": "down"}
 _TIME_ATTRIBUTES = {"units": TIME_UNITS, "calendar": "standard", "standard_name": "time"}
-# Global attribute that identifies the content: origin, and channels with their units.
+# Name of the global attribute that identifies the content: origin, and channels with their units.
 _CONTENT = "content"
 # Attributes of a model variable that are copied to the file.
 _COPIED_ATTRIBUTES = ("units", "standard_name", "long_name")
@@ -38,8 +38,8 @@ class AnalysisContent:
     Attributes:
         minutes: time of the analysis in minutes since 1900.
         origin: address of the GRIB file.
-        requests: records, in the order of the channels.
-        attributes: variable -> its attributes in the model, of which ``units`` are those of the file.
+        requests: requested records, in the order of the channels.
+        attributes: variable -> its attributes in the model; the file has the same ``units``.
     """
 
     minutes: int
@@ -48,11 +48,11 @@ class AnalysisContent:
     attributes: Mapping[str, Mapping[str, str]]
 
     def units_of(self, variable: str) -> str:
-        """Return the units of a variable in the model; empty if it has none."""
+        """Return the units of a variable in the model; empty if the variable has no units."""
         return self.attributes.get(variable, {}).get("units", "")
 
     def identity(self) -> str:
-        """Return text that differs between analyses with different content."""
+        """Return a string that identifies the content: it is different for analyses with different content."""
         channels = {request.describe(): self.units_of(request.variable) for request in self.requests}
         return json.dumps({"origin": self.origin, "channels": channels})
 
@@ -62,7 +62,7 @@ class AnalysisContent:
 
 
 def has_analysis(path: Path, content: AnalysisContent) -> bool:
-    """Return True if a file exists and has this content."""
+    """Return True if the file `path` exists and its content is `content`."""
     if not path.exists():
         return False
     with netCDF4.Dataset(path) as file:
@@ -70,7 +70,7 @@ def has_analysis(path: Path, content: AnalysisContent) -> bool:
 
 
 def write_analysis(path: Path, content: AnalysisContent, read: Callable[[RecordRequest], Field]) -> None:
-    """Write the file of an analysis atomically. One field at a time is in memory.
+    """Write the file of an analysis atomically, with only one field in memory at a time.
 
     Args:
         path: file to write.
@@ -78,7 +78,7 @@ def write_analysis(path: Path, content: AnalysisContent, read: Callable[[RecordR
         read: function that decodes a record in the units of its message.
 
     Raises:
-        DataError: if a record has other units than the model and cannot be converted, or another grid than the first.
+        DataError: if a record cannot be converted to the units of the model, or its grid differs from the first record.
     """
     atomic_write(path, lambda temporary: _write(temporary, content, read))
 
@@ -98,7 +98,7 @@ def _write(path: Path, content: AnalysisContent, read: Callable[[RecordRequest],
                 grid = field.grid
                 _create_coordinates(file, content.minutes, grid)
             elif not (np.array_equal(grid.lat, field.grid.lat) and np.array_equal(grid.lon, field.grid.lon)):
-                raise DataError(f"{request.describe()} is on the grid {field.grid.name}, other records on {grid.name}")
+                raise DataError(f"{request.describe()} is on the grid {field.grid.name}, but others are on {grid.name}")
             levels = levels_of.get(request.variable)
             if request.variable not in file.variables:
                 _create_variable(file, request.variable, levels, content)
@@ -124,7 +124,7 @@ def write_grid(path: Path, grid: LatLonGrid) -> None:
             file.createDimension("edge", 2)
             bounds = file.createVariable("latitude_bounds", "f8", ("latitude", "edge"))
             bounds[:] = np.stack([grid.lat_bounds[:-1], grid.lat_bounds[1:]], axis=1)
-            # A file is recognised as one of fields only if it has a field.
+            # A file is accepted as a data file only if it contains a field.
             cell_area = file.createVariable("cell_area", "f8", _CELLS)
             cell_area.units = "1"
             cell_area[:] = grid.area_weights()
@@ -133,14 +133,14 @@ def write_grid(path: Path, grid: LatLonGrid) -> None:
 
 
 def _create_coordinates(file: netCDF4.Dataset, minutes: int, grid: GribGrid) -> None:
-    """Create time, latitude and longitude."""
+    """Create the coordinates time, latitude and longitude of an analysis file."""
     _create_coordinate(file, "time", np.array([minutes]), _TIME_ATTRIBUTES)
     _create_coordinate(file, "latitude", grid.lat, {"units": "degrees_north", "standard_name": "latitude"})
     _create_coordinate(file, "longitude", grid.lon, {"units": "degrees_east", "standard_name": "longitude"})
 
 
 def _create_coordinate(file: netCDF4.Dataset, name: str, values: np.ndarray, attributes: Mapping[str, str]) -> None:
-    """Create a dimension with its coordinate."""
+    """Create a dimension and its coordinate variable."""
     file.createDimension(name, len(values))
     coordinate = file.createVariable(name, values.dtype, (name,))
     coordinate.setncatts(attributes)
@@ -150,7 +150,7 @@ def _create_coordinate(file: netCDF4.Dataset, name: str, values: np.ndarray, att
 def _create_variable(
     file: netCDF4.Dataset, name: str, levels: Sequence[float] | None, content: AnalysisContent
 ) -> None:
-    """Create a variable of the model; a variable on levels gets a separate dimension for its levels."""
+    """Create a variable of the model; a variable on levels has a separate level dimension."""
     dims: tuple[str, ...] = ("time", *_CELLS)
     if levels is not None:
         level_dim = f"level_{name}"

@@ -1,4 +1,4 @@
-"""The time of the day, deadlines, and waiting; tests replace the clock by one that does not wait."""
+"""Clock for the current time, deadlines and waiting; tests replace it with a clock that does not wait."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Clock:
     """Clock of the system in UTC.
 
     Attributes:
-        deadline: end of all waiting, in seconds since 1970; None without a deadline.
+        deadline: time in seconds since 1970 at which all waiting ends; None if there is no deadline.
     """
 
     def __init__(self) -> None:
         self.deadline: float | None = None
 
     def seconds(self) -> float:
-        """Return the seconds since 1970."""
+        """Return the current time in seconds since 1970."""
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         time.sleep(seconds)
 
     def minutes(self) -> int:
-        """Return the present time in whole minutes since 1900-01-01 00:00 UTC."""
+        """Return the current time in whole minutes since 1900-01-01 00:00 UTC."""
         now = datetime.fromtimestamp(self.seconds(), UTC)
         return Calendar().parse(now.strftime("%Y-%m-%dT%H:%M"))
 
@@ -40,12 +40,12 @@ class Clock:
         """Set the deadline of ``--until``.
 
         Args:
-            text: time of the day HH:MM in UTC, or a duration from now such as 90min. A time of the day that has passed
-                less than 12 hours ago leaves no time to wait, because a job that starts too late must not wait for the
-                next day.
+            text: time of day HH:MM in UTC, or a duration from now such as 90min. The nearest occurrence of the time of
+                day is used. If it has passed less than 12 hours ago, the call does not wait, because a job that starts
+                too late must not wait until the next day.
 
         Raises:
-            ConfigError: if the text is neither.
+            ConfigError: if `text` is not a time of day or a duration.
         """
         match = _TIME_OF_DAY.fullmatch(text.strip())
         if match is None:
@@ -56,7 +56,7 @@ class Clock:
             return
         now = datetime.fromtimestamp(self.seconds(), UTC)
         minutes = 60 * int(match[1]) + int(match[2]) - (60 * now.hour + now.minute)
-        # The nearest such time, at most 12 hours before or after now.
+        # The nearest occurrence of this time of day is at most 12 hours before or after now.
         minutes = (minutes + _MINUTES_PER_DAY // 2) % _MINUTES_PER_DAY - _MINUTES_PER_DAY // 2
         self.deadline = self.seconds() - now.second + 60 * minutes
 

@@ -1,4 +1,4 @@
-"""Choice of the cycle: the newest one that is expected, and the earlier ones that may replace it."""
+"""Selection of the analysis cycle: the newest expected cycle, and the earlier cycles that may be used instead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _MINUTES_PER_DAY = 1440
 
 
 def list_candidates(realtime: RealtimeConfig, now: int, deadline: int) -> list[int]:
-    """Return the cycles that may be taken, in minutes since 1900: the expected one first, then earlier ones.
+    """Return the cycles that may be used, in minutes since 1900: the expected cycle first, then earlier cycles.
 
-    The expected cycle is the newest one that is usually complete by the deadline. Earlier ones follow only with
-    ``on_incomplete: previous_cycle``.
+    The expected cycle is the newest cycle that should be available at the deadline. Earlier cycles are included only
+    with ``on_incomplete: previous_cycle``.
 
     Args:
         realtime: section ``realtime`` of the config.
-        now: present time in minutes since 1900.
-        deadline: time up to which the call waits, in minutes since 1900; `now` if it does not wait.
+        now: current time in minutes since 1900.
+        deadline: time until which the call waits, in minutes since 1900; `now` if it does not wait.
 
     Raises:
         CycleError: if the newest cycle is older than ``max_age``.
@@ -45,10 +45,10 @@ def parse_cycle(text: str, realtime: RealtimeConfig) -> int:
     """Return the cycle of ``--cycle`` in minutes since 1900.
 
     Raises:
-        ConfigError: if the text is not a time, or not at an hour of ``realtime.cycles``.
+        ConfigError: if `text` is not a time, or its hour is not in ``realtime.cycles``.
     """
     minutes = Calendar().parse(text, "--cycle")
     hour, rest = divmod(minutes % _MINUTES_PER_DAY, 60)
     if rest or hour not in realtime.cycles:
-        raise ConfigError(f"--cycle: {text} is not at an hour of realtime.cycles {realtime.cycles}; give one of these")
+        raise ConfigError(f"--cycle: {text} is not at an hour of realtime.cycles {realtime.cycles}; use one of these")
     return minutes

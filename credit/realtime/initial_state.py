@@ -1,4 +1,4 @@
-"""The initial state of a forecast, read from analysis files like any other source and compared with the training data.
+"""Initial state of a forecast, which is read from analysis files and compared with the training data.
 
 Shape suffixes: C channels, H latitude rows, W longitude columns.
 """
@@ -16,26 +16,27 @@ from credit.data.analyses import open_analyses
 from credit.data.samples.frames import FrameReader
 from credit.realtime.fetch.records import require_section
 from credit.train.build.assets import ModelAssets
-from credit.train.build.forecaster import with_trained_settings
+from credit.train.build.forecaster import apply_trained_settings
 from credit.train.build.initial_condition_checks import MAX_SHIFT, compute_normalized_moments, find_masked_cells
 from credit.train.build.open_data import build_frame_reader
 from credit.train.build.stepper import build_normalizer
 from credit.train.checkpoint.checkpoint import load_meta, load_tensors, resolve_checkpoint
 from credit.train.checkpoint.trained_fields import require_same_fields
 
-# Smallest and largest standard deviation over one field, as a multiple of that over space and time in the training
-# period. Geopotential height in place of geopotential has 0.1, and the seasons change it by much less.
+# Smallest and largest standard deviation of a single field, as a multiple of the standard deviation over space and time
+# in the training period. For geopotential height instead of geopotential, the ratio is 0.1; seasonal changes of the
+# ratio are much smaller.
 _SPREAD_RANGE = (0.15, 5.0)
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Checkpoint from which the forecasts are made, without its weights.
+    """Contents of the checkpoint from which forecasts are made, without its weights.
 
     Attributes:
-        path: the checkpoint.
+        path: path of the checkpoint.
         assets: channels, grid, statistics and masks of the model.
-        config: config of the run, with the settings that the weights were trained with.
+        config: config of the run, with the settings with which the weights were trained.
     """
 
     path: Path
@@ -44,11 +45,11 @@ class TrainedModel:
 
 
 def load_trained_model(config: Config) -> TrainedModel:
-    """Return the checkpoint of ``inference.checkpoint``.
+    """Load the checkpoint that ``inference.checkpoint`` names, without its weights.
 
     Raises:
-        ConfigError: if there is no such checkpoint.
-        CheckpointError: if it cannot be read.
+        ConfigError: if the checkpoint does not exist.
+        CheckpointError: if the checkpoint cannot be read.
     """
     path = resolve_checkpoint(
         Path(config.save_loc) / "checkpoints", config.inference.checkpoint, "inference.checkpoint"
@@ -56,7 +57,7 @@ def load_trained_model(config: Config) -> TrainedModel:
     meta = load_meta(path)
     assets = ModelAssets.from_stored(meta, load_tensors(path, "assets"))
     trained_config = build_config(meta["config"], origin=str(path / "meta.json"))
-    return TrainedModel(path, assets, with_trained_settings(config, trained_config))
+    return TrainedModel(path, assets, apply_trained_settings(config, trained_config))
 
 
 def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_path: Path, minutes: int) -> Config:
@@ -68,7 +69,7 @@ def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_p
         grid_path: file with the grid of the model.
         minutes: initial time in minutes since 1900.
     """
-    # The files have derived variables too, so nothing is derived when they are read.
+    # The analysis files also contain the derived variables, so no variable is derived when they are read.
     options = {}
     for name, variable_options in config.data.variable_options.items():
         options[name] = variable_options.model_copy(update={"derive": None, "inputs": {}})
@@ -88,17 +89,17 @@ def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_p
 
 
 def open_initial_state(model: TrainedModel, forecast_config: Config) -> FrameReader:
-    """Return the reader of the fields that a forecast starts from, on the grid and in the units of the model.
+    """Return a reader of the initial fields of a forecast, on the grid and in the units of the model.
 
     Args:
         model: checkpoint of the forecast.
         forecast_config: config from `build_forecast_config`.
 
     Raises:
-        CheckpointError: if the checkpoint was trained on other channels.
-        DataError: if fields are missing, implausible, or in other units than in training.
+        CheckpointError: if the channels of the checkpoint differ from those of the config.
+        DataError: if fields are missing or implausible, or their units differ from the units in training.
     """
-    config = with_trained_settings(forecast_config, model.config)
+    config = apply_trained_settings(forecast_config, model.config)
     reader = open_analyses(config.data, needs_truth=False)
     require_same_fields(model.assets, reader, model.path, config.data.channel_map())
     hidden = find_masked_cells(model.assets, reader, model.path)
@@ -106,9 +107,9 @@ def open_initial_state(model: TrainedModel, forecast_config: Config) -> FrameRea
 
 
 def describe_unusual_fields(model: TrainedModel, frames: FrameReader, minutes: int) -> str:
-    """Return text that names the fields whose mean or spread is unlike that in training; empty if there are none.
+    """Return a message about the fields whose mean or standard deviation differs strongly from the training data.
 
-    Prognostic variables and dynamic forcing from data are compared.
+    The message is empty if there are no such fields. Prognostic variables and dynamic forcing from data are compared.
 
     Args:
         model: checkpoint with the statistics of training.
@@ -124,11 +125,11 @@ def describe_unusual_fields(model: TrainedModel, frames: FrameReader, minutes: i
     for group, fields_CHW in fields_of.items():
         mean_C, spread_C = compute_normalized_moments(model.assets, normalizer, fields_CHW, group)
         for channel, mean, spread in zip(model.assets.channels.group(group), mean_C, spread_C, strict=True):
-            # Computed forcing, such as the time of the day, may be the same everywhere.
+            # Computed forcing, such as the time of day, may be constant in space.
             if channel.source != "data":
                 continue
             if abs(mean) > MAX_SHIFT:
-                problems.append(f"{channel.name}: mean {mean:+.3g} standard deviations from that of training")
+                problems.append(f"{channel.name}: mean {mean:+.3g} standard deviations from the training mean")
             elif not _SPREAD_RANGE[0] <= spread <= _SPREAD_RANGE[1]:
-                problems.append(f"{channel.name}: standard deviation {spread:.3g} times that of training")
+                problems.append(f"{channel.name}: standard deviation {spread:.3g} times the value in training")
     return "; ".join(problems)

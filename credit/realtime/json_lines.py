@@ -1,4 +1,4 @@
-"""Files of JSON lines to which records are appended, one line each, by one process at a time."""
+"""Reading and appending of JSON lines files, which have one record per line; one process at a time may append."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file; an incomplete last line, which a killed process has left, is ignored."""
+    """Return the records of a file; ignore an incomplete last line, which a killed process may have left."""
     if not path.exists():
         return []
     return [json.loads(line) for line in _complete_part(path.read_text(encoding="utf-8")).splitlines()]
 
 
 def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append records, and flush them to the disk; an incomplete last line is removed first.
+    """Append records to a file and flush them to the disk; an incomplete last line is removed first.
 
     Raises:
         OSError: if the file cannot be written.
@@ -36,5 +36,5 @@ def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _complete_part(text: str) -> str:
-    """Return a text up to its last end of a line."""
+    """Return the complete lines of a string, up to and including its last newline."""
     return text[: text.rfind("\n") + 1]

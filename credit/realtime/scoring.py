@@ -20,7 +20,7 @@ from credit.train.build.assets import ModelAssets
 
 
 def has_forecast(folder: Path, minutes: int) -> bool:
-    """Return True if a folder has the complete forecast of an initial time, in minutes since 1900."""
+    """Return True if a folder contains a complete forecast from the initial time `minutes` (minutes since 1900)."""
     stem = Calendar().datetime(minutes).strftime(f"{PREFIX}%Y-%m-%dT%H")
     try:
         # In a folder of files, only the files of this forecast are opened.
@@ -34,29 +34,29 @@ def score_earlier_forecasts(
 ) -> int:
     """Score all forecasts that are valid at the time of an analysis, and append a line for each to ``scores.jsonl``.
 
-    A line has the initial time, the valid time, the name of the folder, the lead time in hours and the number of
-    members. For each channel it has the area-weighted RMSE and bias (forecast minus analysis), and the units. An
-    ensemble is scored by its mean. Forecasts that are in ``scores.jsonl`` already are left out.
+    A line contains the initial time, the valid time, the name of the folder, the lead time in hours and the number of
+    members. For each channel, it contains the area-weighted RMSE and bias (forecast minus analysis), and the units. For
+    an ensemble, the ensemble mean is scored. Forecasts that are already in ``scores.jsonl`` are skipped.
 
     Args:
         save_loc: folder of the run.
         folder_name: folder of the forecasts, relative to `save_loc`.
         assets: channels and grid of the model.
-        analysis_CHW: prognostic channels of the analysis in physical units, NaN where missing.
+        analysis_CHW: prognostic channels of the analysis in physical units, with NaN for missing values.
         minutes: time of the analysis in minutes since 1900.
 
     Returns:
         Number of forecasts that were scored.
 
     Raises:
-        DataError: if a forecast cannot be read, or is on another grid.
+        DataError: if a forecast cannot be read, or its grid differs from the grid of the model.
     """
     folder = save_loc / folder_name
     scores_path = save_loc / "realtime" / "scores.jsonl"
     forecasts = open_forecasts(folder)
     difference = assets.grid.describe_mismatch(forecasts.grid)
     if difference is not None:
-        raise DataError(f"{folder}: the forecasts are on another grid than the model: {difference}")
+        raise DataError(f"{folder}: the forecasts and the model are on different grids: {difference}")
     valid_time = forecasts.calendar.format(minutes)
     scored_times = set()
     for record in read_json_lines(scores_path):
@@ -87,7 +87,7 @@ def score_earlier_forecasts(
 def _score_channels(
     forecasts: ForecastSource, fields_MCHW: np.ndarray, assets: ModelAssets, analysis_CHW: np.ndarray
 ) -> dict[str, dict[str, Any]]:
-    """Return the scores of each channel that forecast and analysis have in the same units, by name of the channel."""
+    """Return a mapping from the name of each channel in both forecast and analysis to its scores and units."""
     scores = {}
     area_HW = assets.grid.area_weights()
     for channel, truth_HW in zip(assets.channels.group("prognostic"), analysis_CHW, strict=True):

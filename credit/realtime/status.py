@@ -1,4 +1,4 @@
-"""The file STATUS and the record of finished cycles, in the folder ``realtime`` of a run."""
+"""Writer of the file STATUS and of the list of finished cycles, in the folder ``realtime`` of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from credit.utils.atomic import atomic_write_text
 
 
 class StatusFiles:
-    """Writer of STATUS, which names the cycle and the state, and of ``cycles.jsonl``, which lists finished cycles.
+    """Writer of STATUS, which contains the cycle and the state, and of ``cycles.jsonl``, which lists finished cycles.
 
     Args:
-        folder: folder of both files.
-        clock: clock of the call.
+        folder: folder of the two files.
+        clock: clock that provides the current time.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -25,12 +25,12 @@ class StatusFiles:
         self._clock = clock
 
     def write(self, state: str, cycle: int | None, message: str = "") -> None:
-        """Replace STATUS.
+        """Write the current state to STATUS, which replaces the previous state.
 
         Args:
             state: ``waiting``, ``fetching``, ``forecasting``, ``scoring``, ``done``, ``earlier_cycle`` or ``failed``.
-            cycle: cycle that the state is about, in minutes since 1900; None if there is none.
-            message: reason of the state, in one line.
+            cycle: cycle of the state, in minutes since 1900; None if no cycle was chosen.
+            message: reason for the state; written as one line.
         """
         cycle_text = "none" if cycle is None else Calendar().format(cycle)
         lines = [f"state: {state}", f"cycle: {cycle_text}", f"updated: {self._now()}"]
@@ -40,16 +40,16 @@ class StatusFiles:
         atomic_write_text(self._folder / "STATUS", "\n".join(lines) + "\n")
 
     def is_finished(self, cycle: int, forecast_folder: str) -> bool:
-        """Return True if the forecast of a cycle has been made in a folder and earlier ones have been scored."""
+        """Return True if the forecast of a cycle was written to a folder, and earlier forecasts were scored."""
         key = (Calendar().format(cycle), forecast_folder)
         records = read_json_lines(self._folder / "cycles.jsonl")
         return any((record["cycle"], record["folder"]) == key for record in records)
 
     def add_finished(self, cycle: int, forecast_folder: str, facts: dict[str, Any]) -> None:
-        """Append a finished cycle to ``cycles.jsonl``, with the folder of its forecast and the entries of `facts`."""
+        """Append a finished cycle to ``cycles.jsonl``, with its forecast folder and the additional entries `facts`."""
         record = {"cycle": Calendar().format(cycle), "folder": forecast_folder, "finished": self._now(), **facts}
         append_json_lines(self._folder / "cycles.jsonl", [record])
 
     def _now(self) -> str:
-        """Return the present time as text."""
+        """Return the current time as an ISO 8601 string in UTC."""
         return datetime.fromtimestamp(self._clock.seconds(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,13 +1,14 @@
-"""One call of ``credit realtime``: choose the cycle, fetch, check, forecast and score, each step at most once.
+"""Steps of one call of ``credit realtime``: choose the cycle, fetch, check, forecast and score.
 
-The folder ``save_loc/realtime`` has:
+The folder ``save_loc/realtime`` contains:
 
 - ``STATUS``: cycle and state of the last call;
 - ``cycles.jsonl``: a line for each finished cycle;
 - ``scores.jsonl``: scores of earlier forecasts;
-- ``analyses/``: an analysis for each time, on its own grid; ``records/`` while it is being fetched;
+- ``analyses/``: a file for each analysis, on the grid of the analysis;
+- ``records/``: records of analyses that are being fetched;
 - ``grid.nc``: grid of the model;
-- ``lock``: lock that lets one call work at a time.
+- ``lock``: lock file, so that only one call runs at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from credit.utils.file_lock import file_lock
 
 logger = logging.getLogger(__name__)
 
-# Makes the forecasts of a config, as `credit rollout` does.
+# Function that makes the forecasts of a config in the same way as `credit rollout`.
 MakeForecasts = Callable[[Config], None]
 
 _ANALYSIS_PREFIX = "analysis_"
@@ -50,13 +51,13 @@ _ANALYSIS_PREFIX = "analysis_"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a call.
+    """Result of a call of ``credit realtime``.
 
     Attributes:
         cycle: cycle whose forecast exists now, in minutes since 1900.
-        expected_cycle: newest cycle that was expected.
-        reason: reason why an earlier cycle was taken; empty if `cycle` is the expected one.
-        is_new: False if the forecast existed before the call.
+        expected_cycle: newest expected cycle, in minutes since 1900.
+        reason: reason why an earlier cycle was used; empty if `cycle` is the expected cycle.
+        is_new: True if this call made the forecast, False if the forecast existed before the call.
     """
 
     cycle: int
@@ -66,12 +67,12 @@ class Outcome:
 
 
 class RealtimeWorkflow:
-    """Forecasts from the newest analysis.
+    """Workflow that fetches the newest analysis, makes a forecast from it, and scores earlier forecasts.
 
     Args:
         config: config of the run.
         make_forecasts: function that makes and writes the forecasts of a config.
-        clock: clock, with the deadline up to which a late cycle is waited for.
+        clock: clock with the deadline until which the workflow waits for a late cycle.
 
     Raises:
         ConfigError: if the section ``realtime`` is missing, or a variable cannot be in an analysis.
@@ -91,25 +92,25 @@ class RealtimeWorkflow:
         self._status = StatusFiles(self._folder, clock)
 
     def run(self, cycle: int | None = None) -> Outcome:
-        """Make the forecast of the newest cycle unless it exists; wait first until no other call is running.
+        """Make the forecast of the newest cycle unless it exists; first wait until no other call is running.
 
         Args:
-            cycle: cycle to take, in minutes since 1900; None for the newest one.
+            cycle: cycle to use, in minutes since 1900; None for the newest cycle.
 
         Raises:
-            CycleError: if there is no usable cycle; STATUS has the reason.
-            CreditError: if the forecast cannot be made; STATUS has the reason.
+            CycleError: if no cycle is usable; STATUS contains the reason.
+            CreditError: if the forecast cannot be made; STATUS contains the reason.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with file_lock(self._folder / "lock", wait=False) as is_locked:
             if is_locked:
                 return self._run_locked(cycle)
-        logger.info("another call works in %s; waiting for its end", self._folder)
+        logger.info("another call is running in %s; waiting for its end", self._folder)
         with file_lock(self._folder / "lock"):
             return self._run_locked(cycle)
 
     def _run_locked(self, cycle: int | None) -> Outcome:
-        """Do the work of `run` while this process holds the lock."""
+        """Make the forecast while this process holds the lock; for arguments and errors see `run`."""
         if cycle is None:
             candidates = self._list_candidates()
         else:
@@ -124,7 +125,7 @@ class RealtimeWorkflow:
             except CycleError as error:
                 logger.warning("%s", error)
                 reasons.append(str(error))
-                # Earlier cycles are not waited for. Without a deadline, failed requests are still repeated.
+                # The call does not wait for earlier cycles. Without a deadline, failed requests are still repeated.
                 self._clock.deadline = None
             except BaseException as error:
                 self._status.write("failed", candidate, str(error) or type(error).__name__)
@@ -135,13 +136,13 @@ class RealtimeWorkflow:
         raise CycleError(f"no usable cycle: {reasons[0]}")
 
     def _is_finished(self, cycle: int) -> bool:
-        """Return True if a cycle is finished, and its forecast is still in the folder of the forecasts."""
+        """Return True if a cycle is finished, and its forecast is still in the forecast folder."""
         if not self._status.is_finished(cycle, self._config.inference.folder):
             return False
         return has_forecast(self._forecast_folder, cycle)
 
     def _list_candidates(self) -> list[int]:
-        """Return the cycles that may be taken, the expected one first; for errors see `list_candidates`."""
+        """Return the cycles that may be used, the expected cycle first; for errors see `list_candidates`."""
         now = self._clock.minutes()
         deadline = now
         if self._clock.deadline is not None:
@@ -159,12 +160,12 @@ class RealtimeWorkflow:
         return Outcome(cycle, expected_cycle, reason, is_new)
 
     def _make_forecast(self, cycle: int) -> None:
-        """Fetch the analyses of a cycle, make its forecast and score earlier ones.
+        """Fetch the analyses of a cycle, make its forecast and score earlier forecasts.
 
-        A cycle that cannot be used yet is waited for up to the deadline of the clock, if there is one.
+        If the cycle is not yet usable, wait for it until the deadline of the clock; without a deadline, do not wait.
 
         Raises:
-            CycleError: if the cycle cannot be used.
+            CycleError: if the cycle is not usable.
             CreditError: if the forecast cannot be made.
         """
         started = self._clock.seconds()
@@ -185,7 +186,7 @@ class RealtimeWorkflow:
                 )
                 if seconds <= 0:
                     raise
-                logger.info("%s; next look in %.0f s", error, seconds)
+                logger.info("%s; next attempt in %.0f s", error, seconds)
                 self._status.write("waiting", cycle, str(error))
                 self._clock.sleep(seconds)
         self._status.write("forecasting", cycle)
@@ -197,12 +198,12 @@ class RealtimeWorkflow:
         self._delete_old_analyses(cycle)
 
     def _provide_analysis(self, minutes: int, model: TrainedModel, client: HttpClient) -> Path:
-        """Return the file of an analysis, which is fetched unless it exists.
+        """Return the path of an analysis file; fetch the analysis if the file does not exist.
 
         Args:
             minutes: time of the analysis in minutes since 1900.
             model: checkpoint of the forecast.
-            client: client of the server.
+            client: HTTP client.
 
         Raises:
             CycleError: if the analysis is incomplete or damaged.
@@ -213,7 +214,7 @@ class RealtimeWorkflow:
         content = AnalysisContent(minutes, file.url, self._requests, model.assets.attributes)
         if has_analysis(path, content):
             return path
-        # Another address or other records must not continue with the records of an interrupted call.
+        # The folder depends on the content, so that records of a different address or config are not mixed.
         records_folder = self._folder / "records" / f"{name}_{content.digest()}"
         fetcher = RecordFetcher(file, self._requests, records_folder, client)
         fetcher.fetch()
@@ -221,18 +222,18 @@ class RealtimeWorkflow:
         try:
             write_analysis(path, content, fetcher.read)
         except DataError as error:
-            # The records are of no use, so the next attempt must not find them.
+            # The records are not usable, so they are deleted before the next attempt.
             shutil.rmtree(records_folder)
             raise CycleError(file.describe("records", str(error))) from error
         shutil.rmtree(records_folder)
         return path
 
     def _check_initial_state(self, cycle: int, model: TrainedModel, paths: Sequence[Path]) -> Config:
-        """Return the config of the forecast, after reading its initial state and comparing it with the training data.
+        """Compare the initial state of a forecast with the training data, and return the config of the forecast.
 
         Raises:
-            CycleError: if a field is missing, implausible or unlike those of training.
-            CheckpointError: if the checkpoint has other channels than the config.
+            CycleError: if a field is missing or implausible, or differs strongly from the training data.
+            CheckpointError: if the channels of the checkpoint differ from those of the config.
         """
         grid_path = self._folder / "grid.nc"
         write_grid(grid_path, model.assets.grid)
@@ -248,7 +249,7 @@ class RealtimeWorkflow:
             if not problem:
                 continue
             file = AnalysisFile.from_config(self._realtime, cycle - offset)
-            message = file.describe(problem, "unlike the training data")
+            message = file.describe(problem, "differs from the training data")
             if self._realtime.on_shift == "fail":
                 self._discard(paths)
                 raise CycleError(message)
@@ -256,9 +257,9 @@ class RealtimeWorkflow:
         return forecast_config
 
     def _score(self, cycle: int, model: TrainedModel, forecast_config: Config) -> dict[str, Any]:
-        """Score earlier forecasts, and return their number or the reason why there is none.
+        """Score earlier forecasts, and return their number; if scoring fails, also return the reason.
 
-        The new forecast exists, so forecasts that cannot be scored cause a warning instead of an error.
+        The new forecast has already been made, so a failure of scoring is a warning and not an error.
         """
         save_loc = Path(self._config.save_loc)
         analysis_CHW = open_initial_state(model, forecast_config).prognostic(cycle)
@@ -267,17 +268,17 @@ class RealtimeWorkflow:
                 save_loc, self._config.inference.folder, model.assets, analysis_CHW, cycle
             )
         except DataError as error:
-            logger.warning("the forecast of %s was made, but none is scored: %s", Calendar().format(cycle), error)
+            logger.warning("the forecast of %s was made, but scoring failed: %s", Calendar().format(cycle), error)
             return {"forecasts_scored": 0, "scoring_error": str(error)}
         return {"forecasts_scored": num_scored}
 
     def _discard(self, paths: Sequence[Path]) -> None:
-        """Delete analyses that cannot be used, so that the next attempt fetches them again."""
+        """Delete the analysis files `paths`, which are not usable, so that the next attempt fetches them again."""
         for path in paths:
             path.unlink(missing_ok=True)
 
     def _delete_old_analyses(self, cycle: int) -> None:
-        """Delete analyses, and records of analyses that were never complete, which are older than `keep_analyses`."""
+        """Delete analyses, and records of incomplete analyses, that are older than ``realtime.keep_analyses``."""
         oldest = Calendar().datetime(cycle - parse_duration(self._realtime.keep_analyses)).strftime("%Y%m%dT%H")
         for path in (self._folder / "analyses").glob(f"{_ANALYSIS_PREFIX}*.nc"):
             if path.stem.removeprefix(_ANALYSIS_PREFIX) < oldest:

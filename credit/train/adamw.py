@@ -1,4 +1,4 @@
-"""AdamW that updates the parts of the parameters that a rank has."""
+"""AdamW optimizer that updates the local shards of the parameters."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ ADAM_EPS = 1e-8
 class AdamW(torch.optim.Optimizer):
     """Fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
 
-    An update of AdamW needs one element of a parameter, its gradient and its state at a time. So the kernel of
-    `torch.optim.AdamW` is called with plain tensors, the rank's part of each. DTensors would need a search for the
-    sharding of the results, which takes longer than the first steps of a small network.
+    AdamW updates each element of a parameter independently. So the kernel of `torch.optim.AdamW` is called with the
+    local shards as plain tensors. With DTensors, torch would first determine the sharding of the results, which takes
+    longer than the first steps of a small network.
 
     Args:
         groups: parameter groups with ``params``, ``lr`` and ``weight_decay``.
         learning_rate: peak learning rate.
-        betas: decay of the averages of the gradient and of its square.
+        betas: decay rates of the moving averages of the gradient and of its square.
 
     Attributes:
-        grad_scale: number by which gradients are divided; set before each step.
-        found_inf: scalar tensor, 1 to leave weights and state unchanged in this step, otherwise 0; set before each
-            step.
+        grad_scale: divisor of the gradients; the training step sets it before each optimizer step.
+        found_inf: scalar tensor: 1 to leave weights and state unchanged in this step, otherwise 0. The training step
+            sets it before each optimizer step.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], learning_rate: float, betas: tuple[float, float]) -> None:
-        # The settings have the names of `torch.optim.AdamW`, so that each can load the other's state. With `fused`,
-        # torch loads the numbers of steps onto the device of the parameters.
+        # The settings have the names of `torch.optim.AdamW`, so that both classes can load the same state. With
+        # `fused`, torch loads the step counts onto the device of the parameters.
         defaults = {"lr": learning_rate, "betas": betas, "eps": ADAM_EPS, "weight_decay": 0.0, "fused": True}
         super().__init__(groups, defaults)
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
-        # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it.
+        # torch would create the state in the first step. Here it is created earlier, so that the checkpoint of step 0
+        # contains it.
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = self.initial_state(parameter, group)
 
     def initial_state(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the state of a parameter before the first step: name -> zeros, sharded like the parameter.
+        """Return the initial optimizer state of a parameter: name -> zeros, sharded like the parameter.
 
         Args:
             parameter: the parameter.
-            group: its group.
+            group: parameter group of the parameter.
         """
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -63,7 +64,7 @@ class AdamW(torch.optim.Optimizer):
         """Update all parameters that have a gradient.
 
         Args:
-            closure: not used; torch's interface has it.
+            closure: not used; the interface of torch's optimizers requires this argument.
         """
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -71,11 +72,11 @@ class AdamW(torch.optim.Optimizer):
                 self.update_group(parameters, group)
 
     def update_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of a group.
+        """Update some parameters of a parameter group.
 
         Args:
             parameters: at least one parameter, all with gradients.
-            group: their group.
+            group: parameter group of these parameters.
 
         Raises:
             ValueError: if a gradient is not sharded like its parameter.
@@ -84,11 +85,11 @@ class AdamW(torch.optim.Optimizer):
             if isinstance(parameter, DTensor) and parameter.placements != parameter.grad.placements:
                 raise ValueError(
                     f"The gradient of a parameter of shape {tuple(parameter.shape)} has the placements "
-                    f"{parameter.grad.placements}, the parameter has {parameter.placements}"
+                    f"{parameter.grad.placements}, but the parameter has {parameter.placements}"
                 )
         states = [self.state[parameter] for parameter in parameters]
         beta1, beta2 = group["betas"]
-        # The kernel itself obeys `grad_scale` and `found_inf`.
+        # The fused kernel applies `grad_scale` and `found_inf`.
         adamw(
             local_shards(parameters),
             local_shards([parameter.grad for parameter in parameters]),

@@ -1,7 +1,7 @@
 """Exponential moving average of the parameters, on their device and with their sharding.
 
-Only parameters are averaged. The singular vectors of spectral norm belong to the live weights; an average of them would
-have no meaning. While the average is in use, power iterations adapt a copy of the live vectors to the averaged weights.
+Only parameters are averaged. The singular vectors of spectral norm belong to the current weights, and their average has
+no meaning. While the averaged weights are in the model, power iterations adapt the singular vectors to these weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
+from credit.models.layers.spectral_norm import advance_power_iterations, find_singular_vectors
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.dtensor import local_shards
@@ -26,19 +26,20 @@ class EMA:
     """Exponential moving average of a model's trainable parameters.
 
     Args:
-        model: the live model.
-        decay: decay of the average per optimizer step. Step n of a young run uses min(decay, (1 + n) / (10 + n)), so
-            that the initial weights are soon forgotten.
+        model: the model in training.
+        decay: decay of the average per optimizer step. Step n uses min(decay, (1 + n) / (10 + n)), so the influence of
+            the initial weights decreases quickly.
 
     Attributes:
-        average: name -> averaged parameter, sharded like the live one.
+        average: name -> averaged parameter, sharded like the parameter of the model.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
         self._decay = decay
         self.average: dict[str, torch.Tensor] = {}
-        # Listed once, because walking through the modules takes as long as averaging a small model.
+        # The parameters are listed only once, because iterating over the modules takes as long as averaging a small
+        # model.
         self._live: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -47,17 +48,17 @@ class EMA:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the live weights after optimizer step `step` (from 0)."""
+        """Update the average with the current weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
         averages = local_shards(self.average.values())
-        # One call for all tensors launches fewer kernels than one for each tensor.
+        # A single call for all tensors launches fewer kernels than a call for each tensor.
         torch._foreach_lerp_(averages, local_shards(self._live), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Collective if the model is sharded: put the average into the model for the duration of the block."""
-        live_vectors = {name: vector.clone() for name, vector in singular_vectors(self._model).items()}
-        # Weights that FSDP2 has gathered would still have the live values, so they are freed first.
+        """Context manager in which the model has the averaged weights; collective if the model is sharded."""
+        live_vectors = {name: vector.clone() for name, vector in find_singular_vectors(self._model).items()}
+        # Weights that FSDP2 has gathered would still have the values before the exchange, so they are freed first.
         reshard(self._model)
         self._swap()
         try:
@@ -66,14 +67,14 @@ class EMA:
         finally:
             reshard(self._model)
             self._swap()
-            # The power iterations have adapted the vectors to the average, so the live ones are put back.
+            # The power iterations have adapted the singular vectors to the average, so their old values are restored.
             with torch.no_grad():
-                for name, vector in singular_vectors(self._model).items():
+                for name, vector in find_singular_vectors(self._model).items():
                     vector.copy_(live_vectors[name])
 
     @torch.no_grad()
     def _swap(self) -> None:
-        """Exchange the values of the average and of the live parameters."""
+        """Exchange the values of the average and of the model's parameters."""
         averages = local_shards(self.average.values())
         for average, live in zip(averages, local_shards(self._live), strict=True):
             live_copy = live.clone()
@@ -82,7 +83,11 @@ class EMA:
 
 
 def forecast_state_dict(model: nn.Module, average: EMA | None) -> dict[str, torch.Tensor]:
-    """Collective: return name -> tensor of the weights that make forecasts, the average if there is one."""
+    """Collective: return the weights that are used for forecasts: the moving average, or the weights without one.
+
+    Returns:
+        Name -> tensor, see `checkpoint_state_dict`.
+    """
     if average is None:
         return checkpoint_state_dict(model)
     with average.applied():

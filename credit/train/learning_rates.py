@@ -1,7 +1,7 @@
-"""Choice of the weights that a run trains, and of a learning rate for each (``trainer.learning_rate_factors``).
+"""Selection of the weights that a run trains, and factors on their learning rates (``trainer.learning_rate_factors``).
 
-Lower rates for the first blocks of a network, or frozen blocks, keep what a network has learnt from much data while it
-is fine-tuned on little (discriminative fine-tuning, Howard and Ruder 2018, arXiv 1801.06146).
+If a network that was trained on much data is fine-tuned on little data, frozen blocks or lower rates in the first
+blocks preserve the trained weights (discriminative fine-tuning, Howard and Ruder 2018, arXiv 1801.06146).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from credit.errors import ConfigError, did_you_mean
 from credit.models.lora import apply_lora
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
-# torch keeps a parametrized weight, such as one with spectral norm, under this name.
+# Suffix that torch adds to the name of a parametrized weight, such as a weight with spectral norm.
 _PARAMETRIZED_WEIGHT = ".parametrizations.weight.original"
 
 
 def select_trained_weights(model: nn.Module, trainer: TrainerConfig) -> None:
-    """Add adapters to a model and freeze weights, in place, as the config says.
+    """Add the adapters of ``trainer.lora`` to a model, and freeze weights by ``trainer.learning_rate_factors``.
 
     Args:
-        model: the model, on any device; neither wrapped nor sharded yet.
+        model: the model, on any device, before wrapping and sharding; it is changed in place.
         trainer: section ``trainer`` of the config.
 
     Raises:
-        ConfigError: if a pattern of ``lora.targets`` or ``learning_rate_factors`` matches nothing, or if no weight is
-            left to train.
+        ConfigError: if a pattern of ``lora.targets`` or ``learning_rate_factors`` matches nothing, or if all weights
+            are frozen.
     """
     if trainer.lora is not None:
         apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
@@ -37,14 +37,14 @@ def select_trained_weights(model: nn.Module, trainer: TrainerConfig) -> None:
 
 
 def freeze_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
-    """Freeze the weights whose learning rate has the factor 0, in place.
+    """Freeze the weights whose learning rate has the factor 0.
 
     Args:
-        model: the model, on any device; neither wrapped nor sharded yet.
+        model: the model, on any device, before wrapping and sharding; it is changed in place.
         factors: pattern -> factor, see `find_learning_rate_factors`.
 
     Raises:
-        ConfigError: if a pattern matches nothing, or if no weight is left to train.
+        ConfigError: if a pattern matches nothing, or if all weights are frozen.
     """
     factor_by_name = find_learning_rate_factors(model, factors)
     for name, parameter in model.named_parameters():
@@ -52,19 +52,20 @@ def freeze_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"trainer.learning_rate_factors: {dict(factors)} leaves no weight to train; give a pattern a factor above 0"
+            f"trainer.learning_rate_factors: {dict(factors)} freezes all weights; set a factor above 0 for some pattern"
         )
 
 
 def find_learning_rate_factors(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
-    """Return the factor on the learning rate of each parameter of a model, by the parameter's name.
+    """Return name of a parameter -> factor on its learning rate, for all parameters of a model.
 
-    A pattern is the path of a module or weight, in which ``*`` stands for any text; it also matches everything below a
-    module. The first pattern that matches a parameter counts. A parameter without a pattern has the factor 1.
+    A pattern is the path of a module or weight, in which ``*`` matches any characters. The path of a module also
+    matches all weights inside the module. If several patterns match a parameter, the first pattern applies. If no
+    pattern matches a parameter, its factor is 1.
 
     Args:
         model: the model; it may be wrapped and sharded.
-        factors: pattern -> factor; 0 for weights that are not trained.
+        factors: pattern -> factor; the factor 0 freezes weights.
 
     Raises:
         ConfigError: if a pattern matches no parameter, or only parameters that earlier patterns match.
@@ -81,12 +82,12 @@ def find_learning_rate_factors(model: nn.Module, factors: Mapping[str, float]) -
                 break
     for pattern in factors:
         if pattern not in used_patterns:
-            _refuse_pattern(pattern, paths.values(), type(model).__name__)
+            _raise_for_unused_pattern(pattern, paths.values(), type(model).__name__)
     return factor_by_name
 
 
 def _find_path(name: str) -> str:
-    """Return the path of a parameter as a user writes it, without the names that wrappers and parametrizations add."""
+    """Return the path of a parameter in the config, without the parts that wrappers and parametrizations add."""
     return strip_wrapper_prefixes(name).replace(_PARAMETRIZED_WEIGHT, ".weight")
 
 
@@ -95,8 +96,8 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
 
 
-def _refuse_pattern(pattern: str, paths: Iterable[str], model_name: str) -> None:
-    """Refuse a pattern that decides on no parameter.
+def _raise_for_unused_pattern(pattern: str, paths: Iterable[str], model_name: str) -> None:
+    """Raise ConfigError for a pattern that determines the factor of no parameter.
 
     Args:
         pattern: the pattern.
@@ -104,14 +105,14 @@ def _refuse_pattern(pattern: str, paths: Iterable[str], model_name: str) -> None
         model_name: name of the model's class, for the message.
 
     Raises:
-        ConfigError: always; the message says why the pattern has no effect.
+        ConfigError: always; the message explains why the pattern has no effect.
     """
     prefixes = set()
     for path in paths:
         if _matches(path, pattern):
             raise ConfigError(
-                f"trainer.learning_rate_factors: earlier patterns match all weights that {pattern!r} matches; as the "
-                "first pattern counts, move it before them"
+                f"trainer.learning_rate_factors: earlier patterns match all weights that {pattern!r} matches. The "
+                "first matching pattern applies, so move this pattern before the earlier patterns"
             )
         names = path.split(".")
         prefixes.update(".".join(names[:length]) for length in range(1, len(names) + 1))

@@ -1,4 +1,4 @@
-"""The optimizer of a run, and schedules of learning rate and rollout length."""
+"""Optimizer of a training run, and schedules of learning rate and rollout length."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from credit.train.muon import Muon
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> AdamW:
     """Return the optimizer of ``trainer.optimizer`` for the trainable parameters of a model.
 
-    It is fused AdamW, or Muon for the matrices inside the network with AdamW for all other parameters.
+    The optimizer is fused AdamW, or `Muon`, which updates the matrices inside the network by Muon and all other
+    parameters by AdamW.
 
-    Weight decay applies to matrices and convolution kernels only. It applies neither to gains, biases and other
-    vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False. The training step multiplies
-    the learning rate of a group by its entry ``lr_factor``.
+    Weight decay applies only to matrices and convolution kernels. It does not apply to gains, biases and other vectors,
+    or to the parameters of modules whose attribute `has_weight_decay` is False. The training step multiplies the
+    learning rate of a parameter group by the entry ``lr_factor`` of the group.
 
     Args:
         model: the model, sharded or not.
         conf: the trainer section of the config.
     """
-    # Identities, because `in` of a list or set of tensors may compare their elements; the keys of a dict are safe.
+    # Parameters are identified by `id`, because `in` for a list or set of tensors may compare their elements. The keys
+    # of a dict do not have this problem.
     ids_without_decay = set()
     for module in model.modules():
         if not getattr(module, "has_weight_decay", True):
             ids_without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
     matrices = find_muon_matrices(model) if conf.optimizer == "muon" else {}
-    # (has weight decay, factor on the learning rate, mesh, dimension of the outputs of a matrix of Muon) -> parameters.
-    # Matrices of one group are exchanged over one mesh.
+    # (has weight decay, factor on the learning rate, device mesh, output dimension of a Muon matrix) -> parameters.
+    # All matrices of a group are exchanged over the same mesh.
     groups: dict[tuple[bool, float, object, int | None], list[nn.Parameter]] = {}
     factors = find_learning_rate_factors(model, conf.learning_rate_factors)
     for name, parameter in model.named_parameters():
@@ -63,12 +65,12 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> AdamW:
 def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> float:
     """Return the learning rate of optimizer step `step` (from 0) in a run of `total` steps.
 
-    The rate rises linearly over ``warmup * total`` steps. The rest depends on the kind of the schedule:
+    The rate rises linearly over the first ``warmup * total`` steps. After the warm-up, it depends on the schedule kind:
 
     - ``constant``: the rate stays at its peak;
-    - ``cosine``: it falls as a half cosine to ``final * peak``;
-    - ``warmup_stable_decay``: it stays at its peak, and falls in the last ``decay * total`` steps to ``final * peak``,
-      like 1 - sqrt(x) with x from 0 to 1 (Hägele et al. 2024, arXiv 2405.18392).
+    - ``cosine``: the rate falls as a half cosine to ``final * peak``;
+    - ``warmup_stable_decay``: the rate stays at its peak. In the last ``decay * total`` steps, it falls to
+      ``final * peak`` in proportion to 1 - sqrt(x), with x from 0 to 1 (Hägele et al. 2024, arXiv 2405.18392).
 
     Args:
         step: the optimizer step.
@@ -78,7 +80,7 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
     """
     warmup_steps = conf.warmup * total
     if step < warmup_steps:
-        # Counting from 1 gives the first step a rate above 0.
+        # Steps are counted from 1 here, so that the first step has a rate above 0.
         return peak * (step + 1) / math.ceil(warmup_steps)
     if conf.kind == "constant":
         return peak
@@ -99,19 +101,23 @@ def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[floa
     Args:
         step: the optimizer step.
         total: number of optimizer steps of the run.
-        forecast_len: the length if there is no ramp.
-        ramp: fraction of the run (0 to 1) -> length from this point on, where the smallest fraction is 0; None for the
-            same length in the whole run.
+        forecast_len: number of forecast steps if `ramp` is None.
+        ramp: fraction of the run (0 to 1) -> number of forecast steps from this point on; the smallest fraction is 0.
+            None for the same number in the complete run.
     """
     if ramp is None:
         return forecast_len
-    # The smallest fraction is 0, so at least one has been reached.
+    # The smallest fraction is 0, so the list is never empty.
     reached_fractions = [fraction for fraction in ramp if step >= fraction * total]
     return ramp[max(reached_fractions)]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimizer's state: ``PARAMETER/KEY`` (for example ``head.weight/exp_avg``) -> tensor, not copied."""
+    """Return the tensors of the optimizer state, without a copy.
+
+    Returns:
+        Name ``PARAMETER/KEY``, such as ``head.weight/exp_avg`` -> tensor.
+    """
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, tensor in optimizer.state.get(parameter, {}).items():

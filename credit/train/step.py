@@ -1,7 +1,7 @@
 """One optimizer step: micro-steps, gradient through the rollout, clipping, update, moving average.
 
-Each micro-step adds the gradient of one micro-batch. Nothing here waits for the device: loss and gradient norm stay
-tensors until they are logged, and the optimizer skips a non-finite step through its attribute `found_inf`.
+Each micro-step adds the gradient of one micro-batch. The host never waits for the device during a step: loss and
+gradient norm stay tensors until they are logged, and the attribute `found_inf` of the optimizer skips non-finite steps.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class StepResult:
     """Scalar tensors of an optimizer step, on the device of the loss.
 
     Attributes:
-        loss: mean loss of this rank's samples; the mean over all ranks is the loss of the global batch. If several
-            ranks share the members or the fields of a sample, each has its part of the loss times the number of these
-            ranks, so that the mean over all ranks is still the loss.
+        loss: mean loss of this rank's samples; the mean over all ranks is the loss of the global batch. If n ranks
+            share the members or the fields of a sample, the value is n times this rank's part of the loss, so the
+            mean over all ranks is still the loss.
         grad_norm: norm of the gradient of all parameters before clipping, the same on every rank.
         bad: 1.0 if loss or gradient was not finite on any rank and the step was skipped, else 0.0.
-        stop: number of ranks that had been asked to stop when the step began.
+        stop: number of ranks that had received a request to stop when the step began.
     """
 
     loss: torch.Tensor
@@ -49,16 +49,16 @@ class StepSettings:
         forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps.
         seed: the seed of the run.
         accumulation: number of micro-steps in an optimizer step.
-        grad_max_norm: the norm that gradients are clipped to, None for no clipping.
-        counted_steps: rollout steps (from 1) whose loss counts, None for all.
-        data_rank: the data rank of this process, on which its dropout masks depend.
+        grad_max_norm: largest norm of the gradient; larger gradients are clipped. None for no clipping.
+        loss_steps: rollout steps (from 1) at which the loss is computed; None for all steps.
+        data_rank: data-parallel rank of this process, which determines its dropout masks.
     """
 
     forecast_len: Callable[[int], int]
     seed: int = 0
     accumulation: int = 1
     grad_max_norm: float | None = None
-    counted_steps: list[int] | None = None
+    loss_steps: list[int] | None = None
     data_rank: int = 0
 
 
@@ -68,7 +68,7 @@ class TrainingStep:
     Args:
         objective: the training objective, which runs the model and returns the loss.
         optimizer: fused AdamW, or Muon.
-        average: moving average of the weights, None without one.
+        average: moving average of the weights; None if the run has no moving average.
         settings: the settings of all steps.
     """
 
@@ -80,7 +80,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._average = average
         self._settings = settings
-        # An infinite norm never clips.
+        # With an infinite maximum norm, gradients are never clipped.
         self._max_norm = settings.grad_max_norm if settings.grad_max_norm is not None else torch.inf
         self._parameters: list[torch.nn.Parameter] = []
         for group in optimizer.param_groups:
@@ -90,17 +90,18 @@ class TrainingStep:
         """Collective: take optimizer step `step` (from 0) with the next micro-batches.
 
         Args:
-            batches: the micro-batches of this data rank.
+            batches: the micro-batches of this data-parallel rank.
             step: the optimizer step.
             learning_rate: the learning rate of this step.
-            stop: True if this rank has been asked to stop; `StepResult.stop` is the number of ranks with True.
+            stop: True if this rank has received a request to stop; `StepResult.stop` is the number of these ranks.
         """
         self._objective.stepper.begin_iteration()
-        # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
+        # The power iterations run before the first forward pass, so that all micro-steps and recomputations use the
+        # same normalised weights.
         with phase(Phase.SPECTRAL_NORM):
             advance_power_iterations(self._model)
 
-        # Forward and backward passes: the gradients of all micro-batches add up.
+        # Forward and backward passes; the gradients of all micro-batches are summed.
         num_micro_steps = self._settings.accumulation
         losses = []
         for micro in range(num_micro_steps):
@@ -108,8 +109,8 @@ class TrainingStep:
             is_last = micro + 1 == num_micro_steps
             batch = next(batches)
             self._seed_dropout(step, micro)
-            micro_step = MicroStep(step, self.counted(step), num_micro_steps, reduce_gradients=is_last)
-            # The objective marks its backward passes, which do not count as forward.
+            micro_step = MicroStep(step, self.list_loss_steps(step), num_micro_steps, reduce_gradients=is_last)
+            # The objective marks its backward passes as a separate phase.
             with phase(Phase.FORWARD):
                 micro_loss = self._objective.accumulate_gradients(batch, micro_step)
             losses.append(micro_loss / num_micro_steps)
@@ -124,12 +125,12 @@ class TrainingStep:
             total_loss: mean loss of the micro-batches, a scalar.
             step: the optimizer step, from 0.
             learning_rate: the learning rate of this step.
-            stop: True if this rank has been asked to stop.
+            stop: True if this rank has received a request to stop.
         """
-        # Norm and checks. The two flags share the all-reduce of the norm, so they cost no collective of their own.
+        # Norm and checks. The two flags use the all-reduce of the norm, so they need no additional collective.
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         stop_flag = total_loss.new_full((), float(stop))
-        # The loss is checked as well, because it may overflow when its gradient does not.
+        # The loss is checked as well, because the loss may overflow although its gradient is finite.
         bad_loss_flag = 1.0 - torch.isfinite(total_loss).float()
         grad_norm, (num_stops, num_bad_losses) = gradient_norm(gradients, (stop_flag, bad_loss_flag))
         is_good = torch.isfinite(grad_norm) & (num_bad_losses == 0)
@@ -139,14 +140,14 @@ class TrainingStep:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_factor"]
         # The fused optimizer divides gradients by `grad_scale`, which clips them, and skips the update if `found_inf`
-        # is 1. Neither needs a pass over the gradients of its own, nor a value on the host.
+        # is 1. This needs no additional pass over the gradients and no value on the host.
         self._optimizer.grad_scale = ((grad_norm + 1e-6) / self._max_norm).clamp(min=1.0)
         self._optimizer.found_inf = bad
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update(step)
-        # The norm of gradients that are offloaded to the host lies on the host.
+        # If gradients are offloaded to the host, their norm is on the host, too.
         device = total_loss.device
         return StepResult(
             loss=total_loss,
@@ -155,21 +156,27 @@ class TrainingStep:
             stop=num_stops.to(device, non_blocking=True),
         )
 
-    def counted(self, step: int) -> list[int]:
-        """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""
+    def list_loss_steps(self, step: int) -> list[int]:
+        """Return the rollout steps (from 1) at which optimizer step `step` computes the loss.
+
+        The rollout ends at the last of these steps.
+        """
         rollout_steps = range(1, self._settings.forecast_len(step) + 1)
-        if self._settings.counted_steps is None:
+        if self._settings.loss_steps is None:
             return list(rollout_steps)
-        return [rollout_step for rollout_step in rollout_steps if rollout_step in self._settings.counted_steps]
+        return [rollout_step for rollout_step in rollout_steps if rollout_step in self._settings.loss_steps]
 
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
-        """Collective: return a description of the first non-finite tensor of an optimizer step, None for none.
+        """Collective: recompute an optimizer step and return a description of its first non-finite tensor.
 
-        Every rank computes the step once more with the present weights. Weights and optimizer are not changed.
+        Every rank computes the step again with the current weights. Weights and optimizer are not changed.
 
         Args:
-            batches: the micro-batches of this data rank in that step.
+            batches: the micro-batches of this data-parallel rank in the step.
             step: the optimizer step, from 0.
+
+        Returns:
+            The description; None if all tensors are finite.
         """
         prognostic = self._objective.stepper.channels.group("prognostic")
         channel_names = [channel.name for channel in prognostic]
@@ -178,8 +185,8 @@ class TrainingStep:
             batch = next(batches)
             self._objective.stepper.begin_iteration()
             infinite_channels = find_infinite_channels(batch.history_BCTHW, channel_names)
-            compute_loss = functools.partial(self._micro_loss, batch, step, micro)
-            # Computed in any case, because the other ranks of a sharded model take part in it.
+            compute_loss = functools.partial(self._compute_micro_loss, batch, step, micro)
+            # The search always runs, because it is collective for a sharded model.
             bad_layer = find_nonfinite_layer(self._model, compute_loss)
             if explanation is None and infinite_channels:
                 # Infinite inputs are the cause of infinite layers.
@@ -188,8 +195,8 @@ class TrainingStep:
                 explanation = bad_layer
         return explanation
 
-    def _micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:
-        """Return the loss of a micro-step, a scalar; its gradients will not be reduced over the ranks.
+    def _compute_micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:
+        """Return the loss of a micro-step, a scalar whose gradients are not reduced over the ranks.
 
         Args:
             batch: the micro-batch.
@@ -197,8 +204,8 @@ class TrainingStep:
             micro: number of the micro-step in the optimizer step, from 0.
         """
         self._seed_dropout(step, micro)
-        return self._objective.training_loss(batch, MicroStep(step, self.counted(step), reduce_gradients=False))
+        return self._objective.training_loss(batch, MicroStep(step, self.list_loss_steps(step), reduce_gradients=False))
 
     def _seed_dropout(self, step: int, micro: int) -> None:
-        """Seed torch's global generator for micro-step `micro`, so that a resumed run draws the same dropout masks."""
+        """Seed torch's global generator for micro-step `micro`, so that a resumed run uses the same dropout masks."""
         torch.manual_seed(derive_seed(self._settings.seed, step, micro, self._settings.data_rank))

@@ -1,4 +1,4 @@
-"""The training run: optimizer steps, validation, checkpoints, and a clean end on any exit."""
+"""Training run: optimizer steps, validations, checkpoints, and a clean end in case of an error or a stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from credit.data.samples.loader import block_of_step
+from credit.data.samples.loader import find_block_of_step
 from credit.errors import CreditError
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Training run, which takes optimizer steps until its end or a request to stop; building a trainer is collective.
+    """Training run, which takes optimizer steps until its end or a request to stop. Its construction is collective.
 
     Args:
-        parts: model, data, optimizer and everything else that a run needs.
+        parts: components of the run, such as model, data and optimizer.
 
     Attributes:
-        parts: the same components.
-        state: number of steps taken, and everything else that a checkpoint saves besides tensors.
+        parts: components of the run.
+        state: state of the run that checkpoints save in addition to tensors, such as the number of steps taken.
     """
 
     def __init__(self, parts: TrainingComponents) -> None:
@@ -67,7 +67,7 @@ class Trainer:
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
-        """Collective: load weights, average, optimizer and state from a checkpoint that any mesh may have saved."""
+        """Collective: load weights, moving average, optimizer and state of the run from a checkpoint of any mesh."""
         meta = run_on_rank0(lambda: checkpoint.load_meta(path))
         parts, state = self.parts, self.state
         reshard(parts.model)
@@ -75,32 +75,32 @@ class Trainer:
         checkpoint.load_into(path, "model", model_tensors)
         if parts.average is not None:
             average = parts.average.average
-            # The spectral-norm vectors of the average are computed again whenever the average is applied.
+            # The singular vectors for the averaged weights are recomputed whenever the average is applied.
             other_tensors = {name: tensor.clone() for name, tensor in model_tensors.items() if name not in average}
             checkpoint.load_into(path, "forecast", other_tensors | average)
         checkpoint.load_into(path, "optimizer", optimizer_tensors(parts.model, parts.optimizer))
         state.restore(meta["progression"])
         if path.parent.resolve() != self._checkpoint_folder.resolve():
-            # The best checkpoints of another run are not in this folder.
+            # The checkpoint belongs to a different run, whose best checkpoints are not in this folder.
             state.forget_checkpoints()
             return
         self._checkpointer.committed_step = state.step
         best = checkpoint.step_folder(self._checkpoint_folder, state.best_step)
         if state.best_step and checkpoint.verify_checkpoint(best) is None:
-            # A kill between the save and the link leaves the link pointing to an older checkpoint.
+            # After a kill between the save and the update of the link, the link points to an older checkpoint.
             self._checkpointer.move_link("best", state.best_step)
 
     def run(self, stop: StopSignal, run_lock: RunLock | None) -> str:
-        """Collective: train; return ``done``, or ``requeue`` if the run was asked to stop.
+        """Collective: train; return ``done``, or ``requeue`` if the run stopped early because of a request.
 
         Args:
             stop: collector of the requests to stop.
-            run_lock: lock of the run's folder on the main process, None on all other ranks.
+            run_lock: lock of the run folder on the main process; None on all other ranks.
         """
         parts, state = self.parts, self.state
         self._run_lock = run_lock
         first_step = state.step
-        # Read rows of steps after the checkpoint before `MetricsLog` removes them: their time and energy were used too.
+        # The usage includes the time of steps after the checkpoint, so their rows are read before they are removed.
         earlier_records = []
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
@@ -108,17 +108,17 @@ class Trainer:
         log = MetricsLog.from_config(parts.config, state.step, parts.launch.is_main)
         bar = Progress(state.step, parts.total_steps, parts.launch.is_main)
         self._status_before = run_on_rank0(lambda: read_status(self._folder))
-        self._status("running", "")
+        self._write_run_status("running", "")
         try:
             with self._checkpointer:
                 reason = self._train_with_rollbacks(log, bar, stop)
             log.flush()
             if reason is None:
                 state.require_best(self._conf.monitor)
-            # A run that was killed after its last checkpoint has no summary yet.
+            # A run without a new step still needs a summary if it was killed after its last checkpoint.
             if state.step > first_step or run_on_rank0(lambda: not read_summary(self._folder)):
                 bar.print_line(write_run_summary(*self._summary_arguments()))
-            self._status("requeue" if reason else "done", reason or "")
+            self._write_run_status("requeue" if reason else "done", reason or "")
         except BaseException as error:
             step = self._committed_step()
             if parts.watchdog.may_report_failure():
@@ -127,7 +127,7 @@ class Trainer:
                 if parts.launch.is_main:
                     bar.print_line(write_partial_summary(*self._summary_arguments(), peak_memory_gb(parts.device)))
             except Exception as summary_error:
-                # A GPU that has failed may not answer, and a plugin's network may raise anything.
+                # A failed GPU may not respond, and the network of a plugin may raise any exception.
                 logger.warning("no summary of the run: %s: %s", type(summary_error).__name__, summary_error)
             raise
         finally:
@@ -138,13 +138,13 @@ class Trainer:
     def _summary_arguments(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
         """Return the arguments of `write_run_summary`."""
         parts, state = self.parts, self.state
-        length = parts.training_step.counted(max(state.step - 1, 0))[-1]
+        length = parts.training_step.list_loss_steps(max(state.step - 1, 0))[-1]
         return self._folder, parts.meter, state, self._conf.monitor, parts.total_steps, length
 
     def _train_with_rollbacks(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: train, with rollbacks if the run diverges; return the reason of an early stop, else None."""
         if self.state.saved != self.state.step:
-            # A run that diverges at once rolls back to this checkpoint. A full disk is noticed before the first step.
+            # If the run diverges at once, it rolls back to this checkpoint. The save also detects a full disk.
             self._save()
         while True:
             try:
@@ -153,14 +153,14 @@ class Trainer:
                 self._roll_back(divergence, log, bar)
 
     def _train_once(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: train until the end or a stop, whose reason is returned, or raise `RollbackRequired`."""
+        """Collective: train; return the reason of an early stop, else None. Raise RollbackRequired on divergence."""
         parts, state = self.parts, self.state
-        # A resumed run first makes the validation that the stop prevented.
+        # A resumed run first repeats the validation that the stop has interrupted.
         if state.step and self._is_due(state.step, self._validate_every) and state.validated != state.step:
             reason = self._validate(log, bar, stop)
             if reason:
                 return reason
-        if self._is_exhausted():
+        if self._has_lost_patience():
             return None
         with self._open_batches(state.step, parts.total_steps) as source:
             return self._take_steps(source, log, bar, stop)
@@ -177,8 +177,8 @@ class Trainer:
             seconds_per_step = (time.perf_counter() - start_time) / max(len(self._unlogged_steps), 1)
             stop_reason = stop.find_reason(self._save_seconds() + 2 * seconds_per_step)
             result = parts.training_step(source, state.step, rate, stop_reason is not None)
-            # On a GPU the step that was just queued is not waited for; the count of the step before it is read.
-            # Every rank reads the same count, so all ranks stop after the same step.
+            # On a GPU, the host does not wait for the step that was just queued, and reads the count of the previous
+            # step. Every rank reads the same count, so all ranks stop after the same step.
             previous_count, newest_count = newest_count, AsyncHostCopy(result.stop)
             stop_count = newest_count if parts.device.type == "cpu" else previous_count
             is_stop_requested = stop_count is not None and stop_count.get().item() > 0
@@ -195,16 +195,16 @@ class Trainer:
                 start_time = time.perf_counter()
             if must_validate and not reason:
                 reason = self._validate(log, bar, stop)
-                if self._is_exhausted():
+                if self._has_lost_patience():
                     self._save()
                     return None
             if must_save or reason:
                 self._save()
-            # Validations and saves do not count as time of steps.
+            # The step time does not include validations and saves.
             if must_validate or must_save:
                 start_time = time.perf_counter()
             if reason:
-                bar.print_line(f"stopping at step {state.step}: {reason}; the same command continues")
+                bar.print_line(f"stopping at step {state.step}: {reason}; the same command continues the run")
                 return reason
         return None
 
@@ -220,21 +220,19 @@ class Trainer:
             initial_times.update(parts.order.initial_times(step, state.skipped_blocks))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
         problem = f"step {divergence.steps[-1] + 1}: {divergence.problem}"
-        # Steps that are not finite again after a rollback have a cause that skipping samples does not remove.
+        # If steps are not finite again after a rollback, skipping samples does not remove the cause.
         if not divergence.finite and state.rollbacks:
             cause = self._find_nonfinite_cause(divergence.steps[-1])
             raise CreditError(
-                f"{problem}, and the run had gone back for this before. Initial times of the batches: {times}. "
+                f"{problem}, and the run has already rolled back once. Initial times of the batches: {times}. "
                 f"{cause}. The last checkpoint is intact; check the data of these times, or lower trainer.learning_rate"
             )
         self._checkpointer.wait_and_warn()
-        start = checkpoint.newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
+        start = checkpoint.find_newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
         if start is None:
-            raise CreditError(
-                f"{problem}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
-            )
-        # Loading the checkpoint resets the whole state, so the history of rollbacks is set again after it.
-        diverged_blocks = [block_of_step(step, state.skipped_blocks) for step in divergence.steps]
+            raise CreditError(f"{problem}, and there is no earlier checkpoint. Initial times of the batches: {times}")
+        # Loading the checkpoint resets the complete state, so the history of rollbacks is set again after loading.
+        diverged_blocks = [find_block_of_step(step, state.skipped_blocks) for step in divergence.steps]
         skipped_blocks = sorted({*state.skipped_blocks, *diverged_blocks})
         rollbacks = state.rollbacks + (not divergence.finite)
         spikes = state.spikes + divergence.finite
@@ -252,10 +250,10 @@ class Trainer:
         self._unlogged_steps.clear()
         log.rewind(state.step)
         bar.rewind(state.step)
-        logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
+        logger.warning("%s. The run continues from step %d and skips the samples of %s", problem, state.step, times)
 
     def _find_nonfinite_cause(self, step: int) -> str:
-        """Collective: compute a step again and return a sentence about its first value that is not finite."""
+        """Collective: recompute a step and return a sentence that names its first tensor that is not finite."""
         with self._open_batches(step, step + 1) as batches:
             return choose_cause(self.parts.training_step.explain(batches, step))
 
@@ -263,34 +261,34 @@ class Trainer:
         """Return the prefetcher of the batches of optimizer steps `first` (included) to `last` (excluded)."""
         parts = self.parts
         loader = parts.order.loader(first, last, self.state.skipped_blocks)
-        return DevicePrefetcher(loader, parts.device, parts.mesh.sample_group)
+        return DevicePrefetcher(loader, parts.device, parts.mesh.same_fields_group)
 
     def _save_seconds(self) -> float:
-        """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
+        """Return an upper bound on the seconds of a save: the save may have to wait for the previous save."""
         return 2 * self._checkpointer.longest_save_seconds
 
     @in_phase(Phase.LOGGING)
     def _note(self, activity: str) -> None:
-        """Record the activity that begins now, for the watchdog and for readers of heartbeat.json."""
+        """Record the activity that begins now for the watchdog and in heartbeat.json."""
         self.parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
             self._run_lock.update(self.state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
-        """Collective: return the reason to stop of the first rank that has one; `reason` is that of this rank."""
-        return reduce_over_ranks(lambda: reason, lambda low, high: low or high) or "asked for on another rank"
+        """Collective: return the reason to stop of the lowest rank that has a reason; `reason` is for this rank."""
+        return reduce_over_ranks(lambda: reason, lambda low, high: low or high) or "requested on another rank"
 
     def _is_due(self, step: int, every: int) -> bool:
         """Return True if `step` is a multiple of `every`, or the last step of the run."""
         return step % every == 0 or step == self.parts.total_steps
 
-    def _is_exhausted(self) -> bool:
-        """Return True if the last ``trainer.patience`` validations brought no improvement; False without patience."""
+    def _has_lost_patience(self) -> bool:
+        """Return True if the last ``trainer.patience`` validations had no improvement; False if the key is not set."""
         return self._conf.patience is not None and self.state.validations_since_best >= self._conf.patience
 
     @in_phase(Phase.LOGGING)
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
-        """Collective: copy the results of the steps since `start_time` from the device, and write a row for each."""
+        """Collective: copy the results of the steps since `start_time` from the device, and write a row per step."""
         if not self._unlogged_steps:
             return
         parts = self.parts
@@ -298,14 +296,14 @@ class Trainer:
         for _, result, _ in self._unlogged_steps:
             columns.append(torch.stack([result.loss, result.grad_norm, result.bad]).float())
         results = torch.stack(columns, dim=1)
-        # Ranks have equal shares of the batch. All values but loss and energy are equal on all ranks.
+        # Ranks have equal shares of the batch. All values except loss and energy are equal on all ranks.
         joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.pop_joules())
         losses, norms, bad_flags, energy = mean_over_ranks(torch.cat([results, joules])).tolist()
-        # Only now has a GPU finished the steps that were queued.
+        # At this point, a GPU has finished all queued steps.
         seconds = time.perf_counter() - start_time
         parts.meter.add_energy(energy[0] * parts.launch.world)
-        lengths = [parts.training_step.counted(step)[-1] for step, _, _ in self._unlogged_steps]
-        shared = parts.meter.add_steps(lengths, seconds, source.take_wait())
+        lengths = [parts.training_step.list_loss_steps(step)[-1] for step, _, _ in self._unlogged_steps]
+        shared = parts.meter.add_steps(lengths, seconds, source.pop_wait_seconds())
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
             row = {"step": step + 1, "epoch": parts.order.epoch(step, self.state.skipped_blocks)}
@@ -317,7 +315,7 @@ class Trainer:
 
     @in_phase(Phase.VALIDATION)
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: validate the forecast weights and save the best; return the reason of an early stop, or None."""
+        """Collective: validate the weights, and save the best ones; return the reason of an early stop, else None."""
         state, parts = self.state, self.parts
         self._note(f"validation at step {state.step}")
 
@@ -331,7 +329,7 @@ class Trainer:
             if metrics is not None and is_preview_due:
                 self._note(f"preview at step {state.step}")
                 if not parts.preview(state.step, log, is_stop_requested):
-                    # The continued run repeats the validation together with the preview.
+                    # The resumed run repeats the validation together with the preview.
                     metrics = None
         if metrics is None:
             return self._agree_on_reason(stop.find_reason(self._save_seconds()))
@@ -354,13 +352,13 @@ class Trainer:
             state.validations_since_best += 1
             if [value, state.step] in state.best_saved:
                 self._save()
-        if self._is_exhausted():
-            bar.print_line(f"stopping early: no better {monitor} than {state.best:.4f} of step {state.best_step}")
+        if self._has_lost_patience():
+            bar.print_line(f"stopping early: the best {monitor} is still {state.best:.4f} of step {state.best_step}")
         return None
 
     @in_phase(Phase.CHECKPOINT)
     def _save(self, *links: str) -> None:
-        """Collective: begin to save a checkpoint of the present step, unless it exists, and point `links` to it."""
+        """Collective: start to save a checkpoint of the current step, unless it exists, and point `links` to it."""
         state, parts = self.state, self.parts
         if state.saved == state.step:
             for name in links:
@@ -369,10 +367,10 @@ class Trainer:
         self._note(f"checkpoint of step {state.step}")
         with parts.meter.timed("save_s"):
             self._begin_save(links or ("latest",))
-        self._status("running", "")
+        self._write_run_status("running", "")
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
-        """Collective: copy the state of the run, and start to write it as the checkpoint of the present step."""
+        """Collective: copy the state of the run, and start to write the copy as the checkpoint of the current step."""
         state, parts = self.state, self.parts
         run_on_all_ranks(lambda: self._run_lock.require_ownership() if self._run_lock is not None else None)
         state.saved = state.step
@@ -391,10 +389,10 @@ class Trainer:
         self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)
 
     def _committed_step(self) -> int:
-        """Return the step from which another start would continue: that of the newest checkpoint on disk."""
+        """Return the step of the newest checkpoint on disk, from which a restart would continue."""
         return self.state.step if self._checkpointer.committed_step is None else self._checkpointer.committed_step
 
-    def _status(self, state: str, reason: str) -> None:
-        """Write the file STATUS on the main process; the parameters are those of `write_status`."""
+    def _write_run_status(self, state: str, reason: str) -> None:
+        """Write the file STATUS on the main process; see `write_status` for the parameters."""
         if self.parts.launch.is_main:
             write_status(self._folder, state, self._committed_step(), reason, self.parts.launch.job_id)

@@ -1,4 +1,4 @@
-"""Validation: rollouts from initial times spread over the validation period, scored in physical units.
+"""Validation: rollouts from initial times in the validation period, scored in physical units.
 
 A case is the forecast from one initial time.
 
@@ -22,8 +22,8 @@ from credit.metrics import Metric
 from credit.parallel.reduce import mean_over_ranks
 
 
-def evenly_spaced(initial_times: np.ndarray, max_cases: int) -> np.ndarray:
-    """Return at most `max_cases` of the initial times, evenly spaced from the first to the last.
+def select_evenly_spaced(initial_times: np.ndarray, max_cases: int) -> np.ndarray:
+    """Return at most `max_cases` initial times, evenly spaced and including the first and the last.
 
     Args:
         initial_times: (N,) times in minutes, increasing.
@@ -37,16 +37,16 @@ def evenly_spaced(initial_times: np.ndarray, max_cases: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ValidationShare:
-    """The validation cases of one data rank.
+    """Validation cases of one data-parallel rank.
 
     Every rank of a sharded model must run the same number of forward passes, so all ranks have the same number of
-    batches, of the same sizes. A rank with fewer cases repeats the last case of all, and the repetitions do not count.
+    batches with the same sizes. A rank with fewer cases repeats the last case, and the metrics ignore the repetitions.
 
     Attributes:
-        batches: for each batch, the indices of its cases among all initial times.
-        counted: for each batch, the number of its leading cases that count; the rest are repetitions.
-        cases: number of cases of all ranks together.
-        ranks: number of data ranks.
+        batches: for each batch, the indices of its cases in the list of all initial times.
+        counted: for each batch, the number of cases that are scored; further cases at its end are repetitions.
+        cases: total number of cases of all ranks.
+        ranks: number of data-parallel ranks.
     """
 
     batches: list[list[int]]
@@ -56,15 +56,15 @@ class ValidationShare:
 
 
 def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> ValidationShare:
-    """Return the share of data rank `rank` in `num_cases` validation cases.
+    """Return the validation cases of data-parallel rank `rank`.
 
     Args:
-        num_cases: number of cases of all ranks together.
+        num_cases: total number of cases of all ranks.
         batch_size: largest number of cases in a batch.
-        rank: the data rank: index, from 0, among the data-parallel ranks.
-        num_ranks: number of data ranks.
+        rank: the data-parallel rank, from 0.
+        num_ranks: number of data-parallel ranks.
     """
-    # The cases are dealt out in turn, so the numbers of two ranks differ by one at most.
+    # The cases are assigned round-robin, so the numbers of cases of two ranks differ by at most one.
     case_indices = list(range(rank, num_cases, num_ranks))
     num_counted = len(case_indices)
     cases_per_rank = math.ceil(num_cases / num_ranks)
@@ -78,10 +78,10 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
 
 
 def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
-    """Collective: return True if any rank wants to stop.
+    """Collective: return True if any rank must stop.
 
     Args:
-        stop: function that returns whether this rank wants to stop.
+        stop: function that returns True if this rank must stop.
         device: the device of this rank.
     """
     return mean_over_ranks(torch.tensor(float(stop()), device=device)).item() > 0
@@ -96,24 +96,24 @@ def validate(
     loss_steps: int,
     stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Collective: return the metrics of the model's present weights, averaged over the cases of all ranks.
+    """Collective: return the metrics of the model's current weights, averaged over the cases of all ranks.
 
     Args:
-        objective: the training objective, which forecasts with the network and has the loss. The network is in eval
-            mode during the validation.
+        objective: the training objective, which makes forecasts and computes the loss. The network is in eval mode
+            during the validation.
         batches: the batches of this rank, on its device.
         share: the cases that this rank evaluates.
         metrics: metrics whose sums are still zero.
-        loss_steps: number of leading rollout steps over which the training loss is averaged.
-        stop: function that returns whether this rank has been asked to stop; called before each batch.
+        loss_steps: number of first rollout steps over which the training loss is averaged.
+        stop: function that returns True if this rank has received a request to stop; it is called before each batch.
 
     Returns:
-        Name of a metric's value, or ``loss`` -> value in the unit of the metric; the loss has no unit. None if a rank
-        was asked to stop during the validation.
+        Name of a metric's value, or ``loss`` -> value in the units of the metric; the loss has no units. None if a rank
+        received a request to stop during the validation.
 
     Raises:
-        ConfigError: if two metrics have values of the same name, or the values of a metric have other names than its
-            method `names` returns.
+        ConfigError: if two metrics return values with the same name, or if the names of a metric's values differ from
+            the names that its method `names` returns.
     """
     model = objective.stepper.model
     was_training = model.training
@@ -130,14 +130,14 @@ def validate(
     if is_stopped:
         return None
 
-    # Each sum over the cases of this rank is replaced, in place, by its mean over the ranks. Tensor-parallel peers have
-    # the same cases, so the means over all ranks are those over the data ranks.
+    # Each sum over the cases of this rank is replaced in place with its mean over the ranks. The ranks of a
+    # tensor-parallel group have the same cases, so the mean over all ranks is the mean over the data-parallel ranks.
     totals = [loss_sum]
     for metric in metrics:
         totals += metric.sums.values()
     for total in totals:
         total.copy_(mean_over_ranks(total))
-    # The totals are means over the ranks, so they are divided by the mean number of cases of a rank.
+    # The totals are means over the ranks, so they are divided by the mean number of cases per rank.
     num_cases = share.cases / share.ranks
     values = {"loss": loss_sum.item() / num_cases}
     for metric in metrics:
@@ -146,16 +146,16 @@ def validate(
 
 
 def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> None:
-    """Add the values of a metric to `values`, which has those of the metrics before it.
+    """Compute the values of a metric and add them to `values`.
 
     Args:
-        values: name -> value; extended in place.
-        metric: the metric. Its sums over this rank's cases have already been replaced by their means over the ranks.
-        num_cases: mean number of cases of a rank, by which the metric divides its sums.
+        values: name -> value, of the previous metrics; extended in place.
+        metric: the metric. Its sums over this rank's cases have already been replaced with their means over the ranks.
+        num_cases: mean number of cases per rank; the metric divides its sums by this number.
 
     Raises:
-        ConfigError: if the values have other names than the metric's method `names` returns, or a name that is already
-            in `values`.
+        ConfigError: if the names of the values differ from the names that the method `names` of the metric returns, or
+            if a name is already in `values`.
     """
     context = metric.context
     summary = metric.summary(num_cases)
@@ -163,14 +163,15 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
     if summary.keys() != names:
         differing = ", ".join(sorted(summary.keys() ^ names))
         raise ConfigError(
-            f"trainer.metrics: {type(metric).__qualname__}.summary and .names differ in {differing}; return the same"
+            f"trainer.metrics: {type(metric).__qualname__}.summary and .names differ in {differing}; both must return "
+            "the same names"
         )
     repeated_names = values.keys() & summary.keys()
     if repeated_names:
         # The second value would replace the first.
         raise ConfigError(
-            f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(repeated_names))}, a name that is "
-            "taken; choose another name in the metric's class"
+            f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(repeated_names))}, a name that "
+            "another metric returns; choose a different name in the metric's class"
         )
     values |= summary
 
@@ -178,17 +179,17 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
 def _add_batch(
     objective: Objective, batch: Batch, num_counted: int, metrics: Sequence[Metric], loss_steps: int
 ) -> torch.Tensor | float:
-    """Add the first `num_counted` cases of a batch to the metrics and return the sum of their losses.
+    """Add the first `num_counted` cases of a batch to the metrics, and return the sum of the losses of these cases.
 
     Args:
-        objective: the training objective, which forecasts with the network in eval mode and has the loss.
+        objective: the training objective, which makes forecasts with the network in eval mode and computes the loss.
         batch: a batch of this rank, on its device.
-        num_counted: number of leading cases that count, possibly 0.
-        metrics: the metrics to add to, which take fields in physical units.
-        loss_steps: number of leading rollout steps over which the loss of a case is averaged.
+        num_counted: number of cases at the beginning of the batch that are scored, possibly 0.
+        metrics: metrics that the cases are added to; they expect fields in physical units.
+        loss_steps: number of first rollout steps over which the loss of a case is averaged.
 
     Returns:
-        The sum of the cases' losses, a float64 scalar; 0.0 if no case counts.
+        The sum of the losses, a float64 scalar; 0.0 if no case is scored.
     """
     stepper = objective.stepper
     stepper.begin_iteration()
@@ -198,9 +199,9 @@ def _add_batch(
     num_steps = target_BCTHW.shape[2]
     loss_steps = min(loss_steps, num_steps)
 
-    # Persistence, the forecast of no change, is the reference of skill.
+    # Skill is relative to persistence, the forecast that nothing changes.
     start_BCHW = encoded.history_BCTHW[:, :, -1]
-    # Diagnostic channels have no initial value, so their persistence is the mean, which is 0 after normalisation.
+    # Diagnostic channels have no initial value, so their persistence forecast is the mean, which is 0 if normalised.
     diagnostics_BCHW = torch.zeros_like(target_BCTHW[:, start_BCHW.shape[1] :, 0])
     persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_counted]
     loss_sum = 0.0
@@ -210,7 +211,7 @@ def _add_batch(
             continue
         prediction_BMCHW = prediction_BMCHW[:num_counted]
         truth_BCHW = target_BCTHW[:num_counted, :, lead]
-        # The normaliser takes (B, C, H, W), so the members are decoded as further samples.
+        # The normaliser expects (B, C, H, W), so the members are decoded as additional samples.
         decoded_samples = decode(prediction_BMCHW.flatten(0, 1), "output")
         forecast_BMCHW = decoded_samples.unflatten(0, prediction_BMCHW.shape[:2])
         decoded_persistence_BCHW = decode(persistence_BCHW, "output")
@@ -218,7 +219,7 @@ def _add_batch(
         for metric in metrics:
             metric.add(lead, forecast_BMCHW, decoded_persistence_BCHW, decoded_truth_BCHW)
         if lead < loss_steps:
-            # The loss is a mean over the cases; the sum over the cases is accumulated.
+            # The objective returns the mean loss over the cases, and `loss_sum` is a sum over the cases.
             mean_loss = objective.loss(prediction_BMCHW, truth_BCHW)
             loss_sum += mean_loss.double() * num_counted / loss_steps
     return loss_sum

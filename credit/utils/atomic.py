@@ -1,4 +1,4 @@
-"""Atomic replacement of files and folders: readers never see content that is only partly written."""
+"""Atomic replacement of files and folders, so that readers never read partly written content."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name in the folder of `path`, then rename it to `path`.
 
     The caller must ensure that only one process writes `path` at a time, because the temporary name is always the same.
-    The file is flushed to the disk before it is renamed. The folder is not flushed, so after a power failure the old
-    file may be there again. The file gets the permissions of any new file in its folder. Some
-    libraries would create a file that only the owner can read.
+    The file is flushed to the disk before it is renamed. The folder is not flushed, so the old file may be restored
+    after a power failure. The file gets the default permissions of new files in its folder, because some libraries
+    create files that only the owner can read.
 
     Args:
         path: the file to write.
@@ -34,11 +34,11 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     """
     temporary = path.with_name(f".{path.name}.part")
     try:
-        # A killed process may have left the temporary file.
+        # The temporary file of a killed process may still exist.
         temporary.unlink(missing_ok=True)
         mode = _mode_of_new_file(temporary)
         write(temporary)
-        # The mode and the content of a link are those of its target.
+        # A link has no mode and no content; its target is not changed.
         if not temporary.is_symlink():
             temporary.chmod(mode)
             flush_to_disk(temporary)
@@ -57,7 +57,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def atomic_write_text(path: Path, text: str) -> Path:
-    """Write a UTF-8 text file as `atomic_write` does, and return `path`.
+    """Write a UTF-8 text file atomically, see `atomic_write`, and return `path`.
 
     Raises:
         CreditError: if the file cannot be written; the old file stays.
@@ -67,19 +67,18 @@ def atomic_write_text(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Path]:
-    """Context that yields a temporary path, and renames the folder that the block has created there to `path`.
+    """Context manager that yields a temporary path, and renames the folder created there to `path`.
 
-    If the block raises an error, its folder is removed and `path` stays as it was. Otherwise an old folder at `path` is
-    moved away before the renaming and removed after it. Readers of `path` see the old folder, for a moment no folder,
-    or the new folder; never one that is partly filled or partly removed.
+    If the ``with`` block raises an error, the new folder is removed and `path` is not changed. Otherwise an old folder
+    at `path` is moved away before the rename and removed after the rename. Readers of `path` find the old folder, for a
+    moment no folder, or the new folder, but never a folder that is partly filled or partly removed.
 
     Args:
         path: the folder to create or replace.
-        scratch_folder: folder of the temporary paths, on the same file system as `path`. None means the parent of
-            `path`.
+        scratch_folder: folder of the temporary paths, on the same file system as `path`; None for the parent of `path`.
 
     Yields:
-        The temporary path. It does not exist yet, and the block must create a folder there.
+        The temporary path. It does not exist yet, and the ``with`` block must create a folder there.
 
     Raises:
         OSError: if the block created no folder, or the new folder cannot be renamed.
@@ -90,7 +89,7 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
     old_folder = scratch_folder / f".{path.name}.{os.getpid()}.old"
     try:
         yield new_folder
-        # A folder cannot replace one that is not empty, so the old folder is moved away first.
+        # A folder cannot replace a folder that is not empty, so the old folder is moved away first.
         if path.exists():
             os.replace(path, old_folder)
         os.replace(new_folder, path)
@@ -101,8 +100,8 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
 
 def _mode_of_new_file(path: Path) -> int:
     """Return the permission bits that the system gives a new file at `path`, where no file exists."""
-    # The umask can be read only by changing it, and a folder may define other permissions, so a file is created and
-    # its mode is read.
+    # The umask can only be read by changing it, and a folder may define different permissions. So a file is created,
+    # and its mode is read.
     path.touch(exist_ok=False)
     mode = path.stat().st_mode & 0o777
     path.unlink()

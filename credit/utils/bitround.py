@@ -27,12 +27,12 @@ def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
         return values
     shift = np.uint32(num_dropped)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    # Half of the last bit that is kept, less one bit where that bit is 0, so that ties are rounded to even.
+    # Half of the value of the last remaining bit, minus 1 if this bit is 0, so that ties are rounded to even.
     last_kept_bit = (bits >> shift) & np.uint32(1)
     increment = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
     # Shifting right and left again sets the dropped bits to zero.
     rounded = (((bits + increment) >> shift) << shift).view(np.float32)
-    # The largest number with this many bits: that of float32 with its last bits set to zero.
+    # Largest finite number after rounding: the largest float32 number with its dropped bits set to zero.
     largest_bits = np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped
     largest = largest_bits.view(np.float32)
     return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 @contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Context that holds the lock on the file `path` during the block.
+    """Context manager that holds the lock on the file `path` during the ``with`` block.
 
-    The system releases the lock when the process ends, even if it is killed, so no lock is ever stale.
+    The system releases the lock when the process ends, even if the process is killed, so a lock is never stale.
 
     Args:
-        path: the lock file; it is created, with its folder, if it does not exist.
-        wait: True to wait while another process holds the lock; False to enter the block without the lock.
+        path: the lock file; the file and its folder are created if they do not exist.
+        wait: True to wait while another process holds the lock; False to enter the block without the lock then.
 
     Yields:
         True if this process holds the lock; False if another process holds it, which happens only without `wait`.
@@ -30,7 +30,7 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
         try:
             fcntl.lockf(file, operation)
         except (BlockingIOError, PermissionError):
-            # Systems differ in which of the two they raise for a lock that is taken.
+            # If another process holds the lock, some systems raise BlockingIOError and others PermissionError.
             yield False
         else:
             yield True

@@ -1,4 +1,4 @@
-"""Keep Ctrl-C away from child processes, so that their parent alone decides when to stop."""
+"""Start of child processes that ignore Ctrl-C, so that only the parent process decides when to stop."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from multiprocessing.process import BaseProcess
 def start_without_interrupts(process: BaseProcess) -> None:
     """Start a process that never receives SIGINT.
 
-    A terminal sends Ctrl-C as SIGINT to every process of a command, and a worker that does not handle it would end with
-    a traceback. The parent still receives the signal. If it arrives during the start, it is delivered afterwards.
+    At Ctrl-C, a terminal sends SIGINT to every process of a command. A worker process that does not handle SIGINT would
+    end with a traceback. The parent process still receives the signal, after the start if it arrives during the start.
 
     Args:
         process: a process that has not been started.
     """
-    # The first start of a process would start the resource tracker, which unblocks SIGINT.
+    # The resource tracker is started first, because its start unblocks SIGINT.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # The child inherits the signals that this thread blocks.
+        # The child process inherits the blocked signals of this thread.
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -18,20 +18,21 @@ _NONE = 0
 
 
 def retain_freed_memory(device: torch.device) -> None:
-    """Keep freed memory in this process, so that the tensors of the next step on the CPU reuse it.
+    """Keep freed memory in this process, so that the CPU tensors of the next step can reuse the memory.
 
-    By default glibc returns freed memory to the system, which clears each page before it is used again. This clearing
+    By default, glibc returns freed memory to the system, which clears each page before it is used again. The clearing
     takes a few per cent of a training step, and a third of a step with large arrays. A process that keeps its freed
-    memory needs up to a third more memory (benchmarks/lab_notes.md). With another C library the function does nothing.
+    memory needs up to a third more memory (benchmarks/lab_notes.md). With C libraries other than glibc, the function
+    does nothing.
 
     Args:
-        device: the device of the tensors. For a GPU nothing is done, because torch itself keeps the memory of a GPU.
+        device: the device of the tensors. For a GPU, the function does nothing, because torch keeps GPU memory itself.
     """
     if device.type != "cpu":
         return
-    # A C library other than glibc may lack mallopt; the process then works as before, only slower.
+    # A C library other than glibc may not have mallopt; the settings are then not changed.
     with suppress(OSError, AttributeError, TypeError):
-        # None stands for the libraries that this process has loaded, the C library among them.
+        # CDLL(None) gives access to all libraries that this process has loaded, including the C library.
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         libc.mallopt(_M_MMAP_MAX, _NONE)

@@ -1,4 +1,4 @@
-"""Progress bars, and the one switch that silences them for a whole command (``--quiet``)."""
+"""Progress bars, and a setting that hides all progress bars of a command (``--quiet``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-# True if the user asked for no progress bars and notices; set by `set_quiet`.
+# True if progress bars and notices are hidden; set by `set_quiet`.
 _quiet = False
 
 
@@ -17,12 +17,12 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Return True if the user asked for no progress bars and notices."""
+    """Return True if progress bars and notices are hidden (``--quiet``)."""
     return _quiet
 
 
 class ProgressBar(tqdm):
-    """A ``tqdm`` bar that `set_quiet` hides.
+    """Progress bar of ``tqdm`` that `set_quiet` can hide.
 
     Args:
         *arguments: positional arguments of ``tqdm``.

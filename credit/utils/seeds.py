@@ -1,4 +1,4 @@
-"""Seeds of random draws that depend on what is drawn, so that no random state has to be saved."""
+"""Seeds that depend on the purpose of the random numbers, so that no random state has to be saved."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ def derive_seed(*parts: int | str | None) -> int:
     Equal parts give equal seeds on every machine and in every process.
 
     Args:
-        *parts: values that identify the draw, for example the run's seed, the name of the draw and a sample's time.
+        *parts: values that identify the random numbers, such as the seed of the run, their purpose and the time of a
+            sample.
     """
-    # Not `hash`, which differs from process to process for text. The shift clears the sign bit of a 64-bit integer.
+    # `hash` is not used, because it returns different values for a string in different processes. The shift clears the
+    # sign bit of a 64-bit integer.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""Names of temporary files, and search for temporary files that killed processes have left behind."""
+"""Names of temporary files, and search for temporary files of killed processes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# The ending of a temporary file's name. Earlier versions of the package wrote neither host nor process into it.
+# Ending of the name of a temporary file. Earlier versions of the package did not include host and process.
 _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the path ``NAME.part.HOST.PID`` beside `path`, a name that no other process uses.
+    """Return the path ``NAME.part.HOST.PID`` in the folder of `path`; no other process uses this name.
 
-    The name contains the host because processes on two hosts may have the same process ID.
+    The name contains the host, because processes on two hosts may have the same process ID.
     """
     return path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
 
 
 def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
-    """Return the temporary files that killed processes have left behind, ``NAME.part.HOST.PID`` or ``NAME.part``.
+    """Return the temporary files of killed processes, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
         folder: the folder to search.
         pattern: glob pattern of NAME.
-        is_alive: function of the process ID on this host; it returns True if that process may still be writing.
-        seconds: age of the last change above which a file of another host, or without a host, counts as left behind.
+        is_alive: function of a process ID on this host; it returns True if this process may still be writing.
+        seconds: time since the last change, in seconds, after which the file of a process on a different host, or of an
+            unknown process, is treated as stale.
     """
     stale_paths = []
     for path in folder.glob(f"{pattern}.part*"):
@@ -37,7 +38,7 @@ def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool]
         if ending is None:
             # Another program wrote this file.
             continue
-        # The file may disappear in the meantime.
+        # Another process may remove the file in the meantime.
         with suppress(OSError):
             if ending["host"] == socket.gethostname():
                 is_stale = not is_alive(int(ending["process"]))
@@ -51,7 +52,7 @@ def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool]
 def process_exists(process: int) -> bool:
     """Return True if this host has a process with this process ID."""
     try:
-        # Signal 0 is not delivered; the system only checks that the process exists.
+        # The system does not deliver signal 0; it only checks that the process exists.
         os.kill(process, 0)
     except ProcessLookupError:
         return False

@@ -1,8 +1,8 @@
 """Score every forecast and baseline in one pass over the cases.
 
 A case is an initial time. The truth at a valid time is read once for all forecasts. The pass stores the area means of
-each case and lead time in the statistics of `credit.verify.statistics`; the table of scores is built from them
-afterwards.
+each case and lead time in the statistics of `credit.verify.statistics`. The score table is computed from these
+statistics afterwards.
 
 Shapes: M ensemble members, C channels, H x W grid cells, P = H * W cells, N cases, L lead times, R regions, F
 forecasts, K total wavenumbers. Fields are in the units of the data. Times are in minutes since 1900-01-01
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch.distributed as dist
 
-from credit.channels import Channel, select_figure_channels, take_channels
+from credit.channels import Channel, select_figure_channels, select_channels
 from credit.config import Config
 from credit.config.sections.verification import BASELINES
 from credit.data.climatology.climatology import Fields
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class CaseScorer:
-    """Scorer of all forecasts and baselines, which fits the climatology and the damping when it is built.
+    """Scorer of all forecasts and baselines; its constructor fits the climatology and the damping.
 
     Args:
         config: config of the run.
@@ -60,7 +60,7 @@ class CaseScorer:
     Attributes:
         reader: reader of the truth and the training data, regridded to the grid of the scores.
         channels: the C scored channels.
-        forecasts: forecast name -> the forecast with its channels and conversions.
+        forecasts: forecast name -> source of the forecast with its channels and conversions.
         figure_channels: names of the channels that figures show.
         winds: (index of u, index of v, name) of each wind vector; the indices refer to `channels`.
         regions: region name -> latitude-longitude boxes that make up the region.
@@ -88,7 +88,7 @@ class CaseScorer:
         score_grid = None
         if verification.grid is not None:
             score_grid = load_grid(verification.grid, "verification.grid")
-        # The cache holds the truth at the initial time and at every lead time of a case.
+        # The cache is large enough for the truth of a case at the initial time and at every lead time.
         reader = RegriddedReader(data_reader, len(sample.leads) + 2, score_grid)
         self.reader = reader
         self.channels = channels
@@ -98,7 +98,7 @@ class CaseScorer:
         self.figure_channels = select_figure_channels(
             verification.figure_channels, channels, "verification.figure_channels"
         )
-        # The result is not needed: this call refuses names that are not scored.
+        # This call raises an error for names that are not scored; its result is not needed.
         select_figure_channels(verification.animate, channels, "verification.animate")
         names = [channel.name for channel in channels]
         stored_names = [channel.name for channel in reader.channels.time_varying_stored]
@@ -123,7 +123,7 @@ class CaseScorer:
             verification, config.data, climatology_reader, names, train
         )
         self._regrid_climatology = reader.regridder_from(channels, climatology_grid)
-        # Damping is fitted to the globe.
+        # The damping is fitted with global means.
         globe = AreaMean(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self.damping = fit_damping(
             self._read_truth, reader.times, self._evaluate_climatology, train, sample.leads, globe
@@ -143,12 +143,12 @@ class CaseScorer:
             archive: source of the forecasts.
             data_reader: reader of the data, whose units are the target of the conversions.
         """
-        # Indices, among all scored channels, of those that the forecast has.
+        # The list contains the indices of the scored channels that the forecast has.
         channels = []
         for index, channel in enumerate(self.channels):
             if channel.name in archive.channel_names:
                 channels.append(index)
-        # The rows of the table are the channels, then the winds of which the forecast has both components.
+        # The rows of the table are the channels, then the wind vectors for which the forecast has both components.
         forecast_winds = []
         rows = list(channels)
         for number, (u, v, _) in enumerate(self.winds):
@@ -176,9 +176,9 @@ class CaseScorer:
     def _read_truth(self, minutes: int) -> np.ndarray:
         """Return the truth at a time in minutes, (C, H, W) scored channels on the grid of the scores."""
         index = self.reader.index_of(minutes)
-        # Cases without truth were left out when the common cases were selected.
+        # Every case has truth, because `select_common_cases` left out cases without truth.
         assert index is not None, minutes
-        return take_channels(self.reader.read(index), self._stored_index)
+        return select_channels(self.reader.read(index), self._stored_index)
 
     def _evaluate_climatology(self, minutes: int) -> Fields:
         """Return the climatology at a time in minutes, (C, H, W) on the grid of the scores."""
@@ -196,7 +196,7 @@ class CaseScorer:
 
         Args:
             groups: groups of initial times in minutes. All cases of a group are scored at the first lead time, then at
-                the next one, because their forecasts may be made as one batch.
+                the next lead time, because their forecasts may be made as one batch.
             example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
 
         Returns:
@@ -220,7 +220,7 @@ class CaseScorer:
         events, seeps = self.events.empty(cases, num_leads, num_members)
         scores = PartialScores(cases, statistics, events, seeps, histograms)
         is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
-        # None hides the bar where the output is not a terminal.
+        # With None, the progress bar is shown only if the output is a terminal.
         hide_bar = None if is_first_rank else True
         with ProgressBar(total=len(cases), desc="scoring", disable=hide_bar) as progress_bar:
             for group in groups:
@@ -232,7 +232,7 @@ class CaseScorer:
         """Add the scores of the cases of a group to `scores`.
 
         Args:
-            group: initial times in minutes. All of them are scored at the first lead time, then at the next one.
+            group: initial times in minutes. All cases are scored at the first lead time, then at the next lead time.
             scores: partial scores to add to.
             example: initial time in minutes of the case that figures show.
         """
@@ -240,12 +240,12 @@ class CaseScorer:
         # The truth at the initial time is read once for all lead times of a case.
         states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
-            # A network that forecasts while it is scored steps all cases of a group at once. The loop over cases is
-            # therefore inside that over lead times.
+            # A network that makes forecasts during the scoring steps all cases of a group at once. The loop over cases
+            # is therefore inside the loop over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
                 index = case, lead_index
                 reference = self._read_reference(initial + lead)
-                # Forecasts with the baselines' channels are summed in one pass with them.
+                # Forecasts that share the channels of the baselines are scored in one pass with the baselines.
                 members = {}
                 for name, forecast in self.forecasts.items():
                     if forecast.shares_baseline_channels:
@@ -292,7 +292,7 @@ class CaseScorer:
         if not channels:
             return
         damping_C = self.damping[index[1]][channels]
-        # Only these channels are selected: a lazy climatology then evaluates no others.
+        # Only the channels of the events are selected, so that a lazy climatology evaluates no other channels.
         fields = build_baseline_fields(
             state.fields[channels],
             state.anomaly[channels],
@@ -314,35 +314,35 @@ class CaseScorer:
             index: (index of the case, index of the lead time).
             initial_time: initial time in minutes.
             reference: truth and climatology at the valid time, with all scored channels.
-            members_MCHW: members of the forecast, with those scored channels that the forecast has.
+            members_MCHW: members of the forecast, with the scored channels that the forecast has.
             is_example: True for the case that maps, animations and Hovmoeller diagrams show.
         """
         forecast = self.forecasts[name]
         lead = int(self._leads[index[1]])
         statistics = scores.statistics[name]
-        truth_CHW = take_channels(reference.truth, forecast.channels)
+        truth_CHW = select_channels(reference.truth, forecast.channels)
         description = forecast.describe(initial_time, lead)
-        # A forecast that shares the channels of the baselines was added together with them.
+        # The errors of a forecast that shares the channels of the baselines were added with the baselines.
         if not forecast.shares_baseline_channels:
-            # A single forecast stays in its own precision.
+            # A single forecast keeps its precision.
             mean_CHW = members_MCHW[0]
             if len(members_MCHW) > 1:
                 mean_CHW = members_MCHW.mean(axis=0, dtype=np.float64)
             forecast_reference = ReferenceFields(
                 truth_CHW,
-                take_channels(reference.climatology, forecast.channels),
+                select_channels(reference.climatology, forecast.channels),
                 reference.truth_description,
                 reference.climatology_description,
             )
             statistics.add(*index, forecast.area_mean, mean_CHW, forecast_reference, description)
         self.events.add(scores, name, index, initial_time + lead, members_MCHW, reference.truth, forecast.channels)
-        # Scores of the members, cell by cell.
+        # The members of an ensemble are scored in each cell.
         if isinstance(statistics, EnsembleStatistics):
             members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
             truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
             ranks = statistics.add_members(*index, forecast.area_mean, members_MCP, truth_CP, description)
             scores.histograms[name].add(index[1], ranks)
-        # The figures show the example of the model, and spectra of every forecast.
+        # Figures show the example case of the model, and the spectra of every forecast.
         is_model_example = name == "model" and is_example
         if is_model_example:
             self.example.add(scores, lead, reference.truth, members_MCHW)
@@ -367,7 +367,7 @@ class CaseScorer:
             fields = [truth_CHW[index], members_MHW.mean(axis=0)]
             if len(members_MHW) > 1:
                 fields.append(members_MHW.std(axis=0, ddof=1))
-            # Masked cells may hold any value; on maps they are missing.
+            # Masked cells may contain any value; maps show them as missing.
             mask = self.reader.masks.get(channel.variable, False)
             masked_fields = [np.where(mask, np.nan, field) for field in fields]
             scores.maps[channel.name, lead] = tuple(masked_fields)
@@ -377,8 +377,8 @@ class CaseScorer:
     ) -> None:
         """Store the power spectra of a forecast's first member; for ``model``, also store the spectra of the truth.
 
-        Channels with masked cells have no spectrum, because spherical harmonics need every cell. `case` is an index
-        and `lead` is in minutes; `_score_forecast` describes the other arguments.
+        Channels with masked cells have no spectrum, because spherical harmonics need every cell. `case` is the index of
+        the case and `lead` is in minutes; `_score_forecast` describes the other arguments.
         """
         shape = len(scores.cases), 1 + len(self.forecasts), len(self._spectrum.wavenumbers)
         for index, forecast_index, channel in self._list_figure_channels(name):
@@ -387,6 +387,6 @@ class CaseScorer:
             power_NFK = scores.spectra.setdefault((channel.name, lead), np.full(shape, np.nan))
             if name == "model":
                 power_NFK[case, 0] = self._spectrum.power(truth_CHW[index])
-            # Row 0 is the truth, and the forecasts follow in their order.
+            # Row 0 is the truth; the next rows are the forecasts in the order of `forecasts`.
             row = 1 + list(self.forecasts).index(name)
             power_NFK[case, row] = self._spectrum.power(members_MCHW[0, forecast_index])

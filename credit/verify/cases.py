@@ -18,8 +18,8 @@ from credit.data.formats.units import Conversion, find_conversion
 from credit.data.splits import Split, describe_coverage, describe_span, find_overlap, require_no_leakage
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import choose_leads
-from credit.forecast.io.schema import SEEN
+from credit.forecast.initial_times import list_output_leads
+from credit.forecast.io.schema import SEEN_PERIODS
 from credit.parallel.object_collectives import current_rank
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# These two calendars are the same since 1582.
+# These two calendars are equal for all dates after 1582.
 _GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
-    """Return the path of forecasts for messages; the config key precedes it unless they are those of the run."""
+    """Return the path of forecasts for messages; for forecasts other than ``model``, prefixed with their config key."""
     if name == "model":
         return str(archive.origin)
     return f"verification.other_forecasts.{name}: {archive.origin}"
@@ -41,11 +41,11 @@ def describe_origin(name: str, archive: ForecastSource) -> str:
 def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
     """Return the periods on which the weights of a forecast were trained or selected, as (first date, last date).
 
-    The list is empty if the files of the forecast do not name these periods.
+    The list is empty if the forecast files do not record these periods.
     """
     periods = []
     # The attribute is written as 2000-01-01/2009-12-31, 2010-01-01/2010-12-31.
-    for text in str(archive.attributes.get(SEEN, "")).split(", "):
+    for text in str(archive.attributes.get(SEEN_PERIODS, "")).split(", "):
         first, slash, last = text.partition("/")
         if slash:
             periods.append((first, last))
@@ -53,9 +53,7 @@ def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
 
 
 def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
-    """Return a sentence that names the forecasts whose weights have seen a part of the test period.
-
-    Weights have seen a period if they were trained or selected on it.
+    """Return a message that names the forecasts whose weights were trained or selected on a part of the test period.
 
     Args:
         archives: forecast name -> source of the forecasts.
@@ -63,7 +61,7 @@ def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, c
         calendar: calendar of the test period.
 
     Returns:
-        The sentence, or "" if there is no such forecast.
+        The message; "" if there is no such forecast.
     """
     overlaps = []
     for name, archive in archives.items():
@@ -82,15 +80,15 @@ def select_common_cases(
     test: Split,
     allow_seen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and initial times to score, which all forecasts have and for which there is truth.
+    """Return the lead times and initial times to score; all forecasts have them, and the data contain their truth.
 
     Args:
         archives: forecast name -> source of the forecasts; the forecasts of the run have the name ``model``.
         reader: reader of the truth.
         is_regridded: True if all forecasts and the truth are regridded to one grid.
         test: the test period.
-        allow_seen: True permits forecasts whose weights were trained or selected on a part of the test period; False
-            makes them an error.
+        allow_seen: True to accept forecasts whose weights were trained or selected on a part of the test period; False
+            to raise an error for such forecasts.
 
     Returns:
         Lead times (L,) and initial times (N,), both in minutes, int64 and increasing.
@@ -100,10 +98,10 @@ def select_common_cases(
     """
     errors = ErrorCollector()
     missing = {}
-    # If there are no common lead times, the cases are checked with lead time 0, that is for truth at the initial time.
+    # Without common lead times, the cases are checked with lead time 0, so only for truth at the initial time.
     leads = np.zeros(1, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)
-    # All problems of all forecasts are collected, so that a user can solve them at once.
+    # All problems of all forecasts are collected, so that a single error message lists them.
     for name, archive in archives.items():
         with errors.collect():
             require_comparable(name, archive, reader, is_regridded)
@@ -125,10 +123,10 @@ def select_common_cases(
                 continue
             missing_note = ""
             if missing[name]:
-                missing_note = f"; no scores of {', '.join(missing[name])}, which it does not have"
+                missing_note = f"; it does not have {', '.join(missing[name])}, so these have no scores"
             logger.info(
-                "%s: scored are %d of the model's %d initial times and %d of its %d lead times, which all forecasts "
-                "have%s",
+                "%s: %d of the model's %d initial times and %d of its %d lead times are scored, because all forecasts "
+                "have them%s",
                 name, len(cases), len(model.initial_minutes), len(leads), len(model.lead_minutes),
                 missing_note,
             )  # fmt: skip
@@ -138,19 +136,19 @@ def select_common_cases(
 def describe_unscored(
     config: Config, archive: ForecastSource, reader: FieldReader, leads: np.ndarray, test: Split
 ) -> tuple[str, list[str]]:
-    """Return messages on requested lead times, parts of the test period and forecasts that have no scores.
+    """Return messages about requested lead times, parts of the test period and forecasts that have no scores.
 
     Args:
         config: config of the run.
-        archive: forecasts of the run, which may lack lead times that were added to the config later.
+        archive: forecasts of the run; lead times that were added to the config later may be missing in them.
         reader: reader of the truth.
         leads: (L,) scored lead times in minutes.
         test: the test period.
 
     Returns:
-        Two items. The first is a message on the lead times of the config section ``inference`` that the forecasts
-        lack, or "" if they lack none. The second is a list of messages: one if the data do not cover the whole test
-        period, and one if some forecasts have no truth.
+        (message about missing lead times, list of messages about missing data). The first item names the lead times of
+        the config section ``inference`` that are missing in the forecasts; "" if none is missing. The list has a
+        message if the data do not cover the complete test period, and a message if some forecasts have no truth.
     """
     # Gaps of the data in the test period, and forecasts without truth.
     gaps = []
@@ -166,12 +164,12 @@ def describe_unscored(
             f"have no scores: the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
         )
     # Lead times that were requested after the forecasts had been made.
-    requested_leads = choose_leads(config.inference, config.data.step_minutes)
+    requested_leads = list_output_leads(config.inference, config.data.step_minutes)
     missing_leads = np.setdiff1d(requested_leads, archive.lead_minutes)
     if not len(missing_leads):
         return "", gaps
     missing = (
-        f"{len(missing_leads)} of {len(requested_leads)} lead times that inference asks for (lead_time, output_every, "
+        f"{len(missing_leads)} of {len(requested_leads)} lead times that inference requests (lead_time, output_every, "
         f"lead_times) are not in the forecasts and have no scores: {_describe_hours(missing_leads)}"
     )
     return missing, gaps
@@ -180,9 +178,9 @@ def describe_unscored(
 def missing_channels(
     name: str, archive: ForecastSource, reader: FieldReader, run_channels: Sequence[str]
 ) -> list[str]:  # fmt: skip
-    """Return the names of the scored channels that a forecast lacks.
+    """Return the names of the scored channels that are missing in a forecast.
 
-    The scored channels are the output channels of the data that the forecasts of the run contain.
+    The scored channels are the output channels that the forecasts of the run contain.
 
     Args:
         name: name of the forecast.
@@ -196,7 +194,7 @@ def missing_channels(
     outputs = [channel.name for channel in reader.channels.output]
     scored = [channel for channel in outputs if channel in run_channels]
     missing = [channel for channel in scored if channel not in archive.channel_names]
-    # A forecast without any output channel is left to `require_comparable`, whose message fits better.
+    # For a forecast without any output channel, `require_comparable` raises an error with a better message.
     lacks_all_scored = bool(scored) and len(missing) == len(scored)
     has_other_outputs = bool({*outputs} & {*archive.channel_names})
     if lacks_all_scored and has_other_outputs:
@@ -208,16 +206,16 @@ def missing_channels(
 
 
 def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, is_regridded: bool) -> None:
-    """Require that a forecast has an output variable, the calendar, convertible units and the grid of the truth.
+    """Raise a DataError if a forecast cannot be scored against the truth; the message lists all reasons.
+
+    The forecast must have at least one output variable of the data, convertible units, and the calendar of the data. It
+    must also have the grid of the data, unless forecasts and truth are regridded.
 
     Args:
         name: name of the forecast.
         archive: source of the forecast.
         reader: reader of the truth.
         is_regridded: True if forecasts and truth are regridded to one grid, so that their grids may differ.
-
-    Raises:
-        DataError: if one of these rules is broken; the message lists all differences.
     """
     errors = ErrorCollector()
     forecast = describe_origin(name, archive)
@@ -233,7 +231,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
         )
     difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not is_regridded:
-        errors.add(f"{forecast}: its grid is not that of the data: {difference}; set verification.grid to regrid both")
+        errors.add(f"{forecast}: its grid is not the grid of the data: {difference}; set verification.grid to regrid both")
     are_both_gregorian = {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
     if archive.calendar != reader.calendar and not are_both_gregorian:
         errors.add(
@@ -241,10 +239,10 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             "the data's calendar can be scored"
         )
 
-    # A variable without levels may have the name of another one on a level, as z500.
+    # A variable without levels may have the same name as a channel on a level, such as z500.
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
     for channel in scored:
-        is_flat_in_forecast = channel.name in archive.flat_names
+        is_flat_in_forecast = channel.name in archive.names_without_levels
         is_flat_in_data = channel.level is None
         if is_flat_in_forecast == is_flat_in_data:
             continue
@@ -261,16 +259,17 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
     for variable in dict.fromkeys(channel.variable for channel in scored):
         units = reader.attributes.get(variable, {}).get("units")
         if units and archive.units.get(variable) is None:
-            logger.warning("%s: %s has no units and is taken to be in %s, as the data", forecast, variable, units)
+            logger.warning("%s: %s has no units; the units of the data are assumed: %s", forecast, variable, units)
         with errors.collect():
             unit_conversion(name, archive, reader, variable)
     errors.raise_any()
 
 
 def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
-    """Return the conversion of a forecast's variable to the units of the data, None if nothing needs to be converted.
+    """Return the conversion of a variable of a forecast to the units of the data, None if no conversion is needed.
 
-    Nothing needs to be converted if both have the same units, or if the units of one of them are unknown.
+    No conversion is needed if forecast and data have the same units. If the units of the forecast or of the data are
+    unknown, they are assumed to be the same.
 
     Args:
         name: name of the forecast, for messages.
@@ -291,13 +290,13 @@ def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, var
 
 
 def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
-    """Return the lead times in minutes, except 0, that all forecasts have: (L,) int64, increasing.
+    """Return the lead times above 0 that all forecasts have, in minutes: (L,) int64, increasing.
 
     Args:
         archives: forecast name -> source of the forecasts.
 
     Raises:
-        DataError: if the forecasts have no such lead time in common.
+        DataError: if the forecasts have no lead time above 0 in common.
     """
     all_leads = [set(archive.lead_minutes.tolist()) for archive in archives.values()]
     common = set.intersection(*all_leads)
@@ -317,10 +316,9 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
 def common_cases(
     archives: Mapping[str, ForecastSource], reader: FieldReader, leads: np.ndarray, test: Split
 ) -> np.ndarray:
-    """Return the initial times that all forecasts have and that have truth.
+    """Return the initial times that all forecasts have and for which the test period contains truth.
 
-    An initial time has truth if the test period contains data at the initial time and at the valid time of every lead
-    time.
+    The truth is needed at the initial time and at the valid time of every lead time.
 
     Args:
         archives: forecast name -> source of the forecasts.
@@ -379,7 +377,7 @@ def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.nda
 
 
 def _describe_hours(minutes: np.ndarray) -> str:
-    """Return lead times (in minutes) as text in hours; a list of six or more is cut to the first three and the last."""
+    """Return lead times (in minutes) as a string in hours; of six or more, only the first three and the last."""
     hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
     if len(hours) >= 6:
         hours = [*hours[:3], "...", hours[-1]]
@@ -387,7 +385,7 @@ def _describe_hours(minutes: np.ndarray) -> str:
 
 
 def _describe_times(archive: ForecastSource) -> str:
-    """Return a text with the number of initial times of a forecast source, and with the first and the last one."""
+    """Return a phrase with the number of initial times of a forecast source, and the first and last initial time."""
     first = archive.calendar.format(archive.initial_minutes[0])
     last = archive.calendar.format(archive.initial_minutes[-1])
     return f"{len(archive.initial_minutes)}, {first} to {last}"

@@ -1,8 +1,8 @@
-"""Collect the example forecast and its truth at all lead times, for Hovmoeller diagrams and animations.
+"""Collect forecast and truth of the example case at all lead times, for Hovmoeller diagrams and animations.
 
-The example is one case, chosen by `credit.verify.scorer`. Its fields at all lead times would take gigabytes, so the
-collector keeps only meridional means over a latitude band, zonal means and, of the animated channels, at most
-`_MAX_FRAMES` fields on a grid of one degree or coarser.
+The example is the case that figures show; `credit.verify.scorer` chooses it. The fields of the example at all lead
+times would take up gigabytes. The collector therefore stores only meridional means over a latitude band, zonal means,
+and at most `_MAX_FRAMES` fields of each animated channel, on a grid of one degree or coarser.
 
 Shapes: C channels, M members, H x W cells of the grid of the scores, H' x W' cells of the grid of the frames, L lead
 times. Lead times are in minutes.
@@ -21,23 +21,23 @@ from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
 from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores
 
-# An animation of more frames would take too long to watch and too much space on the disk.
+# Largest number of frames of an animation. A longer animation would take too long to watch and be too large a file.
 _MAX_FRAMES = 60
-# The pixels of an animation cannot show more columns.
+# Largest number of grid columns in an animation, which has too few pixels for more columns.
 _MAX_COLUMNS = 360
 
 
 @dataclass(frozen=True)
 class ExampleEvolution:
-    """Truth and forecast of the example at all lead times; the forecast of an ensemble is the ensemble mean.
+    """Truth and forecast of the example case at all lead times; for an ensemble, the forecast is the ensemble mean.
 
-    Values are in the units of the data, NaN where all cells are masked.
+    Values are in the units of the data. A mean is NaN where all cells are masked.
 
     Attributes:
-        band_means: (figure channel, lead time in minutes) -> (truth, forecast), each (W,): means of each column over
-            the latitude band.
+        band_means: (figure channel, lead time in minutes) -> (truth, forecast), each (W,): mean of each grid column
+            over the latitude band.
         band: (southern, northern) edge of the latitude band in degrees north.
-        zonal_means: (figure channel, lead time in minutes) -> (truth, forecast), each (H,): means of each row.
+        zonal_means: (figure channel, lead time in minutes) -> (truth, forecast), each (H,): mean of each grid row.
         animation_frames: (animated channel, lead time in minutes) -> (truth, forecast), each (H', W') on `frame_grid`.
         frame_grid: grid of the animation frames, of one degree or coarser.
         is_ensemble: True if the forecast is the mean of an ensemble.
@@ -52,15 +52,15 @@ class ExampleEvolution:
 
 
 class ExampleCollector:
-    """Collector that reduces the fields of the example to means and frames while they are scored.
+    """Collector that reduces the fields of the example case to means and animation frames during the scoring.
 
     Args:
-        config: verification section, with the animated channels and the latitude band of the Hovmoeller diagrams.
+        config: config section `verification`; it names the animated channels and the band of the Hovmoeller diagrams.
         grid: grid of the fields.
         channels: the C channels of the fields.
         masks: variable -> (H, W) bool, True where the variable is always missing.
         leads: (L,) lead times in minutes, increasing.
-        figure_channels: names of the channels whose means are kept.
+        figure_channels: names of the channels whose means are stored.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class ExampleCollector:
         self._animated_channels = set(config.animate)
         self._band = config.hovmoeller_band
         self._row_weights = band_weights(grid, self._band)
-        # Frames are evenly spread over the lead times, with the first and the last among them.
+        # Frames are at equal intervals of the lead times, including the first and the last lead time.
         num_frames = min(len(leads), _MAX_FRAMES)
         frame_index = np.linspace(0, len(leads) - 1, num_frames).round().astype(int)
         self._frame_leads = {int(leads[index]) for index in frame_index}
-        # Fields of a fine grid are averaged to one degree, those of a coarse grid stay as they are.
+        # Fields on a fine grid are averaged to a grid of one degree; fields on a coarse grid are not changed.
         self._frame_grid = grid
         self._frame_regridder = None
         if len(grid.lon) > _MAX_COLUMNS:
@@ -88,17 +88,17 @@ class ExampleCollector:
         """Store the means and the animation frames of the example at one lead time.
 
         Args:
-            scores: partial scores that store them.
+            scores: partial scores to which the means and frames are added.
             lead: lead time in minutes.
             truth_CHW: truth at the valid time.
-            members_MCHW: members of the forecast, with the same channels.
+            members_MCHW: members of the forecast, with the same channels as the truth.
         """
         collected_channels = self._figure_channels | self._animated_channels
         for index, channel in enumerate(self._channels):
             if channel.name not in collected_channels:
                 continue
             key = channel.name, lead
-            # NaN in masked cells, which the means leave out and figures show in grey.
+            # Masked cells are set to NaN, so that the means leave them out and figures show them in grey.
             mask = self._masks.get(channel.variable, False)
             truth = np.where(mask, np.nan, truth_CHW[index])
             forecast = np.where(mask, np.nan, members_MCHW[:, index].mean(axis=0))
@@ -109,7 +109,7 @@ class ExampleCollector:
                 scores.animation_frames[key] = self._to_frame(truth), self._to_frame(forecast)
 
     def build_evolution(self, scores: PartialScores, num_members: int) -> ExampleEvolution:
-        """Return the evolution of the example.
+        """Return truth and forecast of the example case at all lead times, for the figures.
 
         Args:
             scores: joined scores of all cases, which contain the means and frames that `add` stored.
@@ -133,14 +133,14 @@ class ExampleCollector:
 
     def _compute_band_mean(self, field_HW: np.ndarray) -> np.ndarray:
         """Return the area-weighted mean of each column over the latitude band, (W,); NaN for a column without data."""
-        # Both products add up the rows: one the weighted values, the other the weights of cells with data.
+        # The first product is the sum of the weighted values, the second the sum of the weights of cells with data.
         is_valid = np.isfinite(field_HW)
         total = self._row_weights @ np.where(is_valid, field_HW, 0.0)
         return _divide(total, self._row_weights @ is_valid)
 
 
 def zonal_mean(field_HW: np.ndarray) -> np.ndarray:
-    """Return the mean over the finite cells of each row, (H,) float64; NaN for a row without any."""
+    """Return the mean over the finite cells of each row, (H,) float64; NaN for a row without finite cells."""
     is_valid = np.isfinite(field_HW)
     total = np.where(is_valid, field_HW, 0.0).sum(axis=1, dtype=np.float64)
     return _divide(total, is_valid.sum(axis=1))
@@ -152,16 +152,16 @@ def _divide(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
-    """Return, for each row, the area of the part of one cell that lies inside a latitude band.
+    """Return, for each grid row, the area of the part of one cell that is inside a latitude band.
 
     Args:
         grid: grid with H rows.
         band: (southern, northern) edge of the band in degrees north.
 
     Returns:
-        (H,) float64 fractions of the sphere's area; 0 for rows outside the band.
+        (H,) float64 fractions of the area of the sphere; 0 for rows outside the band.
     """
-    # The area between two latitudes is half the difference of their sines, as a fraction of the sphere. Rows run
-    # southward, which gives the minus sign. Edges outside the band are moved to its edge, so rows outside have area 0.
+    # The area between two latitudes, as a fraction of the sphere, is half the difference of their sines. The minus sign
+    # is needed because rows are ordered from north to south. Cell edges outside the band are clipped to the band.
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))
     return -np.diff(sines) / 2.0 / len(grid.lon)

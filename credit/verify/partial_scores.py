@@ -1,7 +1,7 @@
-"""Distribute the cases over the processes, and join the partial scores of the processes.
+"""Share the cases between processes, and join the partial scores of the processes.
 
-Each process scores its share of the cases (`WorkShare`) and holds their `PartialScores`; `gather_scores` joins them on
-rank 0.
+Each process scores its share of the cases (`WorkShare`) and stores the scores as `PartialScores`. `gather_scores` joins
+the partial scores of all processes on rank 0.
 
 Shapes: N cases, F forecasts (without baselines), K total wavenumbers.
 """
@@ -25,7 +25,7 @@ from credit.verify.statistics.case_statistics import CaseStatistics, Determinist
 
 Statistics = TypeVar("Statistics", bound=CaseStatistics)
 Entry = TypeVar("Entry")
-# (channel, lead time in minutes) -> fields of the truth, of the forecast, ...
+# (channel name, lead time in minutes) -> fields of the truth and of the forecasts
 FieldsByChannelAndLead = dict[tuple[str, int], tuple[np.ndarray, ...]]
 
 
@@ -36,12 +36,11 @@ class WorkShare:
     Attributes:
         index: index of this share, from 0 to `num_shares` - 1.
         num_shares: number of shares into which the cases are divided.
-        is_counted: False if another process makes the same forecasts and its scores are used instead of those of this
-            process.
-        is_sharded: True if several ranks make each forecast together, because its weights, fields or members are
-            distributed over them; these ranks communicate at every forecast step.
-        has_whole_forecasts: False if this process sends the members, or the part of the fields, that it computes
-            to another process, and scores nothing itself.
+        is_counted: False if the scores of this process are ignored, because another process makes the same forecasts.
+        is_sharded: True if several ranks make each forecast together, because the weights, the fields or the members
+            are distributed over these ranks. The ranks then communicate at every forecast step.
+        has_whole_forecasts: False if this process only computes members or parts of the fields, sends them to another
+            process and scores nothing.
     """
 
     index: int = 0
@@ -53,20 +52,20 @@ class WorkShare:
 
 @dataclass(frozen=True)
 class PartialScores:
-    """Scores of some of the cases, and those fields of the example that figures show.
+    """Scores of some of the cases, and fields of the example case for figures.
 
-    The maps, means and frames of the example are empty if the example is not among these cases.
+    The maps, means and frames of the example are empty if the example is not one of these cases.
 
     Attributes:
         cases: (N,) initial times in minutes, increasing.
-        statistics: forecast or baseline name -> statistics of its errors; `EnsembleStatistics` for ensembles.
-        events: forecast or baseline name -> statistics of its events. The climatology has no entry, because every entry
-            also contains the Brier score of the climatological probability.
-        seeps: forecast or baseline name -> its SEEPS statistics.
-        histograms: ensemble name -> its rank histograms.
+        statistics: forecast or baseline name -> error statistics of the forecast; `EnsembleStatistics` for ensembles.
+        events: forecast or baseline name -> event statistics of the forecast. The climatology has no entry, because
+            every entry also contains the Brier score of the climatological probability.
+        seeps: forecast or baseline name -> SEEPS statistics of the forecast.
+        histograms: ensemble name -> rank histograms of the ensemble.
         maps: maps of the example, see `credit.verify.scorer.Verification`.
-        spectra: (figure channel, lead time in minutes) -> (N, 1 + F, K) power of the truth and then of each forecast;
-            NaN for a forecast without the channel.
+        spectra: (figure channel, lead time in minutes) -> (N, 1 + F, K) power spectra: first of the truth, then of each
+            forecast; NaN for a forecast without the channel.
         band_means: means of the example over a latitude band, see `credit.verify.example.ExampleEvolution`.
         zonal_means: zonal means of the example, see `credit.verify.example.ExampleEvolution`.
         animation_frames: fields of the example that animations show, see `credit.verify.example.ExampleEvolution`.
@@ -88,8 +87,7 @@ class PartialScores:
         """Return the scores of the cases of all parts, in the order of the initial times.
 
         Args:
-            parts: partial scores of disjoint sets of cases; at least one of them has cases, because a verification
-                without cases is refused before it is scored.
+            parts: partial scores of disjoint sets of cases; at least one part must have cases.
 
         Raises:
             DataError: if two parts have a case in common.
@@ -97,12 +95,12 @@ class PartialScores:
         # Shares are interleaved in time, so their cases are sorted.
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
-        # Histograms are counts over all cases, which are added; other statistics are joined case by case.
+        # Histograms are counts, so the histograms of the parts are added; other statistics are joined case by case.
         histograms = {}
         for name in parts[0].histograms:
             part_histograms = [part.histograms[name] for part in parts]
             histograms[name] = functools.reduce(operator.add, part_histograms)
-        # A process without cases has not seen which channels and lead times have spectra.
+        # The spectra of a part without cases have no keys, so only parts with cases are joined.
         parts_with_cases = [part for part in parts if len(part.cases)]
         spectra = {}
         for key in parts_with_cases[0].spectra:
@@ -121,10 +119,10 @@ class PartialScores:
             animation_frames=_merge_fields(parts, "animation_frames"),
         )
 
-    def take_as_model(self, name: str, forecasts: Sequence[str]) -> PartialScores:
-        """Return the scores in which another forecast is the model, and later forecasts are the other forecasts.
+    def use_as_model(self, name: str, forecasts: Sequence[str]) -> PartialScores:
+        """Return scores in which the forecast `name` is called ``model``; forecasts before it are removed.
 
-        Fields of the example are left out, because they belong to the model of the verification.
+        The fields of the example are left out, because they belong to the model of the verification.
 
         Args:
             name: name of the forecast that becomes ``model``.
@@ -140,7 +138,7 @@ class PartialScores:
                     renamed["model" if key == name else key] = value
             return renamed
 
-        # The truth comes first, then the forecasts.
+        # The second dimension of the spectra contains the truth, then the forecasts.
         spectra_index = [0, *range(1 + position, 1 + len(forecasts))]
         return PartialScores(
             cases=self.cases,
@@ -157,7 +155,7 @@ def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str
 
     Args:
         parts: partial scores of disjoint sets of cases.
-        attribute: name of the attribute of `PartialScores` that holds the statistics.
+        attribute: name of the attribute of `PartialScores` that contains the statistics.
     """
     joined = {}
     for name, statistics in getattr(parts[0], attribute).items():
@@ -167,13 +165,13 @@ def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str
 
 
 def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByChannelAndLead:
-    """Return the fields of the example, which only one of the parts has.
+    """Return the fields of the example; only one of the parts contains them.
 
     Args:
         parts: partial scores of disjoint sets of cases.
-        attribute: name of the attribute of `PartialScores` that holds the fields.
+        attribute: name of the attribute of `PartialScores` that contains the fields.
     """
-    # The entries of the other parts are empty, so nothing is overwritten.
+    # The fields of all other parts are empty, so no entry is overwritten.
     merged = {}
     for part in parts:
         merged |= getattr(part, attribute)
@@ -184,24 +182,25 @@ def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: b
     """Collective: score the share of every rank; return the joined scores on rank 0 and None on the other ranks.
 
     Args:
-        score_share: function that scores the share of this rank, and returns None if the share is not counted.
+        score_share: function that scores the share of this rank, and returns None if the scores of this rank are
+            ignored.
         is_sharded: True if several ranks make each forecast together.
 
     Raises:
-        CreditError: if scoring failed on any rank. Every rank raises the error. With sharded forecasts only the rank
-            that failed raises it, and the other ranks fail in the collectives of their next forecast step.
+        CreditError: if scoring failed on any rank. All ranks raise the error. If several ranks make each forecast
+            together, only the failed rank raises the error; the other ranks fail in their next forecast step.
     """
     if not dist.is_initialized():
         return score_share()
     results: list[PartialScores | None] = []
     if is_sharded:
-        # The forecasts are collectives themselves, and `run_on_all_ranks` takes no function with collectives.
+        # The function calls collectives, and `run_on_all_ranks` does not support such functions.
         results.append(score_share())
     else:
-        # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
+        # This call only shares failures. The scores are large, and only rank 0 needs the scores of other ranks.
         run_on_all_ranks(lambda: results.append(score_share()))
     scores_by_rank = gather_on_rank0(results[0])
     if scores_by_rank is None:
         return None
-    # Ranks whose share is not counted sent None.
+    # Ranks whose scores are ignored sent None.
     return PartialScores.join([scores for scores in scores_by_rank if scores is not None])

@@ -1,4 +1,4 @@
-"""Field reader that regrids the data to the grid of the scores, and caches them.
+"""Field reader that regrids the fields of the data to the grid of the scores, and caches the regridded fields.
 
 Shapes: N times, C channels, h x w cells of the source grid, H x W cells of the grid of the scores.
 """
@@ -19,7 +19,7 @@ from credit.grid import LatLonGrid
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# Memory of the cache in bytes.
+# Size of the cache in bytes.
 _CACHE_BYTES = 1 << 30
 Masks = Mapping[str, np.ndarray]
 
@@ -27,20 +27,20 @@ Masks = Mapping[str, np.ndarray]
 class RegriddedReader:
     """Field reader on the grid of the scores with a cache of the most recently read times.
 
-    The cache is useful because climatology, damping and scoring read the same times. It takes up to 1 GiB of memory.
+    The cache is useful because climatology, damping and scoring read the same times. It uses up to 1 GiB of memory.
 
     Args:
-        reader: reader of the data.
-        min_cached_times: number of times that the cache holds at least, even if they need more than 1 GiB.
-        score_grid: grid of the scores; None keeps the grid of the data.
+        reader: reader of the data on their original grid.
+        min_cached_times: smallest number of times that the cache can contain, even if they need more than 1 GiB.
+        score_grid: grid of the scores; None to use the grid of the data.
 
     Attributes:
         grid: grid of the fields that `read` returns.
         masks: variable -> (H, W) bool on `grid`, True where the variable is always missing.
-        read: function of an index in `times` that returns the time-varying stored channels, (C, H, W) float32 in the
+        read: function that returns the time-varying stored channels at an index in `times`, (C, H, W) float32 in the
             units of the data.
         path: path of the training store; None if the data are not read from a training store.
-        calendar, channels, times, attributes, index_of, static, is_thread_safe: those of `reader`, see
+        calendar, channels, times, attributes, index_of, static, is_thread_safe: the same attributes of `reader`, see
             `credit.data.reader.FieldReader`.
     """
 
@@ -53,7 +53,7 @@ class RegriddedReader:
         self.static = reader.static
         # The cache and the regridding may be used by several threads at the same time.
         self.is_thread_safe = reader.is_thread_safe
-        # A training store has a path, and may have a climatology beside its fields.
+        # A training store has a path, and may contain a climatology in addition to its fields.
         self.path = getattr(reader, "path", None)
         self.grid = reader.grid
         self.masks = reader.masks
@@ -74,7 +74,7 @@ class RegriddedReader:
         self.read = lru_cache(maxsize=num_cached_times)(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times, (C, H, W) each, given their indices in `times`."""
+        """Yield the fields (C, H, W) at each of several indices in `times`."""
         return map(self.read, indices)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -89,8 +89,8 @@ class RegriddedReader:
     def regridder_from(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
 
-        The regridding averages over the cells that are not missing. A cell is missing if its value is NaN and, for
-        fields on the grid of the data, also if the mask of the data is True there.
+        The regridding averages over the cells that are not missing. A cell is missing if its value is NaN. For fields
+        on the grid of the data, a cell is also missing if the mask of the data is True in this cell.
 
         Args:
             channels: the C channels of the fields.
@@ -98,7 +98,7 @@ class RegriddedReader:
         """
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
-        # Masks apply to fields on the grid of the data only.
+        # Masks apply only to fields on the grid of the data.
         regridder = Regridder(grid, self.grid, "conservative")
         if not self._native_masks or self._native_grid.describe_mismatch(grid) is not None:
             return regridder.apply
@@ -106,7 +106,7 @@ class RegriddedReader:
         mask_CHW = np.stack([self._native_masks.get(channel.variable, unmasked) for channel in channels])
 
         def regrid_masked(fields: np.ndarray) -> np.ndarray:
-            # NaN as float32, so that the fields stay float32.
+            # NaN is converted to float32, so that the fields remain float32.
             return regridder.apply(np.where(mask_CHW, np.float32(np.nan), fields))
 
         return regrid_masked
@@ -121,7 +121,7 @@ def _regrid_masks(masks: Masks, regridder: Regridder) -> dict[str, np.ndarray]:
     """
     regridded = {}
     for name, mask in masks.items():
-        # Any value serves where there are data; the regridder returns NaN for a cell with too few of them.
+        # Cells with data may have any value; the regridder returns NaN for a cell with too few data.
         field = np.where(mask, np.float32(np.nan), np.float32(0.0))
         regridded[name] = np.isnan(regridder.apply(field))
     return regridded

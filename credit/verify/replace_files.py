@@ -1,4 +1,4 @@
-"""Replace several files of a folder only after all new files have been written."""
+"""Replace several files of a folder after all new files have been written."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from credit.utils.atomic import atomic_write
 
 @contextmanager
 def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
-    """Context that yields a temporary folder to write into, and moves its files into `folder` at the end.
+    """Context manager that yields a temporary folder for new files, and moves the files into `folder` at the end.
 
-    If the ``with`` block raises or is interrupted, no file of `folder` changes. After the block the new files are
-    moved into place one by one, which takes milliseconds. Each file is therefore either the old or the new one, never
-    half-written. If one move fails, the error names the file; files that were moved before it stay replaced.
+    If the ``with`` block raises an error or is interrupted, no file of `folder` changes. After the block, the new files
+    are moved into `folder` one by one, which takes milliseconds. Each file is therefore always complete. If a file
+    cannot be moved, the error names the file; files that were moved before the error remain replaced.
 
-    The temporary folder ``.unfinished.*`` lies in `folder` and is removed at the end. If the process is killed, the
-    temporary folder remains and can be deleted by hand.
+    The temporary folder ``.unfinished.*`` is created in `folder` and is removed at the end. If the process is killed,
+    the temporary folder remains, and the user can delete it.
 
     Args:
-        folder: the folder whose files are replaced; it is created if necessary.
-        remove: glob patterns, relative to `folder`, of old files that are deleted if the block did not write them.
+        folder: folder that receives the new files; it is created if necessary.
+        remove: glob patterns of old files, relative to `folder`. Old files that match are deleted if the block did not
+            write them again.
 
     Yields:
         The temporary folder.
@@ -40,10 +41,10 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
         temporary_folder = Path(tempfile.mkdtemp(prefix=".unfinished.", dir=folder))
     try:
         yield temporary_folder
-        # Folders are left out; they are made in `folder` when their files are moved.
+        # Subfolders are left out; they are created in `folder` when their files are moved.
         files = [path for path in temporary_folder.rglob("*") if path.is_file()]
         names = sorted(path.relative_to(temporary_folder) for path in files)
-        # A folder in the place of a file is found before anything is replaced.
+        # A folder with the name of a new file raises an error before any file is replaced.
         for name in names:
             if (folder / name).is_dir():
                 raise CreditError(f"{folder / name}: cannot be written, it is a folder; rename or remove it")
@@ -58,7 +59,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
                     with _describe_errors(path):
                         path.unlink(missing_ok=True)
     finally:
-        # An error of the cleaning must not hide that of the block.
+        # Errors of this removal are ignored, because they must not hide an error of the block.
         shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
@@ -69,13 +70,13 @@ def _rename(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # The copy is written beside the target first, so readers never see a part of it.
+        # The copy is first written next to the target and then renamed, so readers never find an incomplete file.
         atomic_write(target, lambda temporary: shutil.copyfile(source, temporary))
 
 
 @contextmanager
 def _describe_errors(path: Path) -> Iterator[None]:
-    """Context that turns an OSError of its ``with`` block into a CreditError that names `path`."""
+    """Context manager that converts an OSError in its ``with`` block to a CreditError that names `path`."""
     try:
         yield
     except OSError as error:

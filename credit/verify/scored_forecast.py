@@ -1,7 +1,7 @@
-"""Source of forecasts prepared for scoring: its scored channels, unit conversions and regridding.
+"""Source of forecasts together with its scored channels, unit conversions and regridding.
 
-Shapes: M members, N cases, C scored channels that the forecast has, h x w cells of its grid, H x W cells of the grid of
-the scores.
+Shapes: M members, N cases, C scored channels that the forecast has, h x w cells of the grid of the forecast, H x W
+cells of the grid of the scores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.channels import take_channels
+from credit.channels import select_channels
 from credit.data.formats.units import Conversion
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.statistics.area_mean import AreaMean
@@ -20,20 +20,20 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 
 @dataclass(frozen=True)
 class ScoredForecast:
-    """Source of forecasts with everything that scoring needs to know about it.
+    """Source of forecasts with the properties that scoring needs.
 
     Attributes:
         archive: source of the forecasts.
         channels: (C,) index of each channel among the scored channels of the verification.
         archive_channels: (C,) index of each channel in ``archive.channel_names``.
-        rows: indices of the rows of the score table that the forecast has. They are its channels, and the winds of
-            which it has both components.
-        area_mean: area means of the C channels and of these winds.
+        rows: indices of the rows of the score table for which the forecast has scores: its channels, and the wind
+            vectors for which it has both components.
+        area_mean: area means of the C channels and of these wind vectors.
         conversions: index among the C channels -> conversion to the units of the data; channels that need no conversion
             have no entry.
         regrid: function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
-        shares_baseline_channels: True for a single forecast that has all scored channels. Its errors are computed in
-            the same pass as those of the baselines, which is faster.
+        shares_baseline_channels: True for a single forecast that has all scored channels. Its errors and the errors of
+            the baselines are computed in the same pass, which is faster.
     """
 
     archive: ForecastSource
@@ -64,18 +64,18 @@ class ScoredForecast:
             ValueError: if the archive has no such lead time.
             DataError: if the forecast cannot be read.
         """
-        # The archive may have more lead times than are scored, so the index is looked up there.
+        # The archive may have lead times that are not scored, so the index refers to all lead times of the archive.
         lead_index = self.archive.lead_minutes.tolist().index(lead)
-        fields_MCHW = take_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
+        fields_MCHW = select_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
         if self.conversions:
-            # The fields may be memory of the archive, which the conversion in place must not change.
+            # The array may belong to the archive, so the in-place conversion works on a copy.
             fields_MCHW = fields_MCHW.copy()
         for channel, conversion in self.conversions.items():
             fields_MCHW[:, channel] = conversion.apply(fields_MCHW[:, channel])
         return self.regrid(fields_MCHW)
 
     def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
-        """Return the statistics that scoring fills; all values are NaN until fields are added.
+        """Return new error statistics of this forecast; all values are NaN until errors are added.
 
         Args:
             cases: (N,) initial times in minutes.
@@ -87,7 +87,7 @@ class ScoredForecast:
         return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)
 
     def describe(self, initial_time: int, lead: int) -> str:
-        """Return the origin, initial time and lead time of a forecast as text for error messages.
+        """Return a phrase with the origin, initial time and lead time of a forecast, for error messages.
 
         Args:
             initial_time: initial time in minutes.

@@ -1,4 +1,4 @@
-"""Score every forecast and baseline on one set of cases.
+"""Score every forecast and baseline on the same cases.
 
 Shapes: N cases (initial times), L lead times, C scored channels, H x W cells of the grid of the scores, F forecasts
 (without baselines), K total wavenumbers.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Names that a log message lists before it is cut off.
+# Largest number of names in a log message.
 _MAX_LISTED_NAMES = 20
 
 
@@ -52,12 +52,12 @@ _MAX_LISTED_NAMES = 20
 class Verification:
     """Result of a verification: the score table, and the fields that figures show.
 
-    Lead times are in minutes, fields in the units of the data.
+    Lead times are in minutes, and fields are in the units of the data.
 
     Attributes:
-        table: the scores.
-        other_tables: with ``verification.all_pairs``, name of each other forecast -> scores in which it is ``model``
-            and the forecasts after it are the other forecasts; otherwise empty.
+        table: table of all scores.
+        other_tables: with ``verification.all_pairs``, name of each other forecast -> table of scores in which this
+            forecast is ``model`` and the forecasts after it are the other forecasts; otherwise empty.
         grid: grid of the scores and maps.
         climatology: climatology of the baselines.
         damping: (L, C) dimensionless factor of damped persistence.
@@ -66,11 +66,11 @@ class Verification:
         figure_channels: names of the channels that figures show.
         figure_leads: lead times of the maps and spectra in minutes.
         example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
-        maps: (figure channel, lead time in minutes) -> (truth, forecast) of the example, each (H, W). For an ensemble
+        maps: (figure channel, lead time in minutes) -> (truth, forecast) of the example, each (H, W). For an ensemble,
             the value is (truth, ensemble mean, standard deviation over members).
         evolution: means and animation frames of the example at all lead times.
         spectra: (figure channel, lead time in minutes) -> power spectra of the truth, the model and then each other
-            forecast, each (K,), averaged over the cases. The spectrum of an ensemble is that of its first member,
+            forecast, each (K,), averaged over the cases. For an ensemble, the spectrum of the first member is used,
             because an ensemble mean is too smooth.
     """
 
@@ -98,7 +98,7 @@ def score_forecasts(
         config: config of the run.
         reader: reader of the truth, and of the training data to which climatology and damping are fitted.
         archive: forecasts of the run.
-        share: share of the cases that this process scores; None if it scores all of them.
+        share: share of the cases that this process scores; None if this process scores all cases.
 
     Returns:
         The verification on rank 0, None on the other ranks.
@@ -127,7 +127,7 @@ def score_between(
         archive: forecasts of the run.
         train: period to which climatology and damping are fitted.
         test: period that contains the scored initial times and valid times.
-        share: share of the cases that this process scores; None if it scores all of them.
+        share: share of the cases that this process scores; None if this process scores all cases.
     """
     share = share or WorkShare()
     archives = _open_forecasts(config, archive)
@@ -140,12 +140,12 @@ def score_between(
     if share.index == 0 and share.is_counted:
         _log_unscored(archive, channels, [*notices.values(), *gaps])
 
-    # Score the share of this process and bring all shares together on the first rank, which alone goes on.
+    # Each process scores its share; then the shares are gathered on rank 0, and only rank 0 continues.
     sample = CommonSample(cases, leads, _select_scored_groups(archive, cases))
     figure_leads = _choose_figure_leads(config, leads)
     scorer = CaseScorer(config, reader, archives, channels, train, sample, figure_leads)
     if config.verification.all_pairs:
-        _require_same_rows(scorer)
+        _require_all_channels(scorer)
     example = int(cases[len(cases) // 2])
     scores = gather_scores(lambda: _score_share(scorer, archive, sample, share, example), share.is_sharded)
     if scores is None:
@@ -181,12 +181,8 @@ def _average_spectra(scores: PartialScores) -> FieldsByChannelAndLead:
     return mean_spectra
 
 
-def _require_same_rows(scorer: CaseScorer) -> None:
-    """Require that every forecast has all scored channels, so that it can be the model of a comparison.
-
-    Raises:
-        DataError: if a forecast lacks a channel.
-    """
+def _require_all_channels(scorer: CaseScorer) -> None:
+    """Raise a DataError if a forecast does not have all scored channels and so cannot be the model of a comparison."""
     for name, forecast in scorer.forecasts.items():
         missing = [channel.name for row, channel in enumerate(scorer.channels) if row not in forecast.rows]
         if missing:
@@ -197,14 +193,14 @@ def _require_same_rows(scorer: CaseScorer) -> None:
 
 
 def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[list[int]]:
-    """Return the scored cases in the groups in which the source makes the forecasts.
+    """Return the scored cases, grouped into the batches in which the source makes the forecasts.
 
     Args:
-        archive: source of the forecasts; the forecasts of one of its groups are made as one batch.
+        archive: source of the forecasts; it makes the forecasts of a group as one batch.
         cases: (N,) scored initial times in minutes.
 
     Returns:
-        Groups of initial times in minutes, without those that are not scored.
+        Groups of initial times in minutes. Initial times that are not scored are left out.
     """
     scored_times = set(cases.tolist())
     groups = []
@@ -222,21 +218,21 @@ def _score_share(
 
     Args:
         scorer: scorer of the cases.
-        archive: forecasts of the run, which may be made while they are scored.
-        sample: cases and lead times of all processes.
+        archive: forecasts of the run; the source may make them during the scoring.
+        sample: cases and lead times that all processes together score.
         share: share of this process.
         example: initial time in minutes of the case that figures show.
 
     Returns:
-        The partial scores; None if the scores of another process with the same share count.
+        The partial scores; None if they are ignored, because another process with the same share returns them.
     """
-    # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
+    # Groups are assigned round-robin, so the numbers of groups of two ranks differ by at most one.
     share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
     scores = None
     if share.has_whole_forecasts:
         scores = scorer.score(share_groups, example)
     else:
-        # Compute the members of the groups that another process scores.
+        # This process only computes its part of the forecasts, which another process scores.
         for group in share_groups:
             archive.join_collectives(sample.leads.tolist(), group)
     # Ranks that share weights communicate at every step, so a rank without further groups takes part in the forecasts
@@ -250,10 +246,10 @@ def _score_share(
 
 
 def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, ForecastSource]:
-    """Return forecast name -> source: ``model`` for the run, then each of ``verification.other_forecasts``.
+    """Return forecast name -> source: first ``model`` for the run, then each of ``verification.other_forecasts``.
 
     Raises:
-        CreditError: if other forecasts cannot be opened; the message lists the errors of all of them.
+        CreditError: if other forecasts cannot be opened; the message lists all errors.
     """
     # The model comes first in all tables and figures.
     archives = {"model": archive}
@@ -266,12 +262,12 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
 
 
 def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Sequence[str]) -> None:
-    """Log warnings, and the channels of the forecasts that are not scored.
+    """Log warnings, and the names of the forecast channels that are not scored.
 
     Args:
         archive: forecasts of the run.
-        channels: the scored channels.
-        warnings: messages; empty ones are skipped.
+        channels: scored channels.
+        warnings: warning messages; empty messages are skipped.
     """
     for message in warnings:
         if message:
@@ -294,15 +290,16 @@ def _build_score_table(
         config: config of the run.
         reader: reader of the truth on its original grid.
         scorer: scorer of the cases.
-        sample, scores: all cases and lead times, and their joined scores.
-        model: name of the forecast that is ``model`` in the table; it is compared with the forecasts after it.
+        sample: cases and lead times that all processes together scored.
+        scores: joined scores of all cases.
+        model: name of the forecast that becomes ``model`` in the table; it is compared with the forecasts after it.
     """
     names = list(scorer.forecasts)
-    scores = scores.take_as_model(model, names)
+    scores = scores.use_as_model(model, names)
     forecasts = {"model": scorer.forecasts[model]}
     for name in names[names.index(model) + 1 :]:
         forecasts[name] = scorer.forecasts[name]
-    # Statistics of each forecast and the rows of the table that it has.
+    # Each forecast has statistics for its rows of the table.
     all_rows = list(range(scorer.num_rows))
     statistics = {}
     for name, forecast_statistics in scores.statistics.items():
@@ -360,14 +357,13 @@ def _describe_scores(
 
 
 def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
-    """Return those lead times of ``verification.figure_leads`` that are scored, in minutes.
+    """Return the lead times of ``verification.figure_leads`` that are scored, in minutes.
+
+    If none of these lead times is scored, return only the last scored lead time.
 
     Args:
         config: config of the run.
         leads: (L,) scored lead times in minutes.
-
-    Returns:
-        The lead times; only the last scored one if none of the requested lead times is scored.
     """
     figure_leads = []
     missing = []

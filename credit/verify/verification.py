@@ -18,8 +18,8 @@ from credit.verify.table.table import ScoreTable
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# All figures and tables of pairs that a verification may write. Those of an earlier verification are removed, because
-# readers would take them for results of this one. Other figures, such as those of training, stay.
+# All figures and tables of pairs that a verification may write. Old files with these names are removed, because readers
+# would mistake them for results of the new verification. Other figures, such as figures of the training run, remain.
 _RESULT_PATTERNS = (
     "figures/skill.png", "figures/spread.png", "figures/ranks.png", "figures/reliability.png",
     "figures/scorecard*.png", "figures/spectra.png", "figures/loss.png", "figures/maps_*.png",
@@ -39,18 +39,18 @@ def verify_forecasts(
 ) -> ScoreTable | None:
     """Collective: score forecasts; write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`.
 
-    With ``verification.all_pairs``, the tables of each other forecast are written into ``pairs/NAME``.
+    With ``verification.all_pairs``, the scores of each other forecast NAME are also written into ``pairs/NAME``.
 
     Args:
         config: config of the run.
         reader: reader of the truth, and of the training data to which climatology and damping are fitted.
         archive: forecasts of the model.
-        folder: folder for the results, usually that of the run; it is created if necessary.
+        folder: folder for the results, usually the run folder; it is created if necessary.
         share: share of the cases that this process scores; None if this process scores all cases. Only rank 0 writes.
-        against: name of the other forecast with which the report compares the model first; None for the best baseline.
-        notice: a remark for the readers of the report; None for no remark.
-        is_trained_here: True if the training log in `folder` belongs to the weights that made the forecasts; the report
-            then shows it.
+        against: name of the forecast with which the report compares the model by default; None for the best baseline.
+        notice: remark for the readers of the report; None for no remark.
+        is_trained_here: True if the training log in `folder` belongs to the weights that made the forecasts. The report
+            then shows the training curves.
 
     Returns:
         The scores on rank 0, None on the other ranks.
@@ -61,7 +61,7 @@ def verify_forecasts(
         CreditError: if a file cannot be written.
     """
     folder = Path(folder)
-    # A folder that cannot be written is reported now rather than after hours of scoring.
+    # The folder is created first, so that missing permissions are reported before hours of scoring.
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,13 +74,13 @@ def verify_forecasts(
     table = verification.table
     if against is not None:
         table.dataset.attrs["compared_with"] = against
-    # Importing jinja2 takes long, so it waits until the config is known to be scorable.
+    # Importing jinja2 takes long, so it is imported only after the forecasts have been scored.
     from credit.verify.report.report import write_report
 
     log = None
     if is_trained_here:
         log = read_training_log(folder / "metrics.jsonl")
-    # All files are written into a temporary folder first, so that an error leaves those of an earlier verification.
+    # All files are first written into a temporary folder, so that an error does not change files of an earlier call.
     with replace_files(folder, remove=_RESULT_PATTERNS) as temporary_folder:
         _write_tables(verification, temporary_folder)
         (temporary_folder / "figures").mkdir()
@@ -90,7 +90,7 @@ def verify_forecasts(
 
 
 def _write_tables(verification: Verification, folder: Path) -> None:
-    """Write the scores into a folder, and those of pairs of other forecasts into ``pairs/NAME`` in it."""
+    """Write the score table into a folder, and the table of each other forecast into the subfolder ``pairs/NAME``."""
     verification.table.write(folder)
     for name, table in verification.other_tables.items():
         pair_folder = folder / "pairs" / name
@@ -101,10 +101,10 @@ def _write_tables(verification: Verification, folder: Path) -> None:
 def _draw_figures(
     config: Config, verification: Verification, reader: FieldReader, log: TrainingLog | None, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Draw all figures unless the config leaves them out; see `credit.verify.plots.all_figures.draw_all_figures`."""
+    """Draw all figures unless ``verification.draw_figures`` is False, and return (caption, path) of each figure."""
     if not config.verification.draw_figures:
         return []
-    # Importing matplotlib takes long, so it waits until there is something to draw.
+    # Importing matplotlib takes long, so it is imported only if figures are drawn.
     from credit.verify.plots.all_figures import draw_all_figures
 
     return draw_all_figures(verification, reader, log, folder)

@@ -57,7 +57,7 @@ def test_three_in_a_row_lead_back_without_them(runs: Path, ranks: int) -> None:
     batch = f"trainer.train_batch_size={4 // ranks}"
     exit_status, output = train(runs, name, {"steps": [5, 6, 7], "rank": ranks - 1}, batch, ranks=ranks)
     assert exit_status == 0, output
-    assert "Back at step 4; left out from now on: the samples of 2000-" in output
+    assert "The run continues from step 4 and skips the samples of 2000-" in output
     faulty_rows, clean_rows = rows(runs / name), rows(runs / "clean")
     assert [row[0] for row in faulty_rows] == list(range(1, 13)) and all(math.isfinite(row[2]) for row in faulty_rows)
     for (step, _, loss, *_), (_, _, other, *_) in zip(faulty_rows[:5], clean_rows[:5], strict=True):
@@ -78,7 +78,7 @@ def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None
     fault = {"steps": [5, 6, 7, 8], "always": True, "rank": 0}
     exit_status, output = train(runs, name, fault, f"trainer.train_batch_size={4 // ranks}", ranks=ranks)
     assert exit_status == 1, output
-    for words in ("step 8: loss or gradient was not finite 3 times in a row", "had gone back for this before",
+    for words in ("step 8: loss or gradient was not finite 3 times in a row", "has already rolled back once",
                   "Initial times of the batches: 2000-01-", "Not finite at first: the loss"):  # fmt: skip
         assert words in output, output
     status = json.loads((runs / name / "STATUS").read_text())

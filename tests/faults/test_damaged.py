@@ -44,18 +44,18 @@ def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> N
     before = rows(run)
     exit_status, output = train(folder, ranks=ranks)
     assert exit_status == 2, output
-    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in all" in output
+    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in total" in output
     assert "step_00000002: " in output and "does not match its checksum" in output
     assert "trainer.resume: never" in output
     status = json.loads((run / "STATUS").read_text())
     assert (status["status"], status["step"]) == ("failed", 2)
-    assert "every checkpoint is damaged, 2 in all" in status["reason"]
+    assert "every checkpoint is damaged, 2 in total" in status["reason"]
     assert rows(run) == before
     assert not (run / "heartbeat.json").exists()
 
     checked = ["check", str(folder / "config.yml"), *OPTIONS, "trainer.resume=never"]
     exit_status, output = finish(checked, 1, timeout=180)
-    assert exit_status == 0 and "it is renamed, and training starts anew" in output, output
+    assert exit_status == 0 and "it is renamed, and training starts from step 0" in output, output
     exit_status, output = train(folder, "trainer.resume=never", ranks=ranks)
     assert exit_status == 0, output
     assert [row[0] for row in rows(run)] == [1, 2, 3, 4]

@@ -226,13 +226,13 @@ def test_calls_of_torch_cuda_have_the_signatures_of_torch() -> None:
 def test_the_other_formulation_can_be_forced(kernel: object) -> None:
     x = torch.ones(2)
     with force_gpu_path():
-        is_chosen = attention.uses(kernel, x)
+        is_chosen = attention.uses_kernel(kernel, x)
         with _replace_choice(kernel, is_chosen):
-            assert attention.uses(kernel, x) is not is_chosen
+            assert attention.uses_kernel(kernel, x) is not is_chosen
             others = [other for other in KERNELS if other is not kernel]
-            assert [attention.uses(other, x) for other in others] == [not other.cpu_only for other in others]
-        assert attention.uses(kernel, x) is is_chosen
-    assert attention.uses(ATTENTION, x)
+            assert [attention.uses_kernel(other, x) for other in others] == [not other.cpu_only for other in others]
+        assert attention.uses_kernel(kernel, x) is is_chosen
+    assert attention.uses_kernel(ATTENTION, x)
 
 
 def context_of(seconds: float = 100.0) -> Context:

@@ -27,7 +27,7 @@ from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import fill_
 from credit.train.build.assets import ModelAssets
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
 from credit.train.build.training import build_step
@@ -80,7 +80,7 @@ def make_batches(config: Config, assets: ModelAssets, device: torch.device) -> I
 def train(overrides: list[str], device: torch.device, mesh: DeviceGrid | None = None) -> dict[str, Tensor]:
     """Take three optimizer steps; return losses, gradient norms and the final weights, on the CPU."""
     config = small_config(*overrides)
-    assets = dummy_assets(config, build_grid(GRID), {})
+    assets = build_placeholder_assets(config, build_grid(GRID), {})
     model, autocast = build_parallel_model(config, assets, mesh or DeviceGrid(), device)
     fill_(model, initial_values(model, config.seed))
     stepper = build_stepper(config, assets, model.train(), device, autocast)
@@ -127,7 +127,7 @@ def test_training_step_does_not_wait_for_the_gpu(name: str) -> None:
     overrides = [override for override in TRAINING[name] if not override.startswith("trainer.resume")]
     overrides = [override for override in overrides if not override.startswith("trainer.lora")]
     config = small_config(*overrides)
-    assets = dummy_assets(config, build_grid(GRID), {})
+    assets = build_placeholder_assets(config, build_grid(GRID), {})
     model, autocast = build_parallel_model(config, assets, DeviceGrid(), CUDA)
     fill_(model, initial_values(model, config.seed))
     stepper = build_stepper(config, assets, model.train(), CUDA, autocast)

@@ -24,7 +24,7 @@ from credit.parallel.mesh import DeviceGrid
 from credit.train import trainer
 from credit.train.build import fine_tuning
 from credit.train.build import model as build_model
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
 
@@ -106,7 +106,7 @@ def test_tf32_is_for_products_and_convolutions_or_for_neither(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
     before = torch.get_float32_matmul_precision()
     config, gpu = small_config(f"trainer.tf32={on}"), torch.device("cuda")
-    assets = dummy_assets(config, build_grid("32x64"), {})
+    assets = build_placeholder_assets(config, build_grid("32x64"), {})
     try:
         if forecasts:
             fine_tuning.load_forecast_network(config, None, assets, Path(), gpu, DeviceGrid())

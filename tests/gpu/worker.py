@@ -26,7 +26,7 @@ from credit.forecast.ensemble.feature_noise import build_feature_noise
 from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.sppt import build_tendency_perturbation
 from credit.forecast.objectives.base import ObjectiveContext, build_objective
-from credit.forecast.rollout import ForecastInputs, forecast_batch, iterate_in_inference_mode, make_starts
+from credit.forecast.rollout import ForecastInputs, build_starts, forecast_batch, iterate_in_inference_mode
 from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
@@ -35,7 +35,7 @@ from credit.parallel.process_info import fake_process_group
 from credit.parallel.reduce import gradient_norm
 from credit.parallel.state.materialise import allocate_
 from credit.train.build.assets import ModelAssets
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.training import build_step
@@ -156,7 +156,7 @@ def forecast_with(config: Config, assets: ModelAssets, ensemble: dict[str, Any] 
         draw_factors = build_tendency_perturbation(conf, assets.grid, step)
         noise = build_feature_noise(conf, model)
         inputs = ForecastInputs(frames, step, 1)
-        starts = make_starts([0], conf.members if conf else 1)
+        starts = build_starts([0], conf.members if conf else 1)
         perturb = conf and build_perturbation(conf, stepper, inputs, assets.grid)
         outputs = iterate_in_inference_mode(forecast_batch(stepper, inputs, starts, 2, perturb, draw_factors, noise))
         with Watch():
@@ -235,12 +235,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     grid = build_grid(GRID)
     for name, overrides in TRAINING.items():
         config = small_config("data.valid_forecast_len=2", *overrides)
-        yield name, partial(train, config, dummy_assets(config, grid, {}))
+        yield name, partial(train, config, build_placeholder_assets(config, grid, {}))
     config = small_config("trainer.parallelism={data: none, tensor: 2}", "trainer.amp=true")
-    yield SPLIT, partial(train_split, config, dummy_assets(config, grid, {}))
+    yield SPLIT, partial(train_split, config, build_placeholder_assets(config, grid, {}))
     for name, (amp, ensemble) in FORECASTS.items():
         config = small_config(f"inference.amp={amp}")
-        yield name, partial(forecast_with, config, dummy_assets(config, grid, {}), ensemble)
+        yield name, partial(forecast_with, config, build_placeholder_assets(config, grid, {}), ensemble)
     for name, pressure in BUDGETS.items():
         yield name, partial(budgets, folder, pressure)
     for name, function in SINGLE.items():

@@ -72,8 +72,8 @@ def test_a_chain_that_finishes(run: Run, pbs: StandInPbs, capsys: pytest.Capture
         (("failed 0",), 1, "the run is failed: as planned"),
         (("requeue 10", "failed 20"), 2, "the run is failed"),
         (("crash 10", "crash 20", "done 30"), 3, "the run is done"),
-        (("requeue 10", "requeue 10", "requeue 10", "never"), 3, "two jobs made no step beyond 10"),
-        (("crash 0", "crash 0", "never"), 2, "two jobs made no step beyond 0"),
+        (("requeue 10", "requeue 10", "requeue 10", "never"), 3, "two jobs completed no step after step 10"),
+        (("crash 0", "crash 0", "never"), 2, "two jobs completed no step after step 0"),
         (("requeue 10", "requeue 10", "requeue 20", "done 30"), 4, "the run is done"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_killed_job_counts_as_a_link(run: Run, pbs: StandInPbs) -> None:
 
     pbs.run(watch=kill)
     assert len(run.launches()) == 2
-    assert "the two jobs before this made no step beyond 0" in run.log()
+    assert "the two previous jobs completed no step after step 0" in run.log()
 
 
 def test_the_job_s_own_environment_wins(run: Run, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +180,13 @@ def test_cancel_takes_the_last_link_first(run: Run, pbs: StandInPbs, capsys: pyt
     # what is gone already is no error
     assert run.submit("--cancel") == 0
     assert run.submit("--cancel", "--job", "rollout") == 2
-    assert "of the kind rollout was submitted from here; submitted were: train" in capsys.readouterr().err
+    assert "of the kind rollout was submitted from this folder; submitted: train" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     run.submit("--chain", "2")
     assert run.submit() == 1
-    assert "train is queued or running already: 1.head, 2.head" in capsys.readouterr().err
+    assert "train is already queued or running: 1.head, 2.head" in capsys.readouterr().err
     assert len(pbs.jobs()) == 2
     # other kinds are other jobs
     assert run.submit("--job", "preprocess") == 0
@@ -264,7 +264,7 @@ def test_the_parts_of_a_rollout_are_the_rollout(small_run: Path, capsys: pytest.
     # inference.batch_size is 4: batches of 4, 4 and 3, of which the parts have two and one
     assert counts == [4 + 3, 4] and len(files) == 11
     assert main(["rollout", config, "inference.lead_time=24h"]) == 0
-    assert "0 forecasts written, 11 were complete already" in capsys.readouterr().out
+    assert "0 forecasts written, 11 were already complete" in capsys.readouterr().out
 
 
 @pytest.mark.slow

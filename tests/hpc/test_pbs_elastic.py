@@ -57,7 +57,7 @@ def test_the_launcher_starts_again_after_an_error(run: Run, pbs: StandInPbs) -> 
     ids = [next(text for text in call["arguments"] if text.startswith("--rdzv-id=")) for call in run.launches()]
     assert sorted(ids) == ["--rdzv-id=1.head.1"] * 2 + ["--rdzv-id=1.head.2"] * 2
     assert len({call["environment"]["MASTER_PORT"] for call in run.launches()}) == 2
-    assert "it is started again on the nodes left" in run.log()
+    assert "it starts again on the remaining nodes" in run.log()
     starts = (run.save_loc / "jobs" / "starts.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in starts] == [0, 10]
 
@@ -84,7 +84,7 @@ def test_what_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.submit() == 2
     assert "pbs.min_nodes: 2: needs trainer.global_batch_size" in capsys.readouterr().err
     assert run.submit(*GLOBAL, "trainer.parallelism.tensor=3", "--dry-run") == 2
-    assert "the smallest mesh has 3 ranks, and 2 are left" in capsys.readouterr().err
+    assert "the smallest mesh needs 3 ranks, but only 2 ranks remain" in capsys.readouterr().err
     # Without spare nodes, all ranks must divide the batch.
     assert main(["submit", str(run.config), "--nodes", "5", "pbs.min_nodes=null", "trainer.global_batch_size=12"]) == 2
     assert "12 samples cannot be divided equally among 5 ranks" in capsys.readouterr().err

@@ -55,4 +55,4 @@ FIRST_LAYERS = {
 }
 # Networks that compute on divided fields, and a part of the message of those that do not.
 DIVIDED = ("swin", "unet", "wxformer")
-REFUSAL = "does not declare how its layers are split"
+REFUSAL = "does not declare how its fields are divided"

@@ -44,10 +44,10 @@ def test_the_weights_are_those_of_the_file(small_run: Path, exported: Path, comm
         save_loc = f"save_loc={small_run / Path(name).stem}"
         started = [config, save_loc, shorter, f"trainer.resume={small_run / name}"]
         checked = command("check", *started)
-        assert checked.returncode == 0 and f"the run begins with those in {small_run / name}" in checked.stdout
+        assert checked.returncode == 0 and f"the run begins with the weights in {small_run / name}" in checked.stdout
         trained = command("train", *started, *STILL)
         assert trained.returncode == 0, trained.stderr
-        assert ("does not tell the statistics" in trained.stderr) != keeps
+        assert ("does not contain the statistics" in trained.stderr) != keeps
         assert command("convert", config, save_loc, "--export", again).returncode == 0
         after = load_weights(again)
         assert before.keys() == after.keys()
@@ -67,9 +67,9 @@ def test_the_weights_are_those_of_the_file(small_run: Path, exported: Path, comm
 def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, command) -> None:
     new = [small_run / "config.yml", f"save_loc={small_run / 'new'}"]
     for name, changes, words in (
-        ("ddp.pt", ["model.dim=[16, 32, 64, 128]"], "these weights are of another model"),
+        ("ddp.pt", ["model.dim=[16, 32, 64, 128]"], "these weights are of a different model"),
         ("weights.safetensors", ["data.history_len=2"], "data.history_len: 1 in the checkpoint, 2"),
-        ("weights.safetensors", ["data.levels=[850]"], "trained on other channels"),
+        ("weights.safetensors", ["data.levels=[850]"], "trained on channels that differ"),
         ("config.yml", [], "is not a file of torch.save"),
     ):
         started = [*new, f"trainer.resume={small_run / name}", *changes]
@@ -96,9 +96,9 @@ def test_noise_is_added_to_trained_weights(small_run: Path, exported: Path, comm
         trained = command("train", *run)
         assert trained.returncode == 0, trained.stderr
         for text in (checked.stdout, trained.stderr):
-            assert (
-                "that the model adds for its noise leave its function unchanged at first: decoder.blocks.0" in text
-            ) == (name == "ensemble")
+            assert ("tensors for its noise, which do not change its output at first: decoder.blocks.0" in text) == (
+                name == "ensemble"
+            )
         rows = [json.loads(row) for row in (small_run / name / "metrics.jsonl").read_text().splitlines()]
         last_validations[name] = [row["valid"] for row in rows if "valid" in row][-1]
     for key, value in last_validations["deterministic"].items():
@@ -131,7 +131,7 @@ def test_run_folder_gives_its_best_weights_at_step_0(small_run: Path, command) -
     trained = command("train", *start, *ensemble, *STILL)
     assert trained.returncode == 0, trained.stderr
     for text in (checked.stdout, trained.stderr):
-        assert "that the model adds for its noise" in text
+        assert "tensors for its noise" in text
 
     # The weights and the statistics are those of the best checkpoint; noise has its initial values, which are 0.
     exports = []

@@ -214,7 +214,7 @@ def test_what_is_wrong_with_the_files_is_said(published: Path, command) -> None:
     for overrides, message in (
         (["--levels=10,60,100,120,136"], "no level 136"),
         (["--variables=U,W"], "no variable W"),
-        (["model.dim=[16,32,64,128]"], "of another model"),
+        (["model.dim=[16,32,64,128]"], "of a different model"),
         ([f"--weights={published / 'mean.nc'}"], "is not a file of torch.save"),
         ([f"--static={published / 'mean.nc'}"], "has no coordinate latitude"),
     ):

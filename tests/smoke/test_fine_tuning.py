@@ -95,12 +95,12 @@ def test_what_does_not_fit_is_refused(small_run: Path, capsys: pytest.CaptureFix
     assert "set trainer.resume to the folder" in capsys.readouterr().err
     assert main(["train", str(config), *short]) == 0
     assert main(["train", str(config), LORA, *short]) == 2
-    assert "set another save_loc" in capsys.readouterr().err
+    assert "set a different save_loc" in capsys.readouterr().err
     tuned = small_run / "tuned"
     assert fine_tune(config, tuned, latest(run), "trainer.max_steps=2", "trainer.lora.targets=['*.to_qvk']") == 2
     assert 'did you mean "*.to_qkv"' in capsys.readouterr().err
     assert fine_tune(config, tuned, latest(run), "trainer.fsdp2_mp_policy={param_dtype: bfloat16}") == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
     assert fine_tune(config, tuned, latest(run), "model.depth=[1,1,2,1]") == 1
     assert "model.depth" in capsys.readouterr().err
     assert fine_tune(config, tuned, latest(run), "trainer.max_steps=2") == 0

@@ -38,7 +38,7 @@ def test_products_of_a_rollout(
 
     process = command("rollout", *options, PRODUCTS)
     assert process.returncode == 0, process.stderr
-    assert "6 products written, 0 were there already" in process.stdout
+    assert "6 products written, 0 already existed" in process.stdout
     folder = forecasts / "products" / "2000-02-09T00"
     assert sorted(path.name for path in folder.iterdir()) == ["map_012h.png", "products.json", "spread.nc", "thick.nc"]
     with xr.open_dataset(folder / "spread.nc") as dataset:
@@ -50,8 +50,8 @@ def test_products_of_a_rollout(
 
     # Neither command makes them again.
     process = command("rollout", *options, PRODUCTS)
-    assert "0 products written, 6 were there already" in process.stdout
+    assert "0 products written, 6 already existed" in process.stdout
     process = command("products", *options, PRODUCTS)
-    assert process.returncode == 0 and "0 products written, 6 were there already" in process.stdout
+    assert process.returncode == 0 and "0 products written, 6 already existed" in process.stdout
     process = command("products", *options)
     assert process.returncode == 2 and "inference.products" in process.stderr

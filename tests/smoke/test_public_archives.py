@@ -70,7 +70,7 @@ def test_arco_era5_killed_and_resumed(server: ArchiveServer, tmp_path: Path, com
     options = (*PERIODS, NETWORK, *SHORT)
     checked = command("check", "config.yml", *options)
     assert checked.returncode == 0, checked.stdout
-    assert "t (named temperature there)" in checked.stdout
+    assert "t (named temperature in the files)" in checked.stdout
     estimate = command("preprocess", "config.yml", *PERIODS, "--estimate").stdout
     # 32 times, four a day, of ten variables.
     assert "to fetch: 320 chunks" in estimate

@@ -25,7 +25,7 @@ def test_a_run_ends_with_a_summary_of_all_its_parts(small_run: Path, command) ->
     done = command("train", config, *SHORT)
     assert done.returncode == 0, done.stderr
     first = json.loads((folder / "summary.json").read_text())
-    assert "20 of 20, 80 samples" in done.stderr and "GFLOP/s a process" in done.stderr
+    assert "20 of 20, 80 samples" in done.stderr and "GFLOP/s per process" in done.stderr
     assert first["steps"] == 20 and first["best"]["step"] == 20 and first["device"] == "cpu"
     assert sum(first["time_shares"].values()) == pytest.approx(1 + first["time_shares"]["data_wait"])
     last = [row for row in log_of(folder) if "loss" in row][-1]
@@ -60,7 +60,7 @@ def test_a_run_that_fails_has_a_summary(small_run: Path, command) -> None:
     # the gradient overflows: it goes back once, and fails the second time
     astray = ("trainer.learning_rate=1e30", "trainer.grad_max_norm=null", "trainer.max_bad_steps=2")
     failed = command("train", config, *SHORT, *astray)
-    assert failed.returncode == 1 and "GFLOP/s a process" in failed.stderr, failed.stderr
+    assert failed.returncode == 1 and "GFLOP/s per process" in failed.stderr, failed.stderr
     first = json.loads((folder / "summary.json").read_text())
     assert first["steps"] < 20 and first["wall_hours"] > 0
     # what was used for nothing was used

@@ -103,7 +103,7 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
     assert [row[0] for row in rows(small_run / "run")] == [1, 2]
     # Another batch of a rank is no other run: the samples of a step stay those of the checkpoint.
     done = command("train", config, "trainer.max_steps=4", "trainer.train_batch_size=3")
-    assert done.returncode == 0 and "4 samples a step" in done.stderr, done.stderr
+    assert done.returncode == 0 and "4 samples per step" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

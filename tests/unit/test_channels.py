@@ -95,7 +95,7 @@ def test_differences_are_named() -> None:
     channels = _map()
     assert channels.describe_mismatch(_map()) is None
     assert "prognostic: without none, with t250, u250" in channels.describe_mismatch(_map(levels=[850.0, 500.0, 250.0]))
-    assert "in another order" in channels.describe_mismatch(_map(levels=[500.0, 850.0]))
+    assert "in a different order" in channels.describe_mismatch(_map(levels=[500.0, 850.0]))
     other = _map(input_order=["static", "prognostic", "dynamic_forcing"])
     assert channels.describe_mismatch(other).startswith("input order")
     unmasked = _map(masked_variables=[])

@@ -82,13 +82,13 @@ def test_areas_from_the_files_bounds(rows: str) -> None:
     ("lat", "lon", "message"),
     [
         (np.linspace(20, 60, 30), EQUIANGULAR[1], "do not reach the poles; only global grids"),
-        (EQUIANGULAR[0], np.linspace(0, 90, 64), "do not go evenly round the globe"),
+        (EQUIANGULAR[0], np.linspace(0, 90, 64), "are not equally spaced around the globe"),
         (
             EQUIANGULAR[0],
             np.append(EQUIANGULAR[1], 360.0),
             r"columns 0 and 64, .* \(0 and 360 degrees\)",
         ),
-        (EQUIANGULAR[0], EQUIANGULAR[1][:-1], "do not go evenly"),
+        (EQUIANGULAR[0], EQUIANGULAR[1][:-1], "are not equally spaced"),
         (np.append(EQUIANGULAR[0], 87.1875), EQUIANGULAR[1], "latitudes repeat"),
         (EQUIANGULAR[0] * 1.2, EQUIANGULAR[1], "is outside -90..90"),
         (np.where(EQUIANGULAR[0] > 80, np.nan, EQUIANGULAR[0]), EQUIANGULAR[1], "finite values"),

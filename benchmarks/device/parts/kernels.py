@@ -24,7 +24,7 @@ from benchmarks.device.cases import starter
 from benchmarks.device.context import Context
 from benchmarks.device.parts import Row
 from benchmarks.device.work import ForecastWork, TrainingWork, compare_gradients, relative_difference
-from credit.models.kernels.dispatch import KERNELS, Kernel, plain_formulations, uses
+from credit.models.kernels.dispatch import KERNELS, Kernel, use_plain_formulations, uses_kernel
 
 # Modules that ask the dispatch.
 _CALLERS = (
@@ -108,23 +108,23 @@ def _start_row(is_chosen: bool) -> Row:
 def _is_chosen(kernel: Kernel, device: torch.device, amp: bool) -> bool:
     """Return True if the dispatch chooses the kernel on this device and in this precision."""
     with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-        return uses(kernel, torch.zeros(1, device=device))
+        return uses_kernel(kernel, torch.zeros(1, device=device))
 
 
 @contextmanager
 def _replace_choice(kernel: Kernel, is_chosen: bool) -> Iterator[None]:
     """Context in which the formulation that the dispatch does not choose computes."""
     if is_chosen:
-        with plain_formulations(kernel):
+        with use_plain_formulations(kernel):
             yield
         return
 
     def choose(asked: Kernel, x: Tensor) -> bool:
-        return asked is kernel or uses(asked, x)
+        return asked is kernel or uses_kernel(asked, x)
 
     with ExitStack() as stack:
         for name in _CALLERS:
-            stack.enter_context(mock.patch.object(importlib.import_module(name), "uses", choose))
+            stack.enter_context(mock.patch.object(importlib.import_module(name), "uses_kernel", choose))
         yield
 
 

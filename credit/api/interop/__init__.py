@@ -1,1 +1,1 @@
-"""Interfaces of other packages, implemented on `credit.load`."""
+"""Adapters that run models of `credit.load` in other packages."""

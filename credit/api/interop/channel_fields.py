@@ -1,4 +1,4 @@
-"""Conversion between arrays of channels and the datasets of `credit.api.model.Model`, and names of the channels.
+"""Conversion between arrays of channels and datasets of `credit.api.model.Model`, and names of channels.
 
 Shape suffixes: T times, C channels, H latitude rows, W longitude columns.
 """
@@ -16,20 +16,20 @@ from credit.data.formats.units import is_same_unit
 from credit.errors import ConfigError
 from credit.interop.variable_names import find_variable_names
 
-# A variable and one of its levels, None for a variable without levels.
+# A channel: a variable and a level of this variable (None for a variable without levels).
 LeveledVariable = tuple[Variable, float | None]
 
 
 def build_state(
     model: Model, channels: Sequence[LeveledVariable], fields_TCHW: np.ndarray, valid_times: np.ndarray
 ) -> xr.Dataset:
-    """Return fields at the input times as a dataset from which the model forecasts.
+    """Return a dataset with fields at the input times, from which the model can make a forecast.
 
     Args:
-        model: the model.
-        channels: (C,) the channels; those of a variable have all its levels, in the order of the model.
-        fields_TCHW: the fields, in the units of the model.
-        valid_times: (T,) datetime64.
+        model: model that makes the forecast.
+        channels: the C channels; for each variable, they must include all its levels in the order of the model.
+        fields_TCHW: fields in the units of the model.
+        valid_times: (T,) valid times as datetime64.
     """
     arrays: dict[str, list[np.ndarray]] = {}
     for index, (variable, _) in enumerate(channels):
@@ -56,7 +56,7 @@ def build_state(
 
 
 def read_channels(dataset: xr.Dataset, channels: Sequence[LeveledVariable]) -> np.ndarray:
-    """Return the channels of a forecast or state as an array, (T, C, H, W) float32."""
+    """Return the given channels of a dataset (forecast or state) as an array, (T, C, H, W) float32."""
     arrays = []
     for variable, level in channels:
         array = dataset[variable.name]
@@ -71,13 +71,14 @@ def name_channel(model: Model, variable: Variable, level: float | None, names: M
     """Return the name of a channel in earth2studio, such as ``z500``.
 
     Args:
-        model: the model.
-        variable: a variable of the model.
-        level: one of its levels; None for a variable without levels.
+        model: model that contains the variable.
+        variable: variable of the model.
+        level: level of the variable; None for a variable without levels.
         names: name of a variable in the model -> its name in earth2studio without the level.
 
     Raises:
-        ConfigError: if the variable has no name in earth2studio, or has other units there.
+        ConfigError: if the variable is on model levels, has no known name in earth2studio, or has different units in
+            earth2studio.
     """
     suffix = ""
     if level is not None:
@@ -88,7 +89,7 @@ def name_channel(model: Model, variable: Variable, level: float | None, names: M
         return names[variable.name] + suffix
     names_of_variable = find_variable_names(variable.name, level is not None)
     if names_of_variable is None:
-        raise ConfigError(f"{variable.name}: its name in earth2studio is not known; give it in names")
+        raise ConfigError(f"{variable.name}: its name in earth2studio is not known; give the name in names")
     if not is_same_unit(variable.units, names_of_variable.units):
         raise ConfigError(
             f"{variable.name}: is in {variable.units or 'unknown units'} in {model.path}, and in "

@@ -1,4 +1,4 @@
-"""A trained model as a prognostic model of earth2studio 0.19 (protocol ``earth2studio.models.px.PrognosticModel``)."""
+"""Adapter of a trained model to earth2studio 0.19 (protocol ``earth2studio.models.px.PrognosticModel``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Coords = OrderedDict[str, np.ndarray]
 Hook = Callable[[Tensor, Coords], tuple[Tensor, Coords]]
 # The last dimensions of all fields; batch dimensions, such as ``ensemble``, come before them.
 _DIMS = ("time", "lead_time", "variable", "lat", "lon")
-# Overrides that request all outputs of the network and no ensemble, regardless of the config of the run.
+# Keys of section `inference` that select all outputs of the network and no ensemble, independent of the config.
 _PLAIN_OUTPUT = (
     "derive={}",
     "pressure_levels=null",
@@ -33,30 +33,31 @@ _PLAIN_OUTPUT = (
 
 
 def _pass_through(x: Tensor, coords: Coords) -> tuple[Tensor, Coords]:
-    """Return the arguments unchanged; this is the default hook."""
+    """Return the arguments unchanged, as the default hook."""
     return x, coords
 
 
 class PrognosticModel:
     """Trained model for the workflows of earth2studio, such as ``earth2studio.run.deterministic``.
 
-    The input has the prognostic variables and the dynamic forcing that is read from data, such as ``sst``, at the input
-    times. The output has the prognostic and the diagnostic variables. Each field is forecast on its own, so the values
-    are those of ``credit rollout`` with ``inference.batch_size=1``, bit for bit. With a hook the state passes through
-    physical units between two steps, which changes the last digits.
+    The input contains the prognostic variables and the dynamic forcing that is read from data, such as ``sst``, at the
+    input times. The output contains the prognostic and the diagnostic variables. Each batch element is forecast
+    separately, so the values equal those of ``credit rollout`` with ``inference.batch_size=1``, bit for bit. With a
+    hook, the state is converted to physical units and back between two steps, which changes the last digits.
 
     Args:
-        model: the model of `credit.load`, without noise. Use `load` unless ``inference`` selects all outputs.
-        names: name of a variable in the model -> its name in earth2studio without the level, for variables whose name
-            is not known or whose units are not those of earth2studio.
-        max_lead_time: largest lead time of an iterator.
+        model: model that `credit.load` returned, without noise. If its section ``inference`` does not select all
+            outputs, use the class method `load` instead.
+        names: name of a variable in the model -> its name in earth2studio without the level, for variables without a
+            known name in earth2studio, or with different units in earth2studio.
+        max_lead_time: largest lead time of the iterator that `create_iterator` returns.
 
     Attributes:
         front_hook: function of the input and its coordinates that `create_iterator` calls before each step.
         rear_hook: function of the output and its coordinates that `create_iterator` calls after each step.
 
     Raises:
-        ConfigError: if earth2studio has no name or other units for a variable, or the model draws noise.
+        ConfigError: if a variable has no known name or different units in earth2studio, or the model uses noise.
     """
 
     def __init__(self, model: Model, names: Mapping[str, str] | None = None, max_lead_time: Duration = "3650d") -> None:
@@ -80,35 +81,45 @@ class PrognosticModel:
     def load(
         cls, path: str | os.PathLike, *, device: str = "auto", overrides: Iterable[str] = (), **arguments: object
     ) -> PrognosticModel:
-        """Return the model of a run, a checkpoint or an exported file; see `credit.load` and the class."""
+        """Load a run, a checkpoint or an exported file with `credit.load`, and return the model for earth2studio.
+
+        Args:
+            path: see `credit.load`.
+            device: see `credit.load`.
+            overrides: see `credit.load`.
+            arguments: other arguments of the constructor: `names` and `max_lead_time`.
+        """
         plain = [f"inference.{text}" for text in _PLAIN_OUTPUT]
         return cls(load(path, device=device, overrides=[*overrides, *plain]), **arguments)
 
     def to(self, device: object) -> PrognosticModel:
-        """Move the model to a device and return it."""
+        """Move the model to a device, and return the model."""
         self._model.to(str(device))
         return self
 
     def input_coords(self) -> Coords:
-        """Return the coordinates of the input; ``batch`` and ``time`` are free."""
+        """Return the coordinates of the input. The dimensions ``batch`` and ``time`` may have any length."""
         offsets = np.arange(1 - self._model.num_input_times, 1) * self._model.time_step
-        return self._coords(offsets, self._inputs)
+        return self._build_coords(offsets, self._inputs)
 
     def output_coords(self, input_coords: Coords) -> Coords:
         """Return the coordinates of the output one step after an input.
 
+        Args:
+            input_coords: coordinates of the input.
+
         Raises:
-            ValueError: if the input has other dimensions, variables, grid or lead times than the model.
+            ValueError: if the dimensions, variables, grid or lead times of the input do not fit the model.
         """
         expected = self.input_coords()
         if tuple(input_coords)[-len(_DIMS) :] != _DIMS:
             raise ValueError(f"the last dimensions must be {', '.join(_DIMS)}; they are {', '.join(input_coords)}")
         for name in ("variable", "lat", "lon"):
             if not np.array_equal(input_coords[name], expected[name]):
-                raise ValueError(f"{name}: the input must have {expected[name]}, it has {input_coords[name]}")
+                raise ValueError(f"{name}: the input must have {expected[name]}, but has {input_coords[name]}")
         lead_times = np.asarray(input_coords["lead_time"])
         if not np.array_equal(lead_times - lead_times[-1], expected["lead_time"]):
-            raise ValueError(f"lead_time: {lead_times} must end in steps as {expected['lead_time']}")
+            raise ValueError(f"lead_time: {lead_times} must be spaced as in {expected['lead_time']}")
         output = input_coords.copy()
         output["lead_time"] = lead_times[-1:] + self._model.time_step
         output["variable"] = np.array(list(self._outputs))
@@ -130,12 +141,12 @@ class PrognosticModel:
                 initial[..., index, :, :] = x[..., -1:, input_names.index(name), :, :]
         yield initial, OrderedDict({**output_coords, "lead_time": np.asarray(coords["lead_time"])[-1:]})
         if self.front_hook is _pass_through and self.rear_hook is _pass_through:
-            iterators = [self._model.iterate(state, self._max_lead_time) for state in self._datasets(x, coords)]
+            iterators = [self._model.iterate(state, self._max_lead_time) for state in self._build_datasets(x, coords)]
             for steps in zip(*iterators, strict=True):
-                yield self._stack(steps, self._outputs, initial), output_coords
+                yield self._stack_datasets(steps, self._outputs, initial), output_coords
                 output_coords = output_coords.copy()
                 output_coords["lead_time"] = output_coords["lead_time"] + self._model.time_step
-            raise ConfigError(f"max_lead_time: the forecast has reached {self._max_lead_time}; give a longer one")
+            raise ConfigError(f"max_lead_time: the forecast has reached {self._max_lead_time}; give a longer lead time")
         while True:
             x, coords = self.front_hook(x, coords)
             output, next_x = self._step(x, coords)
@@ -148,21 +159,21 @@ class PrognosticModel:
             coords = coords.copy()
             coords["lead_time"] = np.asarray(coords["lead_time"]) + self._model.time_step
 
-    def _coords(self, lead_times: np.ndarray, channels: Mapping[str, LeveledVariable]) -> Coords:
-        """Return the coordinates of fields at given lead times, with free batch and time dimensions."""
+    def _build_coords(self, lead_times: np.ndarray, channels: Mapping[str, LeveledVariable]) -> Coords:
+        """Return the coordinates of fields at given lead times, with empty batch and time dimensions."""
         grid = self._model.grid
         values = (np.empty(0), lead_times, np.array(list(channels)), grid.lat, grid.lon)
         return OrderedDict(batch=np.empty(0), **dict(zip(_DIMS, values, strict=True)))
 
     def _step(self, x: Tensor, coords: Coords) -> tuple[Tensor, Tensor]:
-        """Return the output of one step, and the input of the next one."""
+        """Return the output of one step, and the input of the next step."""
         self.output_coords(coords)
-        states = [self._model.step(state) for state in self._datasets(x, coords)]
+        states = [self._model.step(state) for state in self._build_datasets(x, coords)]
         newest = [state.isel(time=[-1]) for state in states]
-        return self._stack(newest, self._outputs, x), self._stack(states, self._inputs, x)
+        return self._stack_datasets(newest, self._outputs, x), self._stack_datasets(states, self._inputs, x)
 
-    def _datasets(self, x: Tensor, coords: Coords) -> list[xr.Dataset]:
-        """Return the input of each batch element and time as a dataset with the variables of the model."""
+    def _build_datasets(self, x: Tensor, coords: Coords) -> list[xr.Dataset]:
+        """Return one dataset with the variables of the model for each batch element and time of the input."""
         fields = x.detach().cpu().float().reshape(-1, *x.shape[-5:]).numpy()
         datasets = []
         for batch_fields in fields:
@@ -171,8 +182,10 @@ class PrognosticModel:
                 datasets.append(build_state(self._model, list(self._inputs.values()), fields_TCHW, valid_times))
         return datasets
 
-    def _stack(self, steps: Iterable[xr.Dataset], channels: Mapping[str, LeveledVariable], like: Tensor) -> Tensor:
-        """Return datasets, one for each batch element and time, as a tensor with the leading dimensions of `like`."""
+    def _stack_datasets(
+        self, steps: Iterable[xr.Dataset], channels: Mapping[str, LeveledVariable], like: Tensor
+    ) -> Tensor:
+        """Stack datasets (one per batch element and time) into a tensor with the leading dimensions of `like`."""
         fields = [read_channels(step, list(channels.values())) for step in steps]
         stacked = torch.from_numpy(np.stack(fields)).to(like.device)
         return stacked.reshape(*like.shape[:-4], *stacked.shape[1:])

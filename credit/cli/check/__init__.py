@@ -1,4 +1,4 @@
-"""``credit check``: find what would go wrong before a job is queued."""
+"""``credit check``: find errors in a config and its data before a job is submitted."""
 
 from credit.cli.check.command import HELP, add_arguments, check_config, run_command
 

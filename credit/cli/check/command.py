@@ -1,4 +1,4 @@
-"""``credit check``: find everything that would go wrong before a job is queued, in one pass."""
+"""``credit check``: find all errors in a config and its data before a job is submitted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ HELP = """Check CONFIG and its data before you submit a job. The command writes 
 
 It checks:
   - other installed packages with the same import name, such as miles-credit
-  - the config keys, and with `realtime` that an operational analysis has every variable
+  - the config keys and, if the config has `realtime`, that operational analyses contain every variable
   - files, variables, levels, units, times, and the samples of each split
   - the training store, its chunks and statistics
   - the run folder (save_loc), the free disk space, and the checkpoint from which a run would continue
   - the ranks and the time limit
-  - a training step on tensors without memory
+  - one training step on tensors without memory (meta device)
 
-It prints what it checked, then errors and warnings with their remedies. Equal messages about several files are
-combined. The last line counts errors and warnings.
+The command prints what it checked, then errors and warnings with their remedies. Equal messages about several files
+are combined. The last line states the number of errors and warnings.
 
 --json prints one document: {"errors": [...], "warnings": [...], "notes": [...], "num_errors": N, "num_warnings": N}.
 Each error or warning is {"message": TEXT, "count": N, "files": [...]}; files is empty for a single message.
@@ -42,14 +42,14 @@ __all__ = ["HELP", "add_arguments", "check_config", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, the number of ranks and the form of the output."""
+    """Add the arguments of `credit check`: CONFIG, overrides, number of ranks and output format."""
     add_config_arguments(parser)
     parser.add_argument(
         "--world-size",
         type=int,
         metavar="N",
-        help="number of ranks of the run; default: that of the launcher, otherwise that of pbs or slurm, otherwise the "
-        "smallest number that trainer.parallelism allows",
+        help="number of ranks of the run; default: the number of the launcher, otherwise of pbs or slurm, otherwise "
+        "the smallest number that trainer.parallelism allows",
     )
     parser.add_argument(
         "--deep",
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Check the config and print the report; return the exit status, which the help text lists."""
+    """Check the config, print the report, and return the exit status that the help text lists."""
     from contextlib import suppress
 
     from credit.cli.check.report import CheckReport
@@ -72,14 +72,15 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
-    # Under a launcher one rank checks. A wrong environment of the launcher is reported with the ranks.
+    # Under a launcher, only rank 0 checks. Errors in the launcher's environment variables are reported later, by
+    # plan_ranks.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
     show_notes = not (arguments.json or arguments.quiet)
     report = CheckReport(_print_note) if show_notes else CheckReport()
     document: dict[str, Any] = {}
-    # Another package with the same import name, such as miles-credit, may hide this one in the jobs of the run.
+    # Jobs may import a different package with the same import name, such as miles-credit, in place of this package.
     for conflict in find_conflicts():
         report.add_warning(conflict)
     with report.collect_log():
@@ -99,18 +100,18 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _print_note(note: str) -> None:
-    """Print a note on standard output at once, because the whole check may take minutes."""
+    """Print a note on standard output immediately, because the whole check may take minutes."""
     print(wrap_text(note, indent="  "))
 
 
 def check_config(config: Config, report: CheckReport, world_size: int | None = None, deep: bool = False) -> None:
-    """Check a config, its data and its folder.
+    """Check a config, its data and its run folder.
 
     Args:
         config: a valid config.
         report: receives errors, warnings and notes.
-        world_size: number of ranks of the run. None for the number of ranks of the launcher, else of the job of the
-            config, else for the smallest number that the config allows.
+        world_size: number of ranks of the run. If None, use the number of ranks of the launcher, otherwise of the
+            config's job, otherwise the smallest number that the config allows.
         deep: True to read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data
@@ -120,8 +121,8 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     from credit.cli.check.resume import check_resume
     from credit.cli.check.settings import check_ensemble, check_forecasts, check_realtime, check_training
 
-    # Each check reports its errors and returns what later checks need, None or 0 where it could not be determined.
-    # First the checks without the data.
+    # Each check reports its errors and returns the values that later checks need (None or 0 if it cannot determine
+    # them). The first checks do not need the data.
     check_folder(config, report)
     check_realtime(config, report)
     job = render_job(config, report)
@@ -130,19 +131,19 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     dry_run = None
     forecast_bytes = 0
     if data is None:
-        # Without the grid of the data nothing can be built. Whether other forecasts can be opened is still checked.
+        # Without the grid of the data, no network can be built. The other forecasts can still be opened and checked.
         open_other_archives(config, report)
     else:
         check_training(config, data, report)
         forecast_bytes = check_forecasts(config, data, report)
-        dry_run = _try_network(config, data, degrees, report)
+        dry_run = _try_training_step(config, data, degrees, report)
     if dry_run is not None:
         check_ensemble(config, dry_run.model, report)
     resumed_config, first_step = check_resume(config, data, dry_run, degrees, report)
     if data is None:
         return
 
-    # Last the length of the run and the size of its files, which depend on all of the above.
+    # The length of the run and the size of its files depend on all results above, so they are checked last.
     num_steps = 0
     if "train" in data.samples:
         num_steps, samples_per_step = check_run_length(resumed_config, data, degrees, report)
@@ -152,7 +153,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
 
 
 def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
-    """Check the data section of a config that has errors in other sections, which the report contains already.
+    """Check only the data section, for a config that cannot be built. The report already contains the config's errors.
 
     Args:
         document: contents of the config file, not validated.
@@ -165,31 +166,39 @@ def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
     try:
         data_config = build_data_config(document, origin="data")
     except ConfigError:
-        # The error of the whole config names these keys as well.
+        # The errors in the data section are already in the report, as part of the errors of the whole config.
         return
     inspect_data(data_config, report)
 
 
-def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
+def _try_training_step(
+    config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport
+) -> DryRunResult | None:
     """Try a training step on tensors without memory, then try to split the model over the ranks of the run.
 
-    The division of the fields of forecasts (``inference.parallelism.domain``) is tried as well.
+    If ``inference.parallelism.domain`` divides the fields of forecasts, also try this division.
 
     Args:
         config: config of the run.
         data: summary of the data.
-        degrees: degrees of parallelism of the run's mesh.
+        degrees: size of each axis of the run's mesh.
         report: receives errors and notes.
 
     Returns:
         The result of the dry run, with the model and its sizes; None if the model cannot be built or the step fails.
     """
-    from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_divided_forecasts, try_mesh, try_step
+    from credit.train.build.dry_run import (
+        build_placeholder_assets,
+        try_bfloat16,
+        try_divided_forecasts,
+        try_mesh,
+        try_step,
+    )
 
-    # Take the step in float32 on one process, which reveals most errors of a model.
+    # A step in float32 on one process finds most errors of a model.
     dry_run = None
     with report.collect():
-        assets = dummy_assets(config, data.grid, data.attributes, data.masks)
+        assets = build_placeholder_assets(config, data.grid, data.attributes, data.masks)
         dry_run = try_step(config, assets)
         report.add_note(
             f"model: {config.model.type}, {dry_run.parameters:,} parameters, {dry_run.trained_parameters:,} of them "
@@ -199,7 +208,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
             report.add_note(f"model: a step could not be tried without values ({dry_run.skip_reason})")
     if dry_run is None:
         return None
-    # Try the dtypes and the mesh of the run; each may fail although the plain step works.
+    # The dtypes and the mesh of the run may cause errors although the step in float32 on one process works.
     if config.trainer.amp or config.inference.amp:
         with report.collect():
             try_bfloat16(config, assets)

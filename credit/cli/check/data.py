@@ -26,27 +26,27 @@ from credit.data.splits import Split, build_splits, describe_coverage, describe_
 from credit.data.store.repair import MAX_BAD_FRACTION
 from credit.grid import LatLonGrid
 
-# Above every pressure ever measured at the ground, so a higher level in hPa is a mistake.
+# Higher than every pressure ever measured at the ground, so a larger level in hPa must be an error.
 _HIGHEST_HPA = 1100.0
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Metadata of the data, as far as they are valid.
+    """Metadata of the data. Fields that could not be read or are invalid are empty.
 
-    The summary has the attributes of a `FieldReader`, so that other functions accept it in place of a reader.
+    The class has the metadata attributes of a `FieldReader`, so other functions accept an instance in place of a
+    reader.
 
     Attributes:
         channels: channels of the config.
         grid: grid of the files or of the store, H rows and W columns.
         calendar: calendar of the files or of the store.
         times: (N,) int64 times of the data, minutes since 1900-01-01 00:00 UTC; empty if a file cannot be read.
-        attributes: units, standard_name and long_name of each variable, by variable; empty if the sources have errors.
-        masks: (H, W) bool mask of each variable with missing cells, by variable, True where it has no values; empty if
+        attributes: variable name -> its units, standard_name and long_name; empty if the sources have errors.
+        masks: variable name -> (H, W) bool mask, True in missing cells, for each variable with missing cells; empty if
             the sources have errors.
-        splits: splits by name (train, valid, test); empty if the splits have errors.
-        samples: (M,) int64 initial times of the samples of each split in minutes, by the split's name; splits without
-            samples are left out.
+        splits: split name (train, valid, test) -> split; empty if the splits have errors.
+        samples: split name -> (M,) int64 initial times of its samples in minutes; splits without samples are left out.
         reader: reader of the fields; None if the sources have errors.
     """
 
@@ -62,7 +62,7 @@ class DataSummary:
 
 
 def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> DataSummary | None:
-    """Check everything that the data section describes, and summarise it.
+    """Check the data section and all data that it describes, and summarise the data.
 
     Args:
         conf: the data section.
@@ -83,16 +83,16 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
         attributes = reader.attributes
         masks = reader.masks
     else:
-        # The sources have errors, which are in the report already, so the collector of this scan is dropped. The other
-        # checks use the grid and the times of the files.
+        # The errors of the sources are already in the report, so this scan collects them separately and ignores them.
+        # The later checks use the grid and the times of the files.
         source_index = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if source_index is None:
-            # The splits can be checked without files.
+            # The splits can be checked even if no file can be read.
             _build_splits(conf, Calendar(), report)
             return None
         grid = source_index.grid
         calendar = source_index.calendar
-        times = _longest_times(source_index)
+        times = _find_longest_times(source_index)
         _report_contributions(list_contributions(conf, source_index), conf, calendar, report)
     splits = _build_splits(conf, calendar, report)
     samples = {}
@@ -114,7 +114,10 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
 
 
 def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
-    """Report levels in hPa that are too large for hPa; if the files have the same mistake, no other check finds it."""
+    """Report levels that are too large to be in hPa.
+
+    If the files have the same wrong unit, only this check finds the error.
+    """
     if conf.level_units != "hPa":
         return
     channels = conf.channel_map()
@@ -123,13 +126,14 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
         level = channel.level or 0.0
         if level > _HIGHEST_HPA:
             report.add(
-                f"data.levels: {level:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or write hPa"
+                f"data.levels: {level:g} hPa is higher than any pressure on Earth; "
+                "set data.level_units: Pa, or write hPa"
             )
             return
 
 
 def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldReader | None:
-    """Open the store if it exists and is valid, else the sources.
+    """Open the training store if it exists and is valid; otherwise open the sources.
 
     Args:
         conf: the data section.
@@ -139,7 +143,7 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
     Returns:
         The reader of the store or of the sources; None if the sources have errors.
     """
-    # A store with errors is reported, and the sources are checked in its place.
+    # The errors of the store are reported, and the sources are checked instead of the store.
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
         with report.collect():
@@ -177,23 +181,24 @@ def _report_contributions(
         report.add_note(contribution.describe(conf, calendar))
 
 
-def _longest_times(source_index: SourceIndex) -> np.ndarray:
-    """Return the times of the variable with the most times, for sources that have errors.
+def _find_longest_times(source_index: SourceIndex) -> np.ndarray:
+    """Return the times of the variable that has the most times, for sources that have errors.
 
-    They are (N,) int64 minutes, in ascending order. The result is empty if a file could not be read, because the times
-    would be incomplete.
+    The times are (N,) int64 minutes in ascending order. The result is empty if a file could not be read, because the
+    times would be incomplete.
 
     Args:
         source_index: index of the source files.
     """
-    # Each item is one variable: a list of its entries, one for each file.
+    # Each item belongs to one variable: a list with one entry for each file.
     variables = [*source_index.file_variables.values(), *source_index.inputs.values()]
     file_variables = list(itertools.chain.from_iterable(variables))
     timed_sources = set()
     for file_variable in file_variables:
         if file_variable.times is not None:
             timed_sources.add(file_variable.source_number)
-    # Collect the files that could be read. In a source of fields in time, a file without times could not.
+    # Collect the files that could be read. In a source of time-dependent fields, a file without times could not be
+    # read.
     complete_paths = {path for _, path in source_index.unused_files}
     for file_variable in file_variables:
         if file_variable.times is not None or file_variable.source_number not in timed_sources:
@@ -201,7 +206,7 @@ def _longest_times(source_index: SourceIndex) -> np.ndarray:
     unread_paths = set(source_index.paths) - complete_paths
     if not timed_sources or unread_paths:
         return np.empty(0, dtype=np.int64)
-    # The variable with the most times is likely to be the one without errors.
+    # The variable with the most times is the most likely to have no errors.
     longest_times = np.empty(0, dtype=np.int64)
     for files_of_variable in variables:
         times_of_files = [file.times for file in files_of_variable if file.times is not None]
@@ -213,7 +218,7 @@ def _longest_times(source_index: SourceIndex) -> np.ndarray:
 
 
 def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> dict[str, Split]:
-    """Return the splits by name; an empty dict if they have errors, which are reported."""
+    """Return a dict of split name -> split; empty if the splits have errors, which are added to the report."""
     splits: dict[str, Split] = {}
     with report.collect():
         splits = build_splits(conf, calendar)
@@ -223,23 +228,22 @@ def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> 
 def _count_samples(
     conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
-    """Find the samples of each split, and report their number and the gaps between the times.
+    """Return the samples of each split, and report their number and the gaps between the times.
 
     Args:
         conf: the data section.
         calendar: calendar of the data.
         times: (N,) times of the data in minutes.
-        splits: splits by name.
+        splits: split name -> split.
         report: receives an error for a split without samples, and notes.
 
     Returns:
-        (M,) initial times of the samples of each split in minutes, by the split's name. Splits without samples are left
-        out.
+        Split name -> (M,) initial times of its samples in minutes. Splits without samples are left out.
     """
     samples = {}
     forecast_lengths = _forecast_lengths(conf)
     for name, split in splits.items():
-        # The error of a split without samples does not hide the others.
+        # Collect the error of each split separately, so that the errors of all splits are reported.
         with report.collect():
             initial_times = require_samples(times, split, calendar, conf, forecast_lengths[name])
             samples[name] = initial_times
@@ -254,10 +258,10 @@ def _count_samples(
 
 
 def _forecast_lengths(conf: DataConfig) -> dict[str, int]:
-    """Return the number of forecast steps that a sample of each split must have, by the split's name.
+    """Return a dict of split name -> number of forecast steps in a sample of the split.
 
-    For the test split, each time from which one step can be made counts as a sample. `check_forecasts` finds out which
-    forecasts of the full length can be scored.
+    In the test split, every time from which a forecast of one step is possible is treated as a sample.
+    `check_forecasts` reports which forecasts of the full length can be scored.
     """
     return {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
 
@@ -269,16 +273,16 @@ def _check_values(
     samples: dict[str, np.ndarray],
     report: CheckReport,
 ) -> None:
-    """Check the values at some times of every source file, then the values of some samples (`_read_samples`).
+    """Check the values at some times of every source file, then the values of some samples.
 
     Args:
         conf: the data section.
         reader: reader of the store or of the sources.
-        splits: splits by name.
-        samples: (M,) initial times of the samples of each split in minutes, by the split's name.
+        splits: split name -> split.
+        samples: split name -> (M,) initial times of its samples in minutes.
         report: receives errors and notes.
     """
-    # One message for each time that has bad values.
+    # The list contains one message for each time that has bad values.
     bad_times: list[str] = []
     if isinstance(reader, SourceReader) and splits:
         first = min(split.first for split in splits.values())
@@ -290,8 +294,8 @@ def _check_values(
             scope = ", at least one of each file; preprocessing checks all"
         report.add_note(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
-        # Preprocessing leaves out at most MAX_BAD_FRACTION of all times. A single bad time among the few that were
-        # checked may be the only bad time of all, so it is allowed if one bad time among all times is allowed.
+        # Preprocessing leaves out at most MAX_BAD_FRACTION of all times. If only one of the checked times is bad, it
+        # may be the only bad time of the data. It is therefore allowed if one bad time among all times is allowed.
         max_bad = max(MAX_BAD_FRACTION * checked.num_checked, min(1.0, MAX_BAD_FRACTION * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
             report.add_note(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
@@ -299,32 +303,32 @@ def _check_values(
             report.add(bad_times[0])
         elif bad_times:
             report.add(f"{bad_times[0]} ({share}; this is the first)")
-    # Problems with the values of a file would be reported again for each sample.
+    # The samples are not read after an error, because each of them would report the same bad values again.
     if not bad_times:
         _read_samples(conf, reader, samples, report)
 
 
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
-    """Read some samples of each split, to find problems with the values.
+    """Read some samples of each split and report problems with their values.
 
-    These are the fields at the initial times of the first, the middle and the last sample, and the forcing at the last
-    input time of the last sample. If there are no samples, the first time of the data is read.
+    Read the fields at the initial times of the first, the middle and the last sample, and the forcing at the last input
+    time of the last sample. If there are no samples, read the first time of the data.
 
     Args:
         conf: the data section.
         reader: reader of the store or of the sources.
-        samples: (M,) initial times of the samples of each split in minutes, by the split's name.
+        samples: split name -> (M,) initial times of its samples in minutes.
         report: receives errors.
     """
     if not samples:
         with report.collect():
             reader.read(0)
     forecast_lengths = _forecast_lengths(conf)
-    # Smallest and largest value of each channel, (C,) for each time of the training period that is read.
+    # Smallest and largest value of each channel: one (C,) array for each time of the training period that is read.
     minima: list[np.ndarray] = []
     maxima: list[np.ndarray] = []
     for name, initial_times in samples.items():
-        # The set removes duplicates where a split has fewer than three samples.
+        # The set removes duplicates if a split has fewer than three samples.
         sampled_positions = sorted({0, len(initial_times) // 2, len(initial_times) - 1})
         with report.collect():
             for minutes in initial_times[sampled_positions]:
@@ -333,14 +337,14 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                 if name != "train":
                     continue
                 if not minima and not isinstance(reader, SourceReader):
-                    # Early versions wrote stores without checking their values.
+                    # Early versions of the package wrote stores without checking the values.
                     time_text = reader.calendar.format(minutes)
                     for message in find_implausible_units(fields_CHW, reader, conf, time_text):
                         report.add(message)
                 minima.append(np.nanmin(fields_CHW, axis=(1, 2)))
                 maxima.append(np.nanmax(fields_CHW, axis=(1, 2)))
             last_input_time = int(initial_times[-1]) + (forecast_lengths[name] - 1) * conf.step_minutes
-            # A forcing window that ends after the last input needs a later time than the sample itself.
+            # A forcing that is averaged beyond the last input time needs data after the end of the sample.
             FrameReader(reader, conf, None).forcing(last_input_time)
     if minima:
         minimum_C = np.stack(minima).min(axis=0)
@@ -351,7 +355,7 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
 def _report_constant_outputs(
     channels: ChannelMap, minimum_C: np.ndarray, maximum_C: np.ndarray, report: CheckReport
 ) -> None:
-    """Report output channels with the same value in all cells at all times that were read; training would refuse them.
+    """Report output channels that have the same value in all cells at all times that were read, as an error.
 
     Args:
         channels: channels of the data.

@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes to, the free disk space, and the cost of reading the source files."""
+"""Checks of the folders to which a run writes, of the free disk space, and of the time to read the source files."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from credit.errors import ConfigError
 from credit.train.build.dry_run import DryRunResult
 from credit.train.monitor.run_files import read_status
 
-# netCDF keeps this many unpacked bytes of a variable between two reads.
+# Size in bytes of netCDF's cache of unpacked chunks of a variable.
 _NETCDF_CACHE_BYTES = 2**24
 
 
 def check_folder(config: Config, report: CheckReport) -> None:
-    """Check that the folders of the run and of its forecasts can be written, by creating a temporary file in each.
+    """Check that the run folder and the forecast folder are writable, by creating a temporary file in each.
 
     Args:
         config: config of the run.
-        report: receives an error for a folder that cannot be written, and a warning if the last run in it failed.
+        report: receives an error for a folder that is not writable, and a warning if the last run in it failed.
     """
     save_loc = Path(config.save_loc)
     folders = {"save_loc": save_loc, "inference.folder": save_loc / config.inference.folder}
     tested_folders = set()
     for key, folder in folders.items():
-        # This may be a file where a folder is needed. Creating the temporary file in it then fails, as it should.
-        existing_folder = _nearest_existing(folder, is_folder=False)
-        # Both keys may lead to the same existing folder, whose error is reported once.
+        # The path may be a file instead of a folder. Creating the temporary file then fails, which reports the error.
+        existing_folder = _find_nearest_existing(folder, is_folder=False)
+        # Both keys may lead to the same existing folder. Its error is reported only once.
         if existing_folder in tested_folders:
             continue
         tested_folders.add(existing_folder)
         try:
             with tempfile.TemporaryFile(dir=existing_folder):
-                report.add_note(f"{key}: {folder} can be written")
+                report.add_note(f"{key}: {folder} is writable")
         except OSError as error:
             report.add(
                 f"{key}: {folder}: {existing_folder} cannot be written ({error.strerror}); choose another folder"
             )
     status = read_status(save_loc)
     if status.get("status") == "failed":
-        report.add_warning(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
+        report.add_warning(f"save_loc: its last run failed at step {status.get('step')}: {status.get('reason')}")
 
 
 @dataclass(frozen=True)
 class _DiskDemand:
-    """Upper bound of the bytes that are still to be written for one purpose.
+    """Upper bound of the bytes that a run will still write for one purpose.
 
     Attributes:
         purpose: name of the files in messages, such as "checkpoints".
-        folder: folder that the files are written to; it need not exist yet.
-        num_bytes: largest number of bytes that are still to be written.
+        folder: folder in which the files will be written; it need not exist yet.
+        num_bytes: upper bound of the number of bytes that will still be written.
     """
 
     purpose: str
@@ -88,42 +88,42 @@ def check_disk_space(
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives errors and notes.
     """
-    # Collect what is still to be written: forecasts, the store, the climatology and checkpoints.
+    # Collect the sizes of all files that will still be written: forecasts, store, climatology and checkpoints.
     folder = Path(config.save_loc)
     forecast_folder = folder / config.inference.folder
-    missing_bytes = max(0, forecast_bytes - _bytes_below(forecast_folder))
+    missing_bytes = max(0, forecast_bytes - _compute_folder_bytes(forecast_folder))
     demands = [_DiskDemand("forecasts", forecast_folder, missing_bytes)]
-    store_bytes = _store_bytes(config, data)
+    store_bytes = _compute_store_bytes(config, data)
     if store_bytes:
         store = Path(config.data.store)
         demands.append(_DiskDemand("data.store", store, store_bytes))
         task = "completed or repaired" if store.exists() else "written"
-        report.add_note(f"store: {store} is to be {task} (credit preprocess), at most {store_bytes / 2**30:.2f} GiB")
+        report.add_note(f"store: {store} must be {task} (credit preprocess), at most {store_bytes / 2**30:.2f} GiB")
     _report_long_chunks(config, data, report)
-    climatology_bytes = _climatology_bytes(config, data, report)
+    climatology_bytes = _compute_climatology_bytes(config, data, report)
     if climatology_bytes:
         demands.append(_DiskDemand("climatology", Path(config.data.store), climatology_bytes))
     if dry_run is not None:
-        checkpoint_bytes = _checkpoint_bytes(config, dry_run, num_steps, report)
+        checkpoint_bytes = _compute_checkpoint_bytes(config, dry_run, num_steps, report)
         demands.append(_DiskDemand("checkpoints", folder, checkpoint_bytes))
 
-    # Folders on one disk share its free bytes. The key of a disk is the number of its device.
+    # Folders on the same disk share its free bytes. A disk is identified by its device number.
     demands_by_disk: dict[int, list[_DiskDemand]] = {}
     for demand in demands:
-        device = _nearest_existing(demand.folder).stat().st_dev
+        device = _find_nearest_existing(demand.folder).stat().st_dev
         demands_by_disk.setdefault(device, []).append(demand)
     for disk_demands in demands_by_disk.values():
         _compare_with_free_space(disk_demands, report)
 
 
 def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) -> None:
-    """Report how many bytes will be written to one disk, as an error if the disk has less free space.
+    """Report how many bytes will be written to a disk; report an error if the disk has less free space.
 
     Args:
-        demands: all demands whose folders are on this disk.
-        report: receives a note, and the error.
+        demands: all demands with folders on this disk.
+        report: receives the note and the error.
     """
-    folder = _nearest_existing(demands[0].folder)
+    folder = _find_nearest_existing(demands[0].folder)
     needed_bytes = sum(demand.num_bytes for demand in demands)
     free_bytes = shutil.disk_usage(folder).free
     purposes = ", ".join(f"{demand.purpose} {demand.num_bytes / 2**30:.2f}" for demand in demands)
@@ -136,7 +136,7 @@ def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) ->
         )
 
 
-def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, report: CheckReport) -> int:
+def _compute_checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, report: CheckReport) -> int:
     """Return an upper bound of the bytes that the run will still write as checkpoints.
 
     Args:
@@ -149,38 +149,40 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
     milestones = 0
     if trainer.keep_every:
         milestones = num_steps // trainer.keep_every
-    # A new checkpoint is written before the oldest is removed, hence one more. A run writes at most one for each step.
+    # A new checkpoint is written before the oldest one is removed, so one more checkpoint is needed for a short time. A
+    # run writes at most one checkpoint per step.
     max_checkpoints = min(trainer.keep_last + trainer.keep_best + milestones + 1, max(num_steps, 1))
     report.add_note(
-        f"checkpoints: at most {max_checkpoints} of {dry_run.checkpoint_bytes / 2**20:.1f} MiB (trainer.keep_last, "
+        f"checkpoints: at most {max_checkpoints}, each {dry_run.checkpoint_bytes / 2**20:.1f} MiB (trainer.keep_last, "
         "keep_best, keep_every)"
     )
-    written_bytes = _bytes_below(Path(config.save_loc) / "checkpoints")
+    written_bytes = _compute_folder_bytes(Path(config.save_loc) / "checkpoints")
     return max(0, max_checkpoints * dry_run.checkpoint_bytes - written_bytes)
 
 
 def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Report source files whose chunks span many times, because reading one time unpacks a whole chunk."""
+    """Report source files that have chunks of many times, because reading one time unpacks a whole chunk."""
     reader = data.reader
     if not isinstance(reader, SourceReader):
         return
     times_per_chunk = reader.times_per_chunk
-    # Bytes of an unpacked chunk in float32. A chunk that fits into netCDF's cache is unpacked once.
+    # Size in bytes of an unpacked float32 chunk. A chunk that fits into netCDF's cache is unpacked only once.
     chunk_bytes = times_per_chunk * 4 * math.prod(data.grid.shape)
     if chunk_bytes <= _NETCDF_CACHE_BYTES:
         return
     text = f"sources: chunks of files span up to {times_per_chunk} times"
     if config.data.store is None:
         report.add_note(
-            f"{text}, and each time that training reads unpacks one whole chunk; set data.store and run credit "
+            f"{text}, and training unpacks a whole chunk for each time that it reads; set data.store and run credit "
             "preprocess"
         )
         return
     times_per_read = reader.count_times_at_once(config.preprocess.held_bytes)
-    # With less memory than a chunk needs, its times are read in several parts, and each part unpacks the whole chunk.
+    # If the memory is too small for a chunk, its times are read in several parts, and each part unpacks the whole
+    # chunk.
     if times_per_read < times_per_chunk:
         num_reads = math.ceil(times_per_chunk / times_per_read)
-        # Rounded up to a tenth of a GiB.
+        # The size is rounded up to a tenth of a GiB.
         sufficient_gib = math.ceil(10 * times_per_chunk * reader.bytes_per_time / 2**30) / 10
         report.add_note(
             f"{text}; credit preprocess reads {times_per_read} at once and unpacks each about {num_reads} times; "
@@ -189,28 +191,28 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
         )
 
 
-def _store_bytes(config: Config, data: DataSummary) -> int:
-    """Return an upper bound of the bytes still to be written to the store.
+def _compute_store_bytes(config: Config, data: DataSummary) -> int:
+    """Return an upper bound of the bytes that will still be written to the training store.
 
-    The result is 0 without a store in the config, with a valid store, and if the sources cannot be read.
+    The result is 0 if the config has no store, if the store is valid, or if the sources cannot be read.
     """
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     stored_times = select_times_in_splits(data.reader, data.splits)
     _, stored_shape = config.preprocess.blocks.divide(data.reader.grid.shape)
     complete_bytes = estimate_store_bytes(data.reader, len(stored_times), stored_shape)
-    return max(0, complete_bytes - _bytes_below(Path(config.data.store)))
+    return max(0, complete_bytes - _compute_folder_bytes(Path(config.data.store)))
 
 
-def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Report the size of the climatology, and return the bytes that are still to be written for it.
+def _compute_climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -> int:
+    """Report the size of the climatology, and return the number of bytes that will still be written for it.
 
-    The result is 0 if the climatology is read from a file, is stored already, or is fitted anew by each verification.
+    The result is 0 if the climatology is read from a file, is already in the store, or is fitted by each verification.
     """
     climatology = config.verification.climatology
     if climatology.method == "file" or "train" not in data.samples:
         return 0
-    # Nothing is to be written if the store has this climatology already.
+    # Nothing will be written if the store already contains this climatology.
     store = config.data.store
     train = data.splits["train"]
     num_channels = len(data.channels.time_varying_stored)
@@ -219,7 +221,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
     try:
         fit = plan_fit(data.times, data.calendar, train.first, train.last, climatology)
     except ConfigError:
-        # The checks of the scores report this error.
+        # The checks of the scores report the same error.
         return 0
     disk_bytes, memory_bytes = estimate_bytes(fit, num_channels, data.grid.shape)
     if config.preprocess.climatology:
@@ -228,8 +230,8 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
             f"{memory_bytes / 2**30:.2f} GiB of memory in each process"
         )
         return disk_bytes
-    # Verification holds the sums (float64) and the fields (float32) of the output channels in memory at once, which is
-    # three times the size of the fields on disk (float32).
+    # Verification keeps the sums (float64) and the fields (float32) of the output channels in memory at the same time.
+    # Together they are three times as large as the fields on disk (float32).
     held_bytes = 3 * disk_bytes * len(data.channels.output) / num_channels
     report.add_note(
         f"climatology: each verification fits it, in {held_bytes / 2**30:.2f} GiB of memory (preprocess.climatology)"
@@ -237,7 +239,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
     return 0
 
 
-def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
+def _find_nearest_existing(path: Path, is_folder: bool = True) -> Path:
     """Return the absolute path of the nearest existing folder: `path` itself or one of its parents.
 
     Args:
@@ -251,12 +253,12 @@ def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
     return path
 
 
-def _bytes_below(folder: Path) -> int:
+def _compute_folder_bytes(folder: Path) -> int:
     """Return the size in bytes of all files in a folder and in the folders below it; 0 if the folder does not exist."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            # A run in progress may remove files in the meantime.
+            # A run in progress may remove files while the folder is listed.
             with suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total

@@ -17,28 +17,28 @@ from credit.hpc.cluster import load_cluster, require_section
 from credit.hpc.job import Job, JobRequest, build_job
 from credit.hpc.script import render_script
 from credit.parallel.blocks.cuda_graphs import require_one_rank
-from credit.parallel.elastic.spare_ranks import choose_num_ranks, smallest_mesh
+from credit.parallel.elastic.spare_ranks import choose_num_ranks, count_smallest_mesh_ranks
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 from credit.parallel.process_info import read_process_info
 from credit.train.monitor.run_files import read_last_metrics
 from credit.train.optim import forecast_len_at
 
-# The speed is the median over this many of the last rows of metrics.jsonl.
+# Number of last rows of metrics.jsonl over which the median speed is computed.
 _SPEED_ROWS = 200
-# A run stops this long before its walltime ends, to save a checkpoint.
+# Minutes before the end of the walltime at which a run stops, to save a checkpoint.
 _MARGIN_MINUTES = 1
 
 
 def render_job(config: Config, report: CheckReport) -> Job | None:
-    """Render the job script without writing it, to validate the settings of the site.
+    """Build the job script without writing it, to validate the settings of the computing centre.
 
     Args:
         config: config of the run.
         report: receives errors.
 
     Returns:
-        The training job. None if the config names no site or two sites (``pbs.cluster``, ``slurm.cluster``), and if the
-        settings are wrong, which is reported.
+        The training job. None if the config sets none or both of ``pbs.cluster`` and ``slurm.cluster``, or if the
+        settings are wrong; wrong settings are reported.
     """
     named_sections = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
     if len(named_sections) != 1:
@@ -56,14 +56,14 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
 
 
 def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: CheckReport) -> ParallelDims:
-    """Return the degrees of parallelism of the run's mesh; all are 1 if the ranks do not form a mesh.
+    """Return the size of each axis of the run's mesh; all sizes are 1 if the ranks cannot form a mesh.
 
     Args:
         config: config of the run.
-        world_size: number of ranks. None for the number of ranks of the launcher, else of the job, else for the
-            smallest number that the config allows.
-        job: training job for the configured site; None if no site is configured.
-        report: receives an error if the ranks do not form a mesh.
+        world_size: number of ranks. If None, use the number of ranks of the launcher, otherwise of the job, otherwise
+            the smallest number that the config allows.
+        job: training job of the configured cluster; None if no cluster is configured.
+        report: receives an error if the ranks cannot form a mesh.
     """
     parallelism = config.trainer.parallelism
     degrees = ParallelDims()
@@ -73,27 +73,27 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
             if process_info.launcher != "none":
                 world_size = process_info.world
             elif job is not None and job.is_elastic and config.trainer.global_batch_size is not None:
-                # Ranks that do not fit are spare.
+                # Ranks that are not needed for the mesh are spare ranks.
                 world_size = choose_num_ranks(parallelism, config.trainer.global_batch_size, job.ranks)
             elif job is not None:
                 world_size = job.ranks
             else:
-                world_size = smallest_mesh(parallelism)
+                world_size = count_smallest_mesh_ranks(parallelism)
         degrees = plan_degrees(parallelism, world_size)
         require_one_rank(config.trainer, degrees.world)
-        report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
+        report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks a different number)")
     return degrees
 
 
 def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> tuple[int, int]:
-    """Return the number of optimizer steps of the whole run, and the number of samples of a step over all ranks.
+    """Return the number of optimizer steps of the whole run, and the number of samples per step over all ranks.
 
-    Both numbers are 0 if a step needs more samples than the training period has.
+    Both numbers are 0 if a step needs more samples than the training period contains.
 
     Args:
         config: config of the run.
         data: summary of the data; it must have samples of the split train.
-        degrees: degrees of parallelism of the run's mesh.
+        degrees: size of each axis of the run's mesh.
         report: receives a note on the length, and an error if the period is too short or ``trainer.forecast_len_from``
             never reaches ``data.forecast_len``.
     """
@@ -102,7 +102,8 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
     samples_per_step = 0
     with report.collect():
         trainer = divide_global_batch(config, degrees.num_sample_ranks).trainer
-        # The two zeros are the first and the last step: the sampler only computes the sizes of a step and of an epoch.
+        # The two zeros are the first and the last step. The sampler is used only to compute the sizes of a step and of
+        # an epoch.
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
             num_sample_groups=degrees.num_sample_ranks,
@@ -131,17 +132,17 @@ def check_walltime(
 ) -> None:
     """Check that the walltime of the jobs is long enough for the remaining steps.
 
-    The time is estimated from the speed of earlier steps in metrics.jsonl. Without earlier steps, only the walltimes
-    themselves are checked.
+    The required time is estimated from the speed of earlier steps in metrics.jsonl. If there are no earlier steps, only
+    the values of the walltimes are checked.
 
     Args:
         config: config of the run.
-        job: training job for the configured site; None if no site is configured.
-        remaining_steps: optimizer steps that are still to be taken.
-        samples_per_step: samples of an optimizer step over all ranks.
+        job: training job of the configured cluster; None if no cluster is configured.
+        remaining_steps: number of remaining optimizer steps.
+        samples_per_step: number of samples per optimizer step over all ranks.
         report: receives errors and notes.
     """
-    # Collect the walltimes in minutes, by the section that sets them.
+    # Section that sets a walltime -> walltime in minutes.
     scheduler = "slurm" if job is None else job.scheduler
     limits = {}
     if config.trainer.walltime is not None:
@@ -151,23 +152,23 @@ def check_walltime(
     if len(limits) == 2 and limits["trainer"] > limits[scheduler]:
         report.add(
             f"trainer.walltime: {config.trainer.walltime} exceeds {scheduler}.walltime "
-            f"{format_duration(limits[scheduler])}, after which the scheduler ends the job; leave it out, as the job "
-            "script tells the run when its job ends"
+            f"{format_duration(limits[scheduler])}, after which the scheduler ends the job; leave it out, because the "
+            f"job script passes the end of the job to the run"
         )
     if remaining_steps <= 0:
-        report.add_note("training: nothing is left to do; raise trainer.max_steps or num_epoch to train longer")
+        report.add_note("training: no steps remain; raise trainer.max_steps or num_epoch to train longer")
         return
     if not limits:
         return
 
-    # The shorter walltime counts.
+    # The shorter walltime ends the run.
     minutes, section_name = min((minutes, name) for name, minutes in limits.items())
     walltime = f"{section_name}.walltime: {format_duration(minutes)}"
     if minutes <= _MARGIN_MINUTES:
         report.add(f"{walltime} is too short: a run stops one minute before its end, to save; set a longer walltime")
         return
 
-    # The speed of the last steps gives the time of the remaining ones, and the number of jobs.
+    # The speed of the last steps gives the time of the remaining steps and the number of jobs.
     rows = read_last_metrics(Path(config.save_loc))[-_SPEED_ROWS:]
     speeds = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     if not speeds:

@@ -1,4 +1,4 @@
-"""Checks of ``verification.other_forecasts``: they can be read and scored together with the forecasts of the run."""
+"""Checks that ``verification.other_forecasts`` can be read and scored together with the forecasts of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from credit.verify.cases import common_cases, common_leads, describe_origin, mis
 class PlannedForecasts:
     """Description of the forecasts that the run will make.
 
-    It has the attributes of a `ForecastSource` that the functions of `credit.verify.cases` read.
+    The class has the attributes of a `ForecastSource` that the functions of `credit.verify.cases` read.
 
     Attributes:
         origin: name of the forecasts in messages.
@@ -37,7 +37,7 @@ class PlannedForecasts:
 
 
 def open_other_archives(config: Config, report: CheckReport) -> dict[str, ForecastArchive]:
-    """Return the archives of the other forecasts that can be opened, by name, and report the others as errors."""
+    """Return name -> archive of each of the other forecasts; report an error for each archive that cannot be opened."""
     opened = {}
     for name, other in config.verification.other_forecasts.items():
         with report.collect():
@@ -54,7 +54,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
         planned: forecasts of the run.
         report: receives errors and notes.
     """
-    # Forecasts without an error so far. Only they count for the times that all forecasts have.
+    # Forecasts without an error so far. Only their times are compared.
     comparable: dict[str, PlannedForecasts | ForecastArchive] = {"model": planned}
     for name, archive in open_other_archives(config, report).items():
         num_errors_before = len(report.messages)
@@ -64,10 +64,11 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
             lacking = missing_channels(name, archive, data, planned.channel_names)
             if lacking and len(report.messages) == num_errors_before:
                 report.add_note(
-                    f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have"
+                    f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, "
+                    "which these forecasts do not contain"
                 )
         leads, cases = _compare_times({"model": planned, name: archive}, data, report)
-        # The first forecast that would be scored is read, to find missing values and damaged files.
+        # Read the first forecast that would be scored, to find missing values and damaged files.
         if len(leads) and len(cases):
             with report.collect():
                 _read_forecast(name, archive, data, int(cases[0]), int(leads[0]))
@@ -85,23 +86,23 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
 def _compare_times(
     archives: dict[str, PlannedForecasts | ForecastArchive], data: DataSummary, report: CheckReport
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and the initial times that all archives have.
+    """Return the lead times and the initial times that are in all archives.
 
     Args:
-        archives: forecasts by name; the name ``model`` stands for the run.
+        archives: forecast name -> forecasts; ``model`` is the name of the run's forecasts.
         data: summary of the data that the forecasts are scored against.
         report: receives an error if no lead time or no initial time is common.
 
     Returns:
-        (L,) lead times and (N,) initial times, int64 minutes. Each array is empty if no time is common, which is
-        reported. The initial times are also empty if those of the run are not known.
+        (L,) lead times and (N,) initial times, int64 minutes. If no time is common, the array is empty and an error is
+        reported. The initial times are also empty if the initial times of the run are not known.
     """
     leads = np.empty(0, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)
     with report.collect():
         leads = common_leads(archives)
     if len(archives["model"].initial_minutes):
-        # Without common lead times, which is a separate error, the initial times are compared for lead time 0.
+        # If there are no common lead times (a separate error), compare the initial times for lead time 0.
         required_leads = leads if len(leads) else np.array([0])
         with report.collect():
             cases = common_cases(archives, data, required_leads, data.splits["test"])
@@ -111,7 +112,7 @@ def _compare_times(
 def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initial: int, lead: int) -> None:
     """Read one lead time of one forecast and check that no value is missing, except in masked cells.
 
-    The values are compared with the masks only if the forecast has the grid of the data.
+    Compare the missing values with the masks only if the forecast is on the grid of the data.
 
     Args:
         name: name of the forecasts in the config.
@@ -125,7 +126,7 @@ def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initi
     """
     lead_index = archive.lead_minutes.tolist().index(lead)
     values = archive.read_members(initial, lead_index)
-    # Masks can be compared only on the same grid.
+    # Masks can be compared only if both grids are equal.
     if data.reader is None or data.grid.describe_mismatch(archive.grid):
         return
     incomplete_channels = []

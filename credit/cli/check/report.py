@@ -1,4 +1,4 @@
-"""The result of ``credit check``: errors, warnings and notes, as text for people or as JSON for programs."""
+"""The report of ``credit check``: errors, warnings and notes, formatted as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.cli.console.terminal import colorize, wrap_text
 from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 
-# Path of a file with one of the extensions of data files.
+# Regular expression of a path that ends in the extension of a data file.
 _FILE = re.compile(r"[^\s'\",;:()\[\]]+\.(?:nc4?|cdf|grib2?|grb2?|zarr|h5|hdf5)(?![\w.])")
 _MAX_FILES_SHOWN = 3
 
@@ -21,15 +21,15 @@ _MAX_FILES_SHOWN = 3
 class CheckReport(ErrorCollector):
     """Errors, warnings and notes of a check.
 
-    A `CreditError` that is raised inside the context `collect` is added to the report and does not end the check.
+    A `CreditError` that is raised inside a `with` block of `collect` is added to the report and does not end the check.
 
     Args:
-        show_note: function that is called with each note as soon as it is known, to show it; the default does nothing.
+        show_note: function that displays a note; it is called as soon as a note is added. The default displays nothing.
 
     Attributes:
-        messages: errors, each once.
-        warnings: problems that do not stop a run, each once.
-        notes: sentences on what was checked and is in order.
+        messages: error messages without duplicates.
+        warnings: messages about problems that do not stop a run, without duplicates.
+        notes: sentences about successful checks.
     """
 
     def __init__(self, show_note: Callable[[str], None] = lambda note: None) -> None:
@@ -39,18 +39,18 @@ class CheckReport(ErrorCollector):
         self._show_note = show_note
 
     def add_note(self, note: str) -> None:
-        """Add a note on something that is in order, and show it."""
+        """Add a note about a successful check, and display it."""
         self.notes.append(note)
         self._show_note(note)
 
     def add_warning(self, message: str) -> None:
-        """Add a warning, unless the report has it already."""
+        """Add a warning, unless the report already contains the same warning."""
         if message not in self.warnings:
             self.warnings.append(message)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Context that adds a `CreditError` of the block to the report and continues after it; other errors pass."""
+        """Return a context manager that adds a `CreditError` of its block to the report; other errors are raised."""
         try:
             with super().collect():
                 yield
@@ -59,11 +59,11 @@ class CheckReport(ErrorCollector):
 
     @contextmanager
     def collect_log(self) -> Iterator[None]:
-        """Context that turns warnings which the package logs inside the block into warnings of this report."""
+        """Return a context manager that adds warnings logged in its block to this report."""
         logger = logging.getLogger("credit")
         handler = _WarningHandler(self)
         logger.addHandler(handler)
-        # Without propagation a warning is not printed a second time by the handlers of the root logger.
+        # Propagation is off, so that the handlers of the root logger do not print a warning a second time.
         propagate = logger.propagate
         logger.propagate = False
         try:
@@ -74,11 +74,11 @@ class CheckReport(ErrorCollector):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of the command: 2 if there are errors, else 0."""
+        """Exit status of the command: 2 if there are errors, otherwise 0."""
         return 2 if self.messages else 0
 
     def format(self) -> str:
-        """Return errors and warnings as text, with their number at the end.
+        """Return the errors and warnings as text; the last line states their numbers.
 
         Messages that differ only in the name of a file are grouped.
         """
@@ -87,7 +87,7 @@ class CheckReport(ErrorCollector):
         for level, color, messages in levels:
             prefix = f"{level}:"
             for group in group_messages(messages):
-                # Wrap before colouring, because escape sequences of colours would count as characters of a line.
+                # Wrap lines before adding colours, because the escape sequences of colours would make lines longer.
                 text = wrap_text(f"{prefix} {group.describe()}", indent="  ")
                 lines.append(colorize(prefix, color) + text.removeprefix(prefix))
         if not lines:
@@ -108,18 +108,18 @@ class CheckReport(ErrorCollector):
 
 @dataclass(frozen=True)
 class MessageGroup:
-    """Messages that are equal except for the name of a file.
+    """A group of messages that are equal except for the name of a file.
 
     Attributes:
-        message: the first of the messages, which contains the first of `files`.
-        files: the names of the files in the messages, in their order; empty for a single message.
+        message: the first message of the group; it contains the first name in `files`.
+        files: the file names in the messages, in the order of the messages; empty for a single message.
     """
 
     message: str
     files: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return the group as text: the number of files, the message without a file, and the first file names."""
+        """Return the group as text: the number of files, the message without a file name, and the first file names."""
         if not self.files:
             return self.message
         first_file = self.files[0]
@@ -139,8 +139,8 @@ class MessageGroup:
 
 
 def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
-    """Return the groups of messages that differ only in the name of one file, in the order of their first messages."""
-    # Parts of a message around the file name -> messages with these parts, each with its file name.
+    """Group messages that differ only in the name of one file; the groups are in the order of their first messages."""
+    # Text before and after the file name -> messages with this text, each with its file name.
     members: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for message in messages:
         file_names = set(_FILE.findall(message))
@@ -148,7 +148,7 @@ def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
             file_name = file_names.pop()
             key = tuple(message.split(file_name))
         else:
-            # A message about two files concerns this pair only, so it is not grouped; neither is one without a file.
+            # A message with two file names, or without a file name, is not grouped.
             file_name = ""
             key = (message,)
         members.setdefault(key, []).append((message, file_name))
@@ -170,7 +170,7 @@ class _WarningHandler(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a warning or an error to the report; pass a record of a lower level to the root logger's handlers."""
+        """Add a warning or an error to the report; pass other records to the handlers of the root logger."""
         if record.levelno >= logging.WARNING:
             self._report.add_warning(record.getMessage())
         else:
@@ -178,7 +178,7 @@ class _WarningHandler(logging.Handler):
 
 
 def _format_count(messages: Sequence[str], noun: str) -> str:
-    """Return the number of messages with its noun, as in "1 error" and "2 errors"."""
+    """Return the number of messages followed by the noun, such as "1 error" or "2 errors"."""
     if len(messages) == 1:
         return f"1 {noun}"
     return f"{len(messages)} {noun}s"

@@ -1,4 +1,4 @@
-"""Checks of the checkpoint that a run would continue from."""
+"""Checks of the checkpoint or the weights from which a run would start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.data.splits import require_no_leakage
 from credit.models.lora import base_state_dict, checkpoint_state_dict
 from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.train.build.assets import ModelAssets
-from credit.train.build.dry_run import DryRunResult, dummy_assets
+from credit.train.build.dry_run import DryRunResult, build_placeholder_assets
 from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function, require_same_run
@@ -26,7 +26,7 @@ from credit.train.checkpoint.external_weights import (
 from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state
 from credit.train.checkpoint.trained_fields import (
     adapt_weights,
-    advise_on_grid,
+    add_grid_advice,
     describe_adaptation,
     find_adapted_names,
 )
@@ -39,25 +39,25 @@ def check_resume(
     degrees: ParallelDims,
     report: CheckReport,
 ) -> tuple[Config, int]:
-    """Find the checkpoint or the weights that the run would start from, and check that the run can use them.
+    """Find the checkpoint or the weights from which the run would start, and check that the run can use them.
 
     Args:
         config: config of the run.
         data: summary of the data; None if the grid is not known.
         dry_run: result of the dry run; None if the model cannot be built.
-        degrees: degrees of parallelism of the run's mesh.
+        degrees: size of each axis of the run's mesh.
         report: receives errors, warnings and notes.
 
     Returns:
-        The config that the run would use, whose global batch size is that of the checkpoint; and the step at which the
-        run would begin, 0 without a checkpoint.
+        The config that the run would use, with the global batch size of the checkpoint; and the step at which the run
+        would begin, which is 0 without a checkpoint.
     """
     folder = Path(config.save_loc)
     first_step = 0
     with report.collect():
         if data is not None:
             config = config.model_copy(update={"model": config.model.resolve(data.grid.shape)})
-        # Find what the run would start from: a checkpoint, or weights of another run or program, or nothing.
+        # The run would start from a checkpoint, from weights of a different run or program, or from random weights.
         path = choose_checkpoint(config, folder)
         starts_anew = config.trainer.resume == "never"
         _report_damaged_checkpoints(folder / "checkpoints", path, starts_anew, report)
@@ -68,11 +68,12 @@ def check_resume(
         if path is None:
             return config, 0
 
-        # Compare the checkpoint with the config and the data. Fine-tuning takes the weights of its base at step 0.
+        # Compare the checkpoint with the config and the data. Fine-tuning starts at step 0 with the weights of the base
+        # run.
         meta = checkpoint.load_meta(path)
         continues_run = base is None or path.resolve() != base
         first_step = meta["step"] if continues_run else 0
-        # Without the data, only the two configs can be compared.
+        # If the data cannot be read, only the two configs can be compared.
         if data is None:
             if continues_run:
                 require_same_run(config, meta["config"], path)
@@ -83,7 +84,7 @@ def check_resume(
             return config, first_step
 
         def build_dummy_assets() -> ModelAssets:
-            return dummy_assets(config, data.grid, data.attributes, data.masks)
+            return build_placeholder_assets(config, data.grid, data.attributes, data.masks)
 
         config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run, build_dummy_assets)
         _require_unseen_test_period(config, data, assets, path, report)
@@ -95,17 +96,17 @@ def check_resume(
 
 
 def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_run: bool, report: CheckReport) -> None:
-    """Compare the names and shapes of a checkpoint's tensors with those of the model.
+    """Compare the names and shapes of a checkpoint's tensors with the tensors of the model.
 
     Args:
         config: config of the run.
         dry_run: result of the dry run, with the model.
         path: the checkpoint.
         continues_run: False if the run begins at step 0 with the checkpoint's best weights, as fine-tuning does.
-        report: receives a note about the tensors that the checkpoint lacks and that get initial values.
+        report: receives a note about tensors that are not in the checkpoint and keep their initial values.
 
     Raises:
-        CheckpointError: if the tensors in the checkpoint do not fit the model.
+        CheckpointError: if the tensors in the checkpoint do not match the model.
     """
     if continues_run:
         state = checkpoint_state_dict(dry_run.model)
@@ -124,7 +125,7 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
         added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
         if added_values:
             report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
-        with advise_on_grid(dry_run.model, meta):
+        with add_grid_advice(dry_run.model, meta):
             checkpoint.require_same_tensors(state, stored_shapes, path)
         return
     checkpoint.require_same_tensors(state, stored_shapes, path)
@@ -133,7 +134,7 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
 def _check_initial_weights(
     config: Config, data: DataSummary | None, dry_run: DryRunResult | None, path: Path, report: CheckReport
 ) -> None:
-    """Check that the weights of another run or program fit the data and the model.
+    """Check that the weights of a different run or program match the data and the model.
 
     Args:
         config: config of the run.
@@ -143,14 +144,14 @@ def _check_initial_weights(
         report: receives errors and notes.
 
     Raises:
-        CheckpointError: if the tensors in the file do not fit the model.
+        CheckpointError: if the tensors in the file do not match the model.
     """
     if data is not None:
-        assets = dummy_assets(config, data.grid, data.attributes, data.masks)
+        assets = build_placeholder_assets(config, data.grid, data.attributes, data.masks)
         adapted_assets = adapt_assets_to_weights(config, assets, data, path)
         _require_unseen_test_period(config, data, adapted_assets, path, report)
     if dry_run is not None:
-        # Tensors that the file lacks, such as those of noise layers, get their initial values.
+        # Tensors that are not in the file, such as the tensors of noise layers, keep their initial values.
         state = read_state_file(path)
         meta = read_exported_meta(path)
         if meta is not None:
@@ -163,7 +164,7 @@ def _check_initial_weights(
         added_shapes = {name: value.shape for name, value in added_values.items()}
         all_shapes = {**shapes, **added_shapes}
         checkpoint.require_same_tensors(dry_run.model.state_dict(), all_shapes, path)
-        report.add_note(f"weights: the run begins with those in {path}")
+        report.add_note(f"weights: the run begins with the weights in {path}")
         if added_values:
             report.add_note(f"weights: {describe_added_tensors(shapes.keys(), added_values.keys())}")
 
@@ -171,10 +172,10 @@ def _check_initial_weights(
 def _require_unseen_test_period(
     config: Config, data: DataSummary, assets: ModelAssets, path: Path, report: CheckReport
 ) -> None:
-    """Report a test period that overlaps with the times on which the weights in `path` were trained.
+    """Report an error if the test period overlaps with the times on which the weights in `path` were trained.
 
     Args:
-        config: config of the run; with ``verification.allow_seen``, nothing is checked.
+        config: config of the run; if ``verification.allow_seen`` is set, nothing is checked.
         data: summary of the data, with the test period.
         assets: description of the weights, with the periods on which they were trained.
         path: file or checkpoint with the weights.
@@ -188,23 +189,24 @@ def _require_unseen_test_period(
 def _report_damaged_checkpoints(
     folder: Path, start_checkpoint: Path | None, starts_anew: bool, report: CheckReport
 ) -> None:
-    """Report damaged checkpoints in the run's folder, which the run would skip, or rename if it starts anew.
+    """Report damaged checkpoints in the run folder. The run would skip them, or rename them if it starts from step 0.
 
     Args:
         folder: the folder ``checkpoints`` of this run.
-        start_checkpoint: checkpoint of this run or of another one that the run would continue from; None if there is
-            none.
+        start_checkpoint: checkpoint of this or a different run from which the run would continue; None if there is no
+            such checkpoint.
         starts_anew: True if ``trainer.resume: never`` is set.
-        report: receives errors, or warnings if the run starts anew.
+        report: receives errors; warnings if `starts_anew`.
     """
     is_in_folder = start_checkpoint is not None and start_checkpoint.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
-        # The run takes its newest intact checkpoint, so every newer one is damaged.
+        # The run uses the newest intact checkpoint, so every newer checkpoint is damaged.
         if is_in_folder and checkpoint.parse_step(path) <= checkpoint.parse_step(start_checkpoint):
             continue
         if starts_anew:
             report.add_warning(
-                f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, and training starts anew"
+                f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, "
+                "and training starts from step 0"
             )
             continue
         consequence = "start anew" if start_checkpoint is None else f"start from {start_checkpoint}"

@@ -1,4 +1,4 @@
-"""Checks that build the objects which training, forecasts and scores build later, to find errors in the config."""
+"""Checks of the config that build the same objects as training, forecasts and scores, to find errors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from credit.data.formats.run_grid import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import find_blocks
 from credit.forecast.ensemble.perturbations import enable_dropout
-from credit.forecast.initial_times import choose_leads, find_initial_times, parse_interval_minutes
+from credit.forecast.initial_times import find_initial_times, list_output_leads, parse_interval_minutes
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import build_file_format, require_same_format
 from credit.forecast.io.grib.options import build_grib_options
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
-from credit.losses.build import build_loss, channel_weights
+from credit.losses.build import build_loss, compute_channel_weights
 from credit.parallel.blocks.cuda_graphs import describe_cuda_graphs
 from credit.realtime.fetch.records import list_analysis_offsets, list_record_requests
 from credit.train.build.assets import MIN_CLIMATOLOGY_MINUTES
@@ -43,7 +43,7 @@ from credit.verify.statistics.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check the sections that training uses, by building the loss, the optimizer and the plan of the previews.
+    """Check the sections that training uses, by building the loss, the optimizer and the preview plan.
 
     Args:
         config: config of the run.
@@ -54,26 +54,24 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
     with report.collect():
         require_measured_monitor(config, data.channels)
     with report.collect():
-        # The real scale of the tendencies comes from the statistics; its values do not matter here.
+        # The check does not need the true scales of the tendencies, which come from the statistics.
         scale_C = np.ones(len(data.channels.group("prognostic")))
-        # Weights that are not finite give a message below instead of numpy's warning.
+        # Weights that are not finite are reported below, so numpy's warning is not needed.
         with np.errstate(invalid="ignore"):
             build_loss(config.loss, data.channels, data.grid, scale_C, data.masks)
-            weight_C = channel_weights(config.loss, data.channels)
-        # The comparison is also False for NaN, the weights of channels whose weights sum to 0.
+            weight_C = compute_channel_weights(config.loss, data.channels)
+        # The comparison is also False for NaN. Weights are NaN if their sum is 0.
         if not weight_C.min() >= 0:
             raise ConfigError(
-                f"loss.weights: {config.loss.weights}: no weight may be below 0, and one at least must be above"
+                f"loss.weights: {config.loss.weights}: weights must be >= 0, and at least one must be > 0"
             )
     with report.collect():
-        # The optimizer checks its settings itself; any small network serves to build it. Patterns of weights are
-        # checked with the network of the run.
+        # The optimizer checks its settings when it is built, for which any small network is sufficient. Patterns of
+        # weight names are checked with the network of the run.
         try:
             build_optimizer(nn.Linear(1, 1), trainer.model_copy(update={"learning_rate_factors": {}}))
         except ValueError as error:
-            raise ConfigError(
-                f"trainer.betas: {list(trainer.betas)}: {error}; both must lie from 0 to below 1"
-            ) from error
+            raise ConfigError(f"trainer.betas: {list(trainer.betas)}: {error}; both must be in [0, 1)") from error
     has_gpu = trainer.device == "cuda" or (trainer.device == "auto" and torch.cuda.is_available())
     for note in describe_cuda_graphs(trainer, config.data.forecast_len, has_gpu):
         report.add_note(note)
@@ -90,21 +88,21 @@ def _check_forcing_climatology(config: Config, data: DataSummary, report: CheckR
     """Check that the training period is long enough to fit a climatology of the forcing for forecasts."""
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
-        # Computed forcing needs no data. With the other options a short training period is no error: `persist` then
-        # keeps the initial values.
+        # Only `climatology` needs a long training period. Computed forcing needs no data, and `persist` keeps the
+        # initial values.
         if channel.source != "data" or config.data.options_of(channel.variable).in_forecast != "climatology":
             continue
         if train is not None and train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
             num_days = (train.last - train.first) / 1440
             report.add(
                 f"data.variable_options.{channel.variable}.in_forecast: climatology cannot be fitted to "
-                f"data.splits.train, which has {num_days:.0f} days and needs {MIN_CLIMATOLOGY_MINUTES // 1440}; use "
-                "persist"
+                f"data.splits.train, which has {num_days:.0f} days but must have at least "
+                f"{MIN_CLIMATOLOGY_MINUTES // 1440}; use persist"
             )
 
 
 def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Check the sections that forecasts and scores use, by choosing the initial times and the contents of the files.
+    """Check the sections that forecasts and scores use, by choosing the initial times and planning the forecast files.
 
     Args:
         config: config of the run.
@@ -116,7 +114,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     """
     conf = config.inference
     step_minutes = config.data.step_minutes
-    leads = np.array(choose_leads(conf, step_minutes))
+    leads = np.array(list_output_leads(conf, step_minutes))
     initial_times = []
     report.add_note(
         f"lead times: {len(leads)}, {format_duration(int(leads[0]))} to {format_duration(int(leads[-1]))} "
@@ -125,8 +123,8 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     )
     _check_checkpoint(config, report)
 
-    # Choose the initial times. A range of them needs the samples of the test period, whose lack has been reported
-    # already; a list needs only the period.
+    # Choose the initial times. A range needs samples in the test period (their absence has already been reported); a
+    # list needs only the period.
     is_range = isinstance(conf.initial_times, InitialTimesConfig)
     usable_splits = data.samples if is_range else data.splits
     if len(data.times) and "test" in usable_splits:
@@ -140,34 +138,35 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
                 f"inference.initial_times: {len(initial_times)}, {first_time} to {last_time}; {len(cases)} of them can "
                 "be scored"
             )
-            if chosen.left_out:
-                report.add_note(chosen.left_out)
+            if chosen.skip_message:
+                report.add_note(chosen.skip_message)
     elif is_range:
         with report.collect():
             parse_interval_minutes(conf.initial_times, step_minutes)
 
-    # Lay out the files, and compare them with what the scores need.
+    # Plan the contents of the files, and compare them with the channels and times that the scores need.
     with report.collect():
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     output_names: list[str] = []
     with report.collect():
         output_names = _check_outputs(config, data, leads, report)
     _check_scores(config, data, report)
-    # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
+    # With "latest", the new forecast is added to the forecasts of earlier calls, so the scored times are not known
+    # here.
     scored_times = np.array([], dtype=np.int64)
     if conf.initial_times != "latest":
         scored_times = np.array(initial_times, dtype=np.int64)
     planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
     check_other_forecasts(config, data, planned, report)
     num_cells = math.prod(data.grid.shape)
-    # Values are stored as float32; compression only makes the files smaller.
+    # Uncompressed values are float32 (4 bytes), so this is an upper bound.
     return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
 
 
 def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> None:
     """Check the section ``verification``: its channels, grid, regions, events and climatology.
 
-    The error of each check is reported separately, so that one wrong key does not hide others.
+    Each check collects its error separately, so that all wrong keys are reported.
     """
     with report.collect():
         select_figure_channels(
@@ -190,9 +189,9 @@ def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> Non
 
 
 def check_realtime(config: Config, report: CheckReport) -> None:
-    """Check the section ``realtime``: every variable that a forecast reads must be in an analysis.
+    """Check the section ``realtime``: every variable that a forecast reads must be in an operational analysis.
 
-    Nothing is fetched.
+    The check fetches no data.
 
     Args:
         config: config of the run.
@@ -212,7 +211,7 @@ def check_realtime(config: Config, report: CheckReport) -> None:
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
-    """Check that the network has the dropout and the blocks that ``inference.ensemble`` names.
+    """Check that the network has the dropout layers and the blocks that ``inference.ensemble`` needs.
 
     Args:
         config: config of the run.
@@ -220,7 +219,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
         report: receives errors and notes.
     """
     conf = config.inference.ensemble
-    # If the checkpoint is that of another run, its network may differ from `model`.
+    # The checkpoint of a different run may contain a network that differs from `model`.
     if conf is None or config.inference.checkpoint not in ("best", "latest"):
         return
     if conf.dropout:
@@ -233,7 +232,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:
-    """Check that ``inference.checkpoint`` exists if it belongs to another run.
+    """Check that ``inference.checkpoint`` exists if it belongs to a different run.
 
     A checkpoint of this run may be missing, because training may still write it.
     """
@@ -248,9 +247,9 @@ def _check_checkpoint(config: Config, report: CheckReport) -> None:
 
 
 def _check_outputs(config: Config, data: DataSummary, leads: np.ndarray, report: CheckReport) -> list[str]:
-    """Check the contents of the forecast files, and the products that are made of them.
+    """Check the contents of the forecast files, and the products that are computed from them.
 
-    If the data cannot be read, derived variables, pressure levels and products are left out.
+    If the data cannot be read, derived variables, pressure levels and products are not checked.
 
     Args:
         config: config of the run.
@@ -272,7 +271,8 @@ def _check_outputs(config: Config, data: DataSummary, leads: np.ndarray, report:
         )
         fields = diagnostics.output_fields(data.grid, data.calendar)
     elif conf.pressure_levels is not None or conf.derive:
-        # Diagnostics need static fields, which cannot be read; the output channels give the number of fields roughly.
+        # Diagnostics need static fields, which cannot be read. The output channels give an approximate number of
+        # fields.
         return [channel.name for channel in data.channels.output]
     else:
         fields = OutputFields(
@@ -284,10 +284,10 @@ def _check_outputs(config: Config, data: DataSummary, leads: np.ndarray, report:
     )
     schema = build_schema(fields, leads.tolist(), options, members)
     if conf.format != "zarr":
-        # GRIB2 cannot hold every variable, grid and calendar.
+        # GRIB2 does not support every variable, grid and calendar.
         build_file_format(schema, options)
     if conf.products and data.reader is not None:
-        # Imported only if needed, because maps need matplotlib.
+        # This import is local because maps need matplotlib, which is slow to import.
         from credit.cli.products.run_products import check_products
 
         with report.collect():
@@ -301,16 +301,16 @@ def _check_outputs(config: Config, data: DataSummary, leads: np.ndarray, report:
 
 
 def _check_climatology(config: Config, data: DataSummary) -> None:
-    """Check the climatology of the scores, by reading its file or by planning its fit to the training period.
+    """Check the climatology of the scores, by reading its file or by planning the fit to the training period.
 
     Raises:
         ConfigError: if the climatology cannot be fitted to the training period.
-        DataError: if the file cannot be read or lacks variables.
+        DataError: if the file cannot be read or does not contain all variables.
     """
     conf = config.verification.climatology
     train = data.splits["train"]
     if conf.method == "file":
-        # Its grid must be that of the data, unless all forecasts are regridded before they are scored.
+        # The file must be on the grid of the data, unless all forecasts are regridded before they are scored.
         grid = data.grid if config.verification.grid is None else None
         channels = data.channels.output
         climatology, _ = load_climatology(conf, config.data, channels, data.calendar, data.attributes, grid)

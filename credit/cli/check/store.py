@@ -1,4 +1,4 @@
-"""Checks of the training store by ``credit check``: its chunks, and the source files that it was written from."""
+"""Checks of the training store by ``credit check``: its chunks, and the source files from which it was written."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
 
     Args:
         conf: the data section; its store must exist.
-        report: receives an error if source files have changed since, and notes on what was checked.
+        report: receives an error if source files have changed since the store was written, and notes on the checks.
         deep: True to read every field and compare checksums.
 
     Raises:
-        DataError: if the store was written from another config, is not complete, or is damaged.
+        DataError: if the store was written from a different config, is incomplete or is damaged.
     """
-    # The store must have been written from this config, and from the files that exist now.
+    # The store must have been written from this config and from the current source files.
     path = Path(conf.store)
     meta = read_description(path)
     require_same_identity(path, meta, conf)
@@ -34,17 +34,17 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
         report.add(f"data.store: {path}: {changes.describe_changed()}; {REDO_CHANGED_ADVICE}")
     if changes.new:
         report.add_note(
-            f"store: {len(changes.new)} source files are new since it was written, the first is {changes.new[0]}"
+            f"store: {len(changes.new)} source files are newer than the store, the first is {changes.new[0]}"
         )
     if changes.gone:
         report.add_note(
-            f"store: {len(changes.gone)} source files that it was written from do not exist here, such as "
+            f"store: {len(changes.gone)} source files from which it was written do not exist here, such as "
             f"{changes.gone[0]}"
         )
     if not meta["complete"]:
-        # Opening it raises the error on an incomplete store, with what to do.
+        # Opening an incomplete store raises an error that names the remedy.
         return open_configured_store(conf)
-    # Each chunk must be there and have its full size or, with --deep, its checksum.
+    # Each chunk must exist and have its full size. With --deep, its checksum must also be correct.
     start = time.perf_counter()
     damage = require_undamaged(path, deep)
     reader = open_configured_store(conf)
@@ -54,14 +54,14 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     else:
         verified = f"{damage.num_chunks} chunks have their full size (--deep compares checksums)"
     report.add_note(f"store: {conf.store} is complete, statistics included; {verified}; {seconds:.1f} s")
-    # The climatology, if the store has one, is damaged or intact independently of the fields.
+    # The climatology, if the store has one, may be damaged although the fields are intact.
     blocks = find_damaged_blocks(path, deep)
     if blocks:
-        # A damaged block of full size is found with --deep only.
+        # Only --deep finds a damaged block that has its full size.
         command = "credit preprocess CONFIG --deep" if deep else "credit preprocess CONFIG"
         report.add(
             f"data.store: {path}: {len(blocks)} blocks of its climatology are lost or damaged; run {command} "
-            "preprocess.climatology=true, which fits these again"
+            "preprocess.climatology=true, which fits these blocks again"
         )
     for text in damage.unchecked:
         report.add_note(f"store: not checked: {text}")

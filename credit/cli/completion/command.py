@@ -13,12 +13,12 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of the shell."""
+    """Add the argument for the name of the shell."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Print the script of a shell and return the exit status 0."""
+    """Print the completion script of the shell and return the exit status 0."""
     import argcomplete
 
     print(argcomplete.shellcode(["credit"], shell=arguments.shell), end="")

@@ -1,7 +1,8 @@
-"""Completion of the words of a command line, which the shell asks for by calling ``credit`` itself.
+"""Completion of the words of a command line. The shell requests completions by running ``credit``.
 
-argcomplete finds the word and what the parser accepts there. This module chooses the parser and completes config keys.
-Only the parser of the command on the line is built, so that the answer is fast.
+The package argcomplete finds the current word and the arguments that the parser accepts there. This module chooses the
+parser and completes config keys. Only the parser of the command in the command line is built, because building all
+parsers would be slow.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from argcomplete.lexers import split_line
 
 from credit.cli.main import COMMANDS, build_parser
 
-# Name of an argument that takes overrides ``section.key=value`` -> True if it also takes paths.
+# Name of an argument that accepts overrides ``section.key=value`` -> True if it also accepts paths.
 _OVERRIDE_ARGUMENTS = {"overrides": False, "grid": False, "ranges": False, "rest": True, "runs": True}
 
 
 def complete() -> NoReturn:
-    """Print the completions of the command line in the environment variable COMP_LINE, and end the process."""
+    """Print the completions for the command line in the environment variable COMP_LINE, and end the process."""
     line = os.environ["COMP_LINE"]
     words = split_line(line, int(os.environ["COMP_POINT"]))[3]
     if len(words) > 1 and words[1] in COMMANDS:
         parser = build_parser(words[1], f"credit {words[1]}")
         add_completers(parser, words[1])
-        # The number of the first word of the parser, which is the name of the command.
+        # Index of the first word that the parser handles, which is the name of the command.
         os.environ["_ARGCOMPLETE"] = "2"
     else:
         parser = argparse.ArgumentParser(prog="credit")
@@ -59,7 +60,7 @@ def add_completers(parser: argparse.ArgumentParser, command: str) -> None:
         elif action.dest == "job":
             completer = complete_job_kind
         if completer is not None:
-            # The attribute by which argcomplete finds the function.
+            # argcomplete reads the completion function from this attribute.
             action.completer = completer  # type: ignore[attr-defined]
 
 
@@ -67,8 +68,8 @@ def complete_override(prefix: str, **context: object) -> list[str]:
     """Return the keys that begin with a prefix, or the values of a key, as ``section.key=`` and ``section.key=value``.
 
     Args:
-        prefix: the word so far. An empty word has no completions, because there are hundreds of keys.
-        context: further arguments of argcomplete, which are not used.
+        prefix: the typed part of the word. An empty prefix has no completions, because there are hundreds of keys.
+        context: further arguments of argcomplete; not used.
     """
     if not prefix:
         return []
@@ -82,26 +83,26 @@ def complete_override(prefix: str, **context: object) -> list[str]:
 
 
 def complete_path_or_override(prefix: str, **context: object) -> list[str]:
-    """Return the files and the overrides that begin with a prefix; the arguments are those of `complete_override`."""
+    """Return the files and the overrides that begin with a prefix (arguments: see `complete_override`)."""
     return [*FilesCompleter()(prefix), *complete_override(prefix)]
 
 
 def complete_starter_config(prefix: str, **context: object) -> list[str]:
-    """Return the names of the starter configs; the arguments are those of `complete_override`."""
+    """Return the names of the starter configs (arguments: see `complete_override`)."""
     from credit.cli.init import load_starter_configs
 
     return sorted(load_starter_configs())
 
 
 def complete_cluster(prefix: str, **context: object) -> list[str]:
-    """Return the names of clusters and the files that begin with a prefix, as for `complete_override`."""
+    """Return the names of clusters and the files that begin with a prefix (arguments: see `complete_override`)."""
     from credit.hpc.cluster import cluster_names
 
     return [*cluster_names(), *FilesCompleter(("yml", "yaml"))(prefix)]
 
 
 def complete_job_kind(prefix: str, **context: object) -> list[str]:
-    """Return the kinds of jobs; the arguments are those of `complete_override`."""
+    """Return the kinds of jobs (arguments: see `complete_override`)."""
     from credit.hpc.job import JOB_KINDS
 
     return list(JOB_KINDS)

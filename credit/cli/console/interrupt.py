@@ -11,24 +11,24 @@ import threading
 from types import FrameType
 from typing import Any, NoReturn
 
-# 128 + SIGINT: the exit status that shells give to a process that Ctrl-C ended.
+# 128 + SIGINT: the exit status that shells report for a process that Ctrl-C has ended.
 INTERRUPTED = 128 + signal.SIGINT
-# After an interrupt of the main thread, asyncio reports unfinished tasks of zarr, and concurrent.futures unfinished
+# After an interrupt of the main thread, asyncio logs unfinished tasks of zarr, and concurrent.futures logs unfinished
 # work.
 _NOISY_LOGGERS = ("asyncio", "concurrent.futures")
 
-# Time after which a lost KeyboardInterrupt is raised again, longer than the hook that noticed it takes to return.
+# Delay after which a lost KeyboardInterrupt is raised again. It is long enough for the hook that caught it to return.
 _RETRY_SECONDS = 0.01
 
 
 class InterruptGuard:
-    """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
+    """Context manager that raises a KeyboardInterrupt in the main thread after SIGINT and silences other threads.
 
-    With Python's own handler, three things go wrong in these commands. A KeyboardInterrupt in a destructor is printed
-    and then lost. Libraries replace a KeyboardInterrupt by other errors. Threads that go on after the main
+    Python's default handler causes three problems in these commands. A KeyboardInterrupt in a destructor is printed and
+    then lost. Libraries replace a KeyboardInterrupt with other errors. Threads that are still running after the main
     thread has ended print tracebacks.
 
-    A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
+    If SIGINT is ignored (``nohup``, background jobs) or has a handler other than Python's default, nothing is changed.
 
     Attributes:
         interrupted: True as soon as SIGINT has arrived.
@@ -37,7 +37,7 @@ class InterruptGuard:
     def __init__(self) -> None:
         self.interrupted = False
         self._is_installed = False
-        # Hooks that were in place before the guard. It passes on all errors that no interrupt has caused.
+        # Hooks that were installed before the guard. The guard passes all errors that no interrupt has caused to them.
         self._previous_unraisable_hook: Any = sys.unraisablehook
         self._previous_thread_hook: Any = threading.excepthook
 
@@ -61,20 +61,20 @@ class InterruptGuard:
             self._is_installed = False
 
     def silence_threads(self) -> None:
-        """Mark the command as interrupted and suppress messages about work that the main thread no longer waits for."""
+        """Mark the command as interrupted and suppress messages about unfinished work of other threads."""
         self.interrupted = True
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Raise a KeyboardInterrupt in the main thread; the parameters are those of a signal handler."""
+        """Signal handler that raises a KeyboardInterrupt in the main thread."""
         self.silence_threads()
         raise KeyboardInterrupt
 
     def _handle_unraisable(self, unraisable: Any) -> None:
-        """Repeat a KeyboardInterrupt that came while Python ran a destructor or a callback of C code."""
+        """Repeat a KeyboardInterrupt that was raised while Python ran a destructor or a callback of C code."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # An exception that this hook raises would be lost again, so a timer raises it after the hook has returned.
+            # An exception raised in this hook would be lost again, so a timer raises it after the hook has returned.
             timer = threading.Timer(_RETRY_SECONDS, _thread.interrupt_main)
             timer.daemon = True
             timer.start()
@@ -90,10 +90,10 @@ class InterruptGuard:
 def end_process() -> NoReturn:
     """Terminate the child processes and end this process with exit status 130, without waiting for its threads.
 
-    Call it after all context managers have cleaned up. The interpreter's own shutdown would wait for threads in the
-    middle of their work and print their error messages.
+    Call this function after all context managers have cleaned up. The interpreter's normal shutdown would wait for
+    running threads and print their error messages.
     """
-    # Child processes of multiprocessing exist only if something has imported the module.
+    # Child processes of multiprocessing exist only if the module has been imported.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         for child in multiprocessing.active_children():
@@ -102,6 +102,6 @@ def end_process() -> NoReturn:
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):
-            # The stream is missing, closed, or a pipe that nobody reads.
+            # The stream is None, closed, or a pipe without a reader.
             continue
     os._exit(INTERRUPTED)

@@ -1,6 +1,6 @@
 """Output of the commands on a terminal: coloured and wrapped text, aligned tables, ``--quiet`` and ``--json``.
 
-A file or a pipe gets plain text, one message a line, so that ``grep`` and scripts can read it.
+Output to a file or a pipe is plain text with one message per line, so that ``grep`` and scripts can read it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-# Numbers in the escape sequences of some basic colours, which every terminal theme defines, and of bold and dim text.
+# Codes of the escape sequences for basic colours, which every terminal theme defines, and for bold and dim text.
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
-# Narrower text is harder to read than text that the terminal breaks.
+# Smallest width to which text is wrapped. Narrower text would be harder to read than lines that the terminal breaks.
 _MIN_WIDTH = 40
 
 
@@ -35,14 +35,14 @@ def print_json(document: object) -> None:
     """Print a document as JSON on standard output.
 
     Raises:
-        ValueError: if the document contains NaN or infinity, which JSON does not have. The caller must replace them by
-            None.
+        ValueError: if the document contains NaN or infinity, which JSON does not support. The caller must replace them
+            with None.
     """
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return True if the stream is a terminal; False for streams of notebooks and for None, the stream of a daemon."""
+    """Return True if the stream is a terminal; False for streams of notebooks and for None."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -51,11 +51,11 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def supports_color(stream: TextIO | None) -> bool:
-    """Return True if text for this stream may have colours.
+    """Return True if output to this stream may be coloured.
 
-    Environment variables are considered first, in the order that Python itself uses. ``NO_COLOR``
-    (https://no-color.org) forbids colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe.
-    ``TERM=dumb`` stands for a terminal without colours. Otherwise a terminal gets colours, and a file or pipe does not.
+    Environment variables have priority and are evaluated in the same order as in Python. ``NO_COLOR``
+    (https://no-color.org) disables colours. ``FORCE_COLOR`` (https://force-color.org) enables them, even in a pipe.
+    ``TERM=dumb`` means a terminal without colours. Otherwise, only output to a terminal is coloured.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -67,15 +67,15 @@ def supports_color(stream: TextIO | None) -> bool:
 
 
 def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
-    """Return text with the escape sequences of a colour; unchanged if the stream does not support colours.
+    """Add the escape sequences of a colour to a text; return the text unchanged if the stream does not support colours.
 
     Args:
-        text: text to show.
+        text: text to colour.
         name: red, green, yellow, cyan, bold or dim.
-        stream: stream that the text goes to; None for standard output.
+        stream: stream to which the text will be written; None for standard output.
 
     Raises:
-        KeyError: if there is no style of this name.
+        KeyError: if there is no style with this name.
     """
     if stream is None:
         stream = sys.stdout
@@ -84,11 +84,11 @@ def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
 
 
-def terminal_width(stream: TextIO | None = None) -> int | None:
+def get_terminal_width(stream: TextIO | None = None) -> int | None:
     """Return the width of the stream's terminal in characters, at least 40; None for a file or a pipe.
 
     Args:
-        stream: stream of the text; None for standard output. The variable ``COLUMNS`` overrides the terminal's width.
+        stream: output stream; None for standard output. The variable ``COLUMNS`` overrides the width of the terminal.
     """
     if stream is None:
         stream = sys.stdout
@@ -108,14 +108,14 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
 
 
 def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
-    """Return text broken between words at the width of the stream's terminal; unchanged for a file or a pipe.
+    """Wrap text between words at the width of the stream's terminal; return it unchanged for a file or a pipe.
 
     Args:
-        text: one or more lines, which stay separate; each keeps its own indentation.
-        stream: stream that the text goes to; None for standard output.
-        indent: text put at the beginning of each further line into which a line is broken.
+        text: one or more lines. Each line is wrapped separately and keeps its indentation.
+        stream: stream to which the text will be written; None for standard output.
+        indent: prefix of each continuation line.
     """
-    width = terminal_width(stream)
+    width = get_terminal_width(stream)
     if width is None:
         return text
     lines = []
@@ -125,17 +125,17 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
 
 
 def _wrap_line(line: str, width: int, indent: str) -> str:
-    """Return one line broken between words into lines of at most `width` characters; a longer word keeps its length.
+    """Wrap one line between words into lines of at most `width` characters; a word longer than `width` is not broken.
 
     Args:
         line: text without line breaks.
-        width: number of characters.
-        indent: text put before each further line, after the indentation of `line`.
+        width: largest number of characters per line.
+        indent: prefix of each continuation line, after the indentation of `line`.
     """
-    if visible_length(line) <= width:
+    if count_visible_characters(line) <= width:
         return line
     line_indent = line[: len(line) - len(line.lstrip())]
-    # Paths and keys stay whole, even where they are longer than a line: people copy them.
+    # Paths and keys are not broken, even if they are longer than a line, so that they can be copied.
     wrapper = textwrap.TextWrapper(
         width=width,
         subsequent_indent=indent + line_indent,
@@ -147,30 +147,30 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
     return wrapper.fill(line)
 
 
-def visible_length(text: str) -> int:
-    """Return the number of characters of a text that a terminal shows; escape sequences of colours do not count."""
+def count_visible_characters(text: str) -> int:
+    """Return the number of visible characters of a text, without the escape sequences of colours."""
     return len(_ESCAPE.sub("", text))
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[str] = ()) -> str:
-    """Return rows of text as an aligned table under a header.
+    """Format rows of cells as an aligned table with a header.
 
     Args:
         header: names of the columns.
-        rows: rows of cells, with one cell for each column; cells may be coloured.
-        right_aligned: names of the columns of numbers.
+        rows: rows with one cell for each column; cells may be coloured.
+        right_aligned: names of the right-aligned columns, such as numbers.
     """
-    # A column is as wide as its widest cell.
+    # The width of a column is the width of its widest cell.
     widths = []
     for column, name in enumerate(header):
-        lengths = [visible_length(row[column]) for row in rows]
+        lengths = [count_visible_characters(row[column]) for row in rows]
         widths.append(max([len(name), *lengths]))
     lines = []
     for row in [header, *rows]:
         cells = []
         for name, cell, width in zip(header, row, widths, strict=True):
-            # `str.ljust` would count the escape sequences of colours as characters.
-            padding = " " * (width - visible_length(cell))
+            # `str.ljust` is not used, because it would include the escape sequences of colours in the width.
+            padding = " " * (width - count_visible_characters(cell))
             if name in right_aligned:
                 cells.append(padding + cell)
             else:
@@ -180,10 +180,10 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_ali
 
 
 class LogFormatter(logging.Formatter):
-    """Formatter of log records as ``LEVEL: message``: coloured and wrapped on a terminal, plain elsewhere.
+    """Formatter of log records as ``LEVEL: message``; on a terminal, the text is coloured and wrapped.
 
     Args:
-        stream: stream that the records go to.
+        stream: stream to which the records are written.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -191,9 +191,9 @@ class LogFormatter(logging.Formatter):
         self._stream = stream
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
+        """Return the formatted text of a log record."""
         text = super().format(record)
-        # Tracebacks keep their lines.
+        # Tracebacks are not wrapped.
         if record.exc_info is None:
             text = wrap_text(text, self._stream, indent="  ")
         name = _LEVEL_STYLES.get(record.levelno)

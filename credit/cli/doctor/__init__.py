@@ -1,4 +1,4 @@
-"""``credit doctor``: collect what a bug report needs."""
+"""``credit doctor``: collect the facts that a bug report needs."""
 
 from credit.cli.doctor.command import HELP, add_arguments, run_command
 

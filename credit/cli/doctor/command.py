@@ -1,18 +1,19 @@
-"""``credit doctor``: collect the information that a bug report needs in one text."""
+"""``credit doctor``: collect the facts that a bug report needs in one text file."""
 
 from __future__ import annotations
 
 import argparse
 
-from credit.cli.common import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, parse_path
 
-HELP = """Collect the facts that a bug report needs in one text file.
+HELP = """Write a text file with the facts that a bug report needs.
 
-The file contains the installation, versions, machine, ranks, environment and the resolved config. Of the run in
-save_loc, it contains STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of the logs.
+The file contains the installation, versions, machine, ranks, environment and the config with all defaults. Of the
+run in save_loc, it contains STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of the logs.
 
-The command only reads, so you can use it during a run. It also works with a wrong config. It hides values whose names
-look like secrets, credentials in URLs and the path of your home folder. Read the file before you send it.
+The command changes nothing in the run folder, so you can use it during a run. It also works with an invalid config. It
+hides credentials in URLs, the path of your home folder, and values that have a name like a secret. Read the file before
+you send it.
 
 example:
   credit doctor config.yml --output report.txt"""
@@ -21,12 +22,12 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and ``--output``."""
+    """Add the arguments of `credit doctor`: CONFIG, overrides and ``--output``."""
     add_config_arguments(parser)
     parser.add_argument(
         "--output",
         metavar="FILE",
-        type=path_argument,
+        type=parse_path,
         help="file to write (- for standard output); default: doctor.txt in save_loc",
     )
 
@@ -47,7 +48,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts
 
-    # Under a launcher, one rank writes the report. The report also shows a wrong environment of the launcher.
+    # Under a launcher, only rank 0 writes the report. The report also contains errors in the launcher's environment.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
@@ -56,7 +57,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     context = DiagnosticContext.from_config(arguments.config, arguments.overrides, os.environ)
     text = render_report(context)
     if arguments.output == "-":
-        # Characters that the terminal's encoding lacks are shown by their codes.
+        # Characters that the terminal's encoding does not support are printed as escape codes.
         encoding = sys.stdout.encoding or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
         return 0
@@ -67,11 +68,11 @@ def run_command(arguments: argparse.Namespace) -> int:
     else:
         path = Path("doctor.txt")
     try:
-        # File names that are not valid text in this locale are shown by their bytes.
+        # File names that cannot be decoded in this locale are written as escaped bytes.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
-            f"--output: {path} cannot be written ({error.strerror}); name another file, or - for the terminal"
+            f"--output: {path} cannot be written ({error.strerror}); choose a different file, or - for the terminal"
         ) from error
-    print(f"{path}: read it before you send it")
+    print(f"{path}: read the file before you send it")
     return 0

@@ -17,7 +17,7 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mtbf-per-gpu",
         metavar="TIME",
-        help="mean time between failures for each GPU, such as 50000h (default: that of the training of Llama 3)",
+        help="mean time between failures for each GPU, such as 50000h (default: value of the Llama 3 training run)",
     )
     group.add_argument(
         "--file-system",
@@ -31,16 +31,14 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds from the start of the processes to the first batch; default 60",
     )
-    group.add_argument(
-        "--stall", type=float, metavar="S", help="measured seconds in which training waits for a checkpoint"
-    )
+    group.add_argument("--stall", type=float, metavar="S", help="measured seconds that training waits for a checkpoint")
 
 
 def read_failure_assumptions(arguments: argparse.Namespace) -> FailureAssumptions:
-    """Return the assumptions that the options replace.
+    """Return the assumptions about failures, with the values that the options set.
 
     Raises:
-        ConfigError: if a value is not positive, or the time has no unit.
+        ConfigError: if a value is not positive, or a time has no unit.
     """
     from credit.calendar import parse_duration
     from credit.hpc.planner.failures.failure_plan import FailureAssumptions

@@ -1,4 +1,4 @@
-"""Log messages of a command that computes for long and prints one result."""
+"""Log messages of a command that computes for a long time and prints one result."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def suppress_notices() -> Iterator[None]:
-    """Suppress log messages below a warning, except those of the planner."""
+    """Suppress log messages below the level WARNING, except the messages of the planner."""
     logger = logging.getLogger("credit")
     planner_logger = logging.getLogger("credit.hpc.planner")
     previous_level = logger.level
     previous_planner_level = planner_logger.level
     logger.setLevel(logging.WARNING)
-    # The planner's messages tell what takes the time.
+    # The messages of the planner show its progress.
     planner_logger.setLevel(logging.INFO)
     try:
         yield

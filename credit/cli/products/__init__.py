@@ -1,4 +1,4 @@
-"""``credit products``: make products of forecasts that exist."""
+"""``credit products``: make products from existing forecasts."""
 
 from credit.cli.products.command import HELP, add_arguments, run_command
 

@@ -1,4 +1,4 @@
-"""Arguments of ``credit products``, and the forecasts that it takes."""
+"""``credit products``: make products from existing forecasts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from credit.cli.common import path_argument
+from credit.cli.common import parse_path
 from credit.cli.console.terminal import add_quiet_argument
 
 if TYPE_CHECKING:
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
     from credit.forecast.io.archive.base import ForecastArchive
 
-HELP = """Make products of forecasts that exist: derived fields, probabilities, station values, cyclone tracks, maps.
+HELP = """Make products from existing forecasts: derived fields, probabilities, station values, cyclone tracks, maps.
 
-CONFIG is the config of a run; its inference.products are made of the forecasts in save_loc/forecasts
-(inference.folder). `credit rollout` makes the same products after the forecasts.
+CONFIG is the config of a run. The command makes the products in inference.products from the forecasts in
+save_loc/forecasts (inference.folder). `credit rollout` makes the same products after the forecasts.
 
 For forecasts without a run, CONFIG is a file with these keys:
   forecasts    folder of forecasts, or a zarr store
   products     the products, as in inference.products
   output       folder of the products (optional)
 
-The files are written to the folder `products` in the folder of the forecasts, in a folder for each initial time.
-Products that exist with the same settings and of the same forecast are kept.
+The files are written to the folder `products` in the folder of the forecasts, in one folder for each initial time.
+Existing products of the same forecast with the same settings are kept.
 
 example:
   credit products config.yml
@@ -35,14 +35,14 @@ example:
 
 @dataclass(frozen=True)
 class _ProductRequest:
-    """Forecasts, and the products to make of them.
+    """Forecasts, and the products to make from them.
 
     Attributes:
         archive: reader of the forecasts.
         sections: config sections of the products.
         key: config key of the list of products, for messages.
         folder: folder of the products.
-        land_HW: land fraction (0 to 1) from which maps draw the coastline; None draws none.
+        land_HW: land fraction (0 to 1) from which the coastline of maps is plotted; None for maps without a coastline.
     """
 
     archive: ForecastArchive
@@ -53,9 +53,9 @@ class _ProductRequest:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the options that select the forecasts."""
+    """Add the arguments of `credit products`: CONFIG, overrides and the options that select the forecasts."""
     parser.add_argument(
-        "config", metavar="CONFIG", type=path_argument, help="YAML file of a run, or with forecasts and products"
+        "config", metavar="CONFIG", type=parse_path, help="YAML file of a run, or with forecasts and products"
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="replace a key of CONFIG; repeat for several keys"
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make only the products of the forecast from this time, or `latest`; repeat for several times",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="make products again that exist with the same settings"
+        "--overwrite", action="store_true", help="make all products again, even if they exist with the same settings"
     )
     add_quiet_argument(parser)
 
@@ -76,14 +76,14 @@ def run_command(arguments: argparse.Namespace) -> int:
     """Make the products and return the exit status 0.
 
     Raises:
-        ConfigError: if the file or an option is wrong, or a product cannot be made of the forecasts.
+        ConfigError: if the file or an option is wrong, or a product cannot be made from the forecasts.
         DataError: if the forecasts cannot be read.
     """
     from credit.config.load import read_yaml
     from credit.products.description import describe_archive
     from credit.products.make import make_products, plan_products
 
-    # Only the config of a run has a section on the data.
+    # Only the config of a run has a section `data`.
     is_run = "data" in read_yaml(arguments.config)
     open_forecasts = _open_run if is_run else _open_files
     request = open_forecasts(arguments.config, arguments.overrides)
@@ -91,7 +91,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     products = plan_products(request.sections, forecasts, request.key, request.land_HW)
     times = _select_times(request.archive, arguments.initial_time)
     count = make_products(products, request.archive, forecasts, request.folder, times, arguments.overwrite)
-    print(f"{count.num_made} products written, {count.num_current} were there already: {request.folder}")
+    print(f"{count.num_made} products written, {count.num_current} already existed: {request.folder}")
     return 0
 
 
@@ -109,7 +109,7 @@ def _open_run(path: str, overrides: list[str]) -> _ProductRequest:
 
     config = load_config(path, overrides)
     if not config.inference.products:
-        raise ConfigError(f"inference.products: {path} has no products; list them there")
+        raise ConfigError(f"inference.products: {path} has no products; add them to this key")
     folder = Path(config.save_loc) / config.inference.folder
     archive = open_forecasts(folder)
     land_HW = load_land_fraction(config, archive.grid)
@@ -138,9 +138,9 @@ def _open_files(path: str, overrides: list[str]) -> _ProductRequest:
     if conf.output is not None:
         folder = Path(conf.output)
     elif is_remote(conf.forecasts):
-        raise ConfigError(f"output: {conf.forecasts} is a URL, where nothing is written; name a folder on this machine")
+        raise ConfigError(f"output: {conf.forecasts} is a URL; choose a folder on this machine")
     else:
-        # Nothing is written into a store.
+        # Products are not written into a zarr store.
         source = Path(conf.forecasts)
         is_store = isinstance(archive, ZarrArchive) and archive.origin == source
         folder = (source.parent if is_store else source) / PRODUCTS_FOLDER
@@ -149,10 +149,10 @@ def _open_files(path: str, overrides: list[str]) -> _ProductRequest:
 
 
 def _select_times(archive: ForecastArchive, texts: list[str] | None) -> list[int]:
-    """Return the initial times in minutes whose products are made.
+    """Return the initial times in minutes of the forecasts whose products are made.
 
     Raises:
-        ConfigError: if there is no forecast from a time.
+        ConfigError: if there is no forecast from a requested time.
     """
     from credit.errors import ConfigError, did_you_mean
 

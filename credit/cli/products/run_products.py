@@ -1,4 +1,4 @@
-"""Products that ``credit rollout`` makes after the forecasts of a rank, and the coastline of maps."""
+"""Products that ``credit rollout`` makes after the forecasts of a rank, and the land fraction for maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_products(config: Config, schema: ForecastSchema) -> None:
         schema: content of the forecasts.
 
     Raises:
-        ConfigError, DataError: if a product cannot be made of the forecasts; several errors are reported together.
+        ConfigError, DataError: if a product cannot be made from the forecasts; several errors are reported together.
     """
     plan_products(config.inference.products, describe_schema(schema))
 
@@ -39,26 +39,26 @@ def check_products(config: Config, schema: ForecastSchema) -> None:
 def make_run_products(
     config: Config, schema: ForecastSchema, initial_times: Sequence[int], assets: ModelAssets
 ) -> ProductCount:
-    """Make the products of complete forecasts of a run.
+    """Make the products of the complete forecasts of a run.
 
     Args:
         config: config of the run.
         schema: content of the forecasts.
         initial_times: initial times of this rank in minutes.
-        assets: static fields of the model, with the land fraction for the coastline of maps.
+        assets: assets of the model; their static fields contain the land fraction for the coastline of maps.
     """
     folder = Path(config.save_loc) / config.inference.folder
     # Other ranks may still be writing the files of other initial times.
     stems = [build_file_stem(schema, minutes) for minutes in initial_times]
     archive = open_forecasts(folder, stems=stems)
     forecasts = describe_archive(archive)
-    land_HW = find_land_fraction(assets.channels.static_stored, assets.attributes, assets.static_stored_CHW)
+    land_HW = find_land_fraction(assets.channels.static_stored, assets.attributes, assets.static_from_data_CHW)
     products = plan_products(config.inference.products, forecasts, land_HW=land_HW)
     return make_products(products, archive, forecasts, folder / PRODUCTS_FOLDER, initial_times)
 
 
 def load_land_fraction(config: Config, grid: LatLonGrid) -> np.ndarray | None:
-    """Return the land fraction in the checkpoint of a run, (H, W); None if no map needs it or there is none.
+    """Return the land fraction (H, W) in the checkpoint of a run; None if no map needs it or the checkpoint has none.
 
     Args:
         config: config of the run.
@@ -72,31 +72,31 @@ def load_land_fraction(config: Config, grid: LatLonGrid) -> np.ndarray | None:
         meta = checkpoint.load_meta(path)
         assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     except (CheckpointError, ConfigError) as error:
-        # The forecasts do not need the checkpoint any more; without it, only the coastline is missing.
+        # An error is not needed here: without the checkpoint, only the coastline is missing.
         logger.warning("maps without a coastline: %s", error)
         return None
     if assets.grid.describe_mismatch(grid):
-        logger.warning("maps without a coastline: the checkpoint has another grid than the forecasts")
+        logger.warning("maps without a coastline: the grids of the checkpoint and of the forecasts differ")
         return None
-    return find_land_fraction(assets.channels.static_stored, assets.attributes, assets.static_stored_CHW)
+    return find_land_fraction(assets.channels.static_stored, assets.attributes, assets.static_from_data_CHW)
 
 
 def read_land_file(path: Path, grid: LatLonGrid) -> np.ndarray:
-    """Return the land fraction in a netCDF file, (H, W).
+    """Return the land fraction (H, W) in a netCDF file.
 
     Args:
         path: the file.
         grid: grid of the forecasts.
 
     Raises:
-        DataError: if the file cannot be read, has no land fraction, or another grid.
+        DataError: if the file cannot be read, has no land fraction, or has a different grid.
     """
     import xarray as xr
 
     try:
         dataset = xr.open_dataset(path, decode_times=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"land: {path} cannot be read ({error}); name a netCDF file") from error
+        raise DataError(f"land: {path} cannot be read ({error}); give a netCDF file") from error
     with dataset:
         for field in dataset.data_vars.values():
             if field.attrs.get("standard_name") not in LAND_STANDARD_NAMES:
@@ -104,7 +104,7 @@ def read_land_file(path: Path, grid: LatLonGrid) -> np.ndarray:
             field = field.squeeze()
             names = {str(field[dim].attrs.get("standard_name", dim)): dim for dim in field.dims}
             if set(names) != {"latitude", "longitude"}:
-                raise DataError(f"land: {path}: {field.name} has other dimensions than latitude and longitude")
+                raise DataError(f"land: {path}: the dimensions of {field.name} are not latitude and longitude")
             field = field.transpose(names["latitude"], names["longitude"])
             lat, lon = (field[names[name]].values for name in ("latitude", "longitude"))
             file_grid, order = LatLonGrid.from_coords(lat, lon, origin=str(path))

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 HELP = """Make a forecast from the newest operational analysis of GFS or IFS, and score earlier forecasts against it.
 
-The section `realtime` of CONFIG names the address and the format of the analyses. The command fetches the records that
-the model needs, checks each of them, and compares the fields with the training data. Then it makes the forecasts as
-credit rollout does, and scores the forecasts that are valid at the time of the new analysis.
+The section `realtime` of CONFIG sets the address and the format of the analyses. The command fetches and checks the
+records that the model needs, and compares the fields with the training data. Then it makes the same forecasts as
+credit rollout, and scores the earlier forecasts that are valid at the time of the new analysis.
 
-A missing field is never replaced by a value. It ends the call, or an earlier cycle is taken (realtime.on_incomplete).
-A second call for the same cycle does nothing. If another call is running, this one waits for its end.
+A missing field is never filled in. The call fails or uses an earlier cycle (realtime.on_incomplete). A second call for
+the same cycle does nothing. If another call is active, the command waits for its end.
 
-save_loc/realtime has STATUS (cycle and state of the last call), cycles.jsonl (finished cycles), scores.jsonl (scores)
-and the analyses.
+save_loc/realtime contains STATUS (cycle and state of the last call), cycles.jsonl (finished cycles), scores.jsonl
+(scores) and the analyses.
 
 example:
   credit realtime config.yml
@@ -37,7 +37,7 @@ EARLIER_CYCLE = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, the deadline and the cycle."""
+    """Add the arguments of `credit realtime`: CONFIG, overrides, deadline and cycle."""
     add_config_arguments(parser)
     parser.add_argument(
         "--until", metavar="TIME",
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is the newest one that is expected by then",
     )  # fmt: skip
     parser.add_argument(
-        "--cycle", metavar="TIME", help="take this cycle, such as 2026-11-27T00:00, and no other; default: the newest"
+        "--cycle", metavar="TIME", help="use only this cycle, such as 2026-11-27T00:00; default: the newest cycle"
     )
     add_quiet_argument(parser)
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Make the forecast and return the exit status, which the help text lists.
+    """Make the forecast and return the exit status that the help text lists.
 
     Raises:
         ConfigError: if the config or an option is wrong, or several ranks were started.
@@ -70,9 +70,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     realtime = require_section(config)
     num_ranks = read_process_info().world
     if num_ranks > 1:
-        raise ConfigError(f"credit realtime is one process, but {num_ranks} were started; use srun --ntasks=1")
+        raise ConfigError(f"credit realtime uses one process, but {num_ranks} were started; use srun --ntasks=1")
     if config.inference.parallelism.needs_process_group:
-        raise ConfigError("inference.parallelism: credit realtime is one process; leave its keys at their defaults")
+        raise ConfigError("inference.parallelism: credit realtime uses one process; leave its keys at their defaults")
     clock = Clock()
     if arguments.until is not None:
         clock.set_deadline(arguments.until)
@@ -85,7 +85,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _make_forecasts(config: Config) -> None:
-    """Make the forecasts of a config on this process; complete ones are kept."""
+    """Make the forecasts of a config on this process; complete forecasts are kept."""
     from credit.cli.rollout.command import make_forecasts
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import read_process_info
@@ -94,11 +94,11 @@ def _make_forecasts(config: Config) -> None:
 
 
 def _print_outcome(outcome: Outcome) -> None:
-    """Print the cycle of the forecast, and why it is not the expected one."""
+    """Print the cycle of the forecast and, if the expected cycle was not usable, the reason."""
     from credit.calendar import Calendar
 
     cycle = Calendar().format(outcome.cycle)
-    state = "made" if outcome.is_new else "was made before"
+    state = "made" if outcome.is_new else "already existed"
     if outcome.reason:
         expected_cycle = Calendar().format(outcome.expected_cycle)
         print(f"cycle {expected_cycle} is not usable: {outcome.reason}")

@@ -33,14 +33,15 @@ HELP = """Make forecasts from the times in inference.initial_times with the weig
 
 The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF or GRIB2 file for each initial time,
 or one zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks
-share one forecast, its fields or its members.
+share the fields or the members of one forecast.
 
-The data need only the prognostic variables and the dynamic forcing. They also need the truth if
-inference.initial_times is a range without an end. If data.sources are those of the training store, the store is read;
-otherwise the sources are read.
+The data must contain the prognostic variables and the dynamic forcing. They must also contain the truth if
+inference.initial_times is a range without an end. If data.sources are the sources of the training store, the store is
+read; otherwise the sources are read.
 
-Complete forecasts are kept. Files with other weights, analyses, levels, lead times or settings are replaced. A zarr
-store with other settings is an error; choose another inference.folder. Later initial times are appended to a store.
+Complete forecasts are kept. Files with different weights, analyses, levels, lead times or settings are replaced. A zarr
+store with different settings is an error; choose a different inference.folder. Later initial times are appended to a
+store.
 
 example:
   credit rollout config.yml inference.lead_time=240h
@@ -50,15 +51,15 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the options that select the initial times to forecast."""
+    """Add the arguments of `credit rollout`: CONFIG, overrides and the options that select the initial times."""
     add_config_arguments(parser)
     parser.add_argument(
         "--latest",
         action="store_true",
-        help="start from the last time of the data; the same as inference.initial_times=latest",
+        help="start from the last time of the data; equivalent to inference.initial_times=latest",
     )
     parser.add_argument(
-        "--part", metavar="I/N", help="use only part I of N of the initial times, for job arrays; I starts at 1"
+        "--part", metavar="I/N", help="for job arrays: use only part I of N parts of the initial times; I starts at 1"
     )
     add_quiet_argument(parser)
 
@@ -68,7 +69,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: if the config or an option is wrong.
-        DataError: if the data lack an initial time or a variable.
+        DataError: if the data do not contain an initial time or a variable.
         CheckpointError: if the checkpoint is missing or damaged.
     """
     from credit.calendar import parse_duration
@@ -94,12 +95,12 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _require_no_initial_times(overrides: Sequence[str]) -> None:
-    """Raise a ConfigError if the overrides name initial times, which contradict ``--latest``."""
+    """Raise a ConfigError if an override sets initial times, because this contradicts ``--latest``."""
     from credit.errors import ConfigError
 
     for text in overrides:
         if re.match(r"inference\.initial_times[.=]", text):
-            raise ConfigError(f"--latest: {text} is given as well, and only one of them can count; leave one out")
+            raise ConfigError(f"--latest: cannot be combined with {text}; leave one of them out")
 
 
 def make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
@@ -111,38 +112,38 @@ def make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, 
         config: config of the run.
         part: value ``I/N`` of ``--part``; None for all initial times.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast.
+        mesh: mesh of the ranks that make forecasts.
     """
     from credit.cli.rollout.forecast_rounds import make_forecast_rounds, writes_shared_store
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
-    from credit.forecast.initial_times import choose_initial_times, choose_leads
+    from credit.forecast.initial_times import choose_initial_times, list_output_leads
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
-    from credit.train.build.open_data import open_for_forecasts
+    from credit.train.build.open_data import open_forecast_fields
 
     # Open the data, the model and the files.
     inference = config.inference
     step_minutes = config.data.step_minutes
-    reader, splits = open_for_forecasts(config)
+    reader, splits = open_forecast_fields(config)
     if process_info.is_main:
         _warn_old_store(config, reader)
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process_info, mesh)
     initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
-    lead_minutes = choose_leads(inference, step_minutes)
-    # In a store, a rank writes its part of divided fields; in files, one rank writes the whole fields.
+    lead_minutes = list_output_leads(inference, step_minutes)
+    # Into a zarr store, each rank writes its part of divided fields. Into files, one rank writes whole fields.
     every_rank_writes = writes_shared_store(config, mesh)
     written_domain = forecaster.stepper.domain if every_rank_writes else None
     diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1], written_domain)
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes, written_domain)
     _check_products(config, writer)
 
-    # Find out which forecasts this rank has to make.
+    # Determine the forecasts that this rank makes.
     rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
     work = plan_rank_work(rank_groups, initial_times[0], inference, writer.is_complete, process_info, mesh)
     if process_info.is_main and work.incomplete_times:
         _warn_distribution_shift(config, forecaster, reader, work.incomplete_times[0])
 
-    # Make them, while a thread writes those of earlier steps.
+    # Make the forecasts while a thread writes the outputs of earlier steps.
     lead_numbers = {lead: number for number, lead in enumerate(lead_minutes)}
     with BackgroundWriter(
         writer,
@@ -160,13 +161,13 @@ def make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, 
 
 
 def _check_products(config: Config, writer: ForecastWriter) -> None:
-    """Refuse products that cannot be made of the forecasts, before hours are spent on the forecasts.
+    """Check before the forecasts are made that the products can be made from them.
 
     Raises:
-        ConfigError, DataError: naming the key of a product.
+        ConfigError, DataError: if a product cannot be made; the message names its key.
     """
     if config.inference.products:
-        # Imported only if needed, because maps need matplotlib.
+        # This import is local because maps need matplotlib, which is slow to import.
         from credit.cli.products.run_products import check_products
 
         check_products(config, writer.schema)
@@ -175,25 +176,26 @@ def _check_products(config: Config, writer: ForecastWriter) -> None:
 def _report_and_make_products(
     config: Config, forecaster: Forecaster, writer: ForecastWriter, work: RankWork, rank_name: str
 ) -> None:
-    """Print the number of forecasts of this rank, which are complete, and make their products.
+    """Print the number of forecasts of this rank, and make the products of these forecasts.
 
     Args:
         config: config of the run.
         forecaster: model, with its static fields.
         writer: writer of the forecasts.
-        work: forecasts of this rank.
-        rank_name: beginning of the printed lines.
+        work: forecasts of this rank, all of which are complete.
+        rank_name: prefix of the printed lines.
     """
     num_written = len(work.incomplete_times)
     num_complete = len(work.initial_times) - num_written
     print(
-        f"{rank_name}{num_written} forecasts written, {num_complete} were complete already: {_forecast_folder(config)}"
+        f"{rank_name}{num_written} forecasts written, {num_complete} were already complete: "
+        f"{_get_forecast_folder(config)}"
     )
     if config.inference.products and work.initial_times:
         from credit.cli.products.run_products import make_run_products
 
         count = make_run_products(config, writer.schema, work.initial_times, forecaster.assets)
-        print(f"{rank_name}{count.num_made} products written, {count.num_current} were there already")
+        print(f"{rank_name}{count.num_made} products written, {count.num_current} already existed")
 
 
 def build_shared_forecast_function(
@@ -207,20 +209,21 @@ def build_shared_forecast_function(
     """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
     Args:
-        config: config of the run that forecasts.
+        config: config of the run that makes the forecasts.
         forecaster: model, normalization and reader of the fields of this run.
-        file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
-        mesh: mesh of the ranks that forecast.
-        is_step_used: filter of the steps that are written or scored; ranks that make forecasts together send no others.
-        sends_outputs: True if the first of the ranks that make a forecast together gets all members and the whole
-            fields; False if each rank writes its own.
+        file_lock: context manager that is entered while fields are read, because netCDF does not support two threads.
+        mesh: mesh of the ranks that make forecasts.
+        is_step_used: function that returns True for steps that are written or scored. Ranks that make forecasts
+            together send only these steps.
+        sends_outputs: True if the first of the ranks that make a forecast together receives all members and the whole
+            fields; False if each rank writes its members and its part of the fields.
 
     Returns:
         Function of a list of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step
         in physical units, or None if this rank does not get the output.
 
     Raises:
-        ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
+        ConfigError: if ``inference.ensemble`` needs a component that the network does not have, such as dropout.
     """
     from credit.forecast.forecast_function import build_forecast_function
     from credit.forecast.rollout import ForecastInputs
@@ -242,19 +245,19 @@ def _share_forecasts(
     is_step_used: StepFilter,
     sends_outputs: bool,
 ) -> ForecastFunction:
-    """Return the function that makes forecasts together with other ranks.
+    """Return a function that makes forecasts together with other ranks.
 
-    Ranks that divide the members send their outputs first, each its part of the fields. Then the parts are gathered.
+    First, the members are gathered among ranks with the same part of the fields. Then the parts are gathered.
 
     Args:
-        make_forecasts: makes the forecasts of a batch on this rank, of all members and on its part of the grid.
+        make_forecasts: function that makes the forecasts of a batch on this rank, on its part of the grid.
         forecaster: model of this run.
-        mesh: mesh of the ranks that forecast.
-        is_step_used: filter of the steps that are written or scored.
-        sends_outputs: True if the first of these ranks gets all members and the whole fields.
+        mesh: mesh of the ranks that make forecasts.
+        is_step_used: function that returns True for steps that are written or scored.
+        sends_outputs: True if the first of these ranks receives all members and the whole fields.
     """
-    from credit.forecast.divided_forecasts import DividedForecasts
-    from credit.forecast.shared_forecasts import SharedForecasts
+    from credit.forecast.divided_forecasts import GatheringForecastFunction
+    from credit.forecast.shared_forecasts import DistributedForecastFunction
 
     assets = forecaster.assets
     domain = forecaster.stepper.domain
@@ -263,23 +266,27 @@ def _share_forecasts(
         output_shape = (len(assets.channels.output), *grid_shape)
         device = forecaster.stepper.normalizer.tendency_scale_C.device
         is_step_sent = is_step_used if sends_outputs else None
-        make_forecasts = SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent)
+        make_forecasts = DistributedForecastFunction(
+            make_forecasts, mesh.ensemble_group, output_shape, device, is_step_sent
+        )
     if domain is not None and sends_outputs:
-        # Tensor-parallel peers have equal outputs, of which those of the first are gathered.
+        # Tensor-parallel peers have equal outputs, so only the outputs of the first peer are gathered.
         gathers = mesh.tensor_rank == 0
-        make_forecasts = DividedForecasts(make_forecasts, domain, is_step_used if gathers else _use_no_step)
+        make_forecasts = GatheringForecastFunction(
+            make_forecasts, domain, is_step_used if gathers else _reject_every_step
+        )
     return make_forecasts
 
 
-def _use_no_step(batch: Sequence[ForecastStart], step: int) -> bool:
-    """Return False: the filter of a rank whose outputs are not used."""
+def _reject_every_step(batch: Sequence[ForecastStart], step: int) -> bool:
+    """Return False for every step; used by ranks whose outputs are neither written nor scored."""
     return False
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
     """Log a warning if ``inference.initial_times: latest`` refers to a training store.
 
-    A store ends with the last split, so the latest analyses are missing.
+    A store ends with the last split, so it does not contain the latest analyses.
     """
     from credit.data.store.store_reader import StoreReader
 
@@ -292,16 +299,16 @@ def _warn_old_store(config: Config, reader: FieldReader) -> None:
 
 
 def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
-    """Log a warning if the data that forecasts start from differ from the training data, for example in their units.
+    """Log a warning if the data from which forecasts start differ from the training data, for example in units.
 
-    The state at the first initial time is compared with the statistics of training, and the static fields with those of
-    training.
+    Compare the state at the first initial time with the statistics of the training data, and the static fields with the
+    static fields of training.
 
     Args:
         config: config of the run.
         forecaster: model with the statistics and static fields of training.
-        reader: reader of the data that forecasts start from.
-        initial_time: first initial time that is forecast, in minutes.
+        reader: reader of the data from which forecasts start.
+        initial_time: first initial time of the forecasts in minutes.
     """
     from credit.data.analyses import read_static_fields
     from credit.errors import DataError
@@ -309,12 +316,13 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
 
     assets = forecaster.assets
     warnings = []
-    # If the fields cannot be read, the forecast itself raises the error.
+    # If the fields cannot be read, the error is raised later, when the forecast is made.
     with suppress(DataError):
-        state_CHW = forecaster.whole_frames.prognostic(initial_time)
+        state_CHW = forecaster.full_grid_frames.prognostic(initial_time)
         time_text = reader.calendar.format(initial_time)
         warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
-    # The reader of initial states may lack the static fields; then they are read from the sources that have them.
+    # The reader of initial states may not have the static fields. They are then read from the sources that contain
+    # them.
     static_channels = assets.channels.static_stored
     if reader.channels.static_stored == static_channels:
         static_CHW = reader.static()
@@ -326,8 +334,8 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
             logger.warning("%s", warning)
 
 
-def _forecast_folder(config: Config) -> Path:
-    """Return the folder that the forecasts are written to."""
+def _get_forecast_folder(config: Config) -> Path:
+    """Return the folder into which the forecasts are written."""
     return Path(config.save_loc) / config.inference.folder
 
 
@@ -340,22 +348,22 @@ def _open_writer(
     lead_minutes: list[int],
     written_domain: Domain | None,
 ) -> ForecastWriter:
-    """Open the writer of the forecasts, which skips forecasts that are complete on disk.
+    """Open the writer of the forecasts. It skips forecasts that are complete on disk.
 
-    A forecast on disk counts only if it was made with the same weights and from the same initial states.
+    A forecast on disk is treated as complete only if it has the same weights and the same initial states.
 
     Args:
         config: config of the run.
-        forecaster: model, with its grid and the description of it that the files contain.
-        reader: reader of the data, for its calendar.
+        forecaster: model, with its grid and the description of the weights for the files.
+        reader: reader of the data; its calendar is used.
         diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.
         lead_minutes: lead times to write, in minutes.
-        written_domain: the ranks among which the fields are divided, if each writes its part; None for whole fields.
+        written_domain: ranks among which the fields are divided, if each rank writes its part; None for whole fields.
     """
     import torch.distributed as dist
 
-    from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
+    from credit.forecast.ensemble.perturbations import compute_analysis_offsets
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.grib.options import build_grib_options
     from credit.forecast.io.schema import OutputOptions
@@ -367,9 +375,9 @@ def _open_writer(
     part = None
     if written_domain is not None:
         part = StorePart(written_domain.grid, dist.get_rank(written_domain.group))
-    # The checksum of whole fields does not depend on how ranks divide them.
-    inputs = ForecastInputs(forecaster.whole_frames, config.data.step_minutes, config.data.history_len)
-    lags = analysis_offsets_minutes(inference.ensemble)
+    # The checksum is computed from whole fields, so it does not depend on the division among ranks.
+    inputs = ForecastInputs(forecaster.full_grid_frames, config.data.step_minutes, config.data.history_len)
+    lags = compute_analysis_offsets(inference.ensemble)
     options = OutputOptions(
         format=inference.format,
         layout=inference.layout,
@@ -382,7 +390,7 @@ def _open_writer(
         grib=build_grib_options(inference, config.data),
     )
     return ForecastWriter(
-        _forecast_folder(config),
+        _get_forecast_folder(config),
         diagnostics.output_fields(forecaster.assets.grid, reader.calendar),
         lead_minutes,
         initial_times,

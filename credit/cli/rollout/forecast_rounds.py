@@ -1,4 +1,4 @@
-"""Forecasts of one rank of ``credit rollout``, made round by round and written in the background."""
+"""Loop of ``credit rollout`` in which a rank makes its forecasts round by round and writes them in the background."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from credit.utils.progress import ProgressBar
 
 
 def writes_shared_store(config: Config, mesh: DeviceGrid) -> bool:
-    """Return True if each rank writes the members, and the part of the fields, that it has computed.
-
-    Only a zarr store allows it.
-    """
+    """Return True if each rank writes its members and its part of the fields; only a zarr store allows this."""
     shares_starts = mesh.degrees.ensemble > 1 or mesh.degrees.domain > 1
     return config.inference.format == "zarr" and shares_starts
 
@@ -41,9 +38,9 @@ def make_forecast_rounds(
 ) -> None:
     """Collective: make the forecasts of this rank and queue them for writing.
 
-    Ranks that share the members of an ensemble, or divide the fields, write them in one of two ways. A netCDF file has
-    one writer, to which the other ranks send the steps to be written. The chunks of a zarr store have one member each,
-    and cells of one part of the fields. So every rank writes what it has computed, and nothing is sent.
+    Ranks that share the members of an ensemble, or divide the fields, write the forecasts in one of two ways. A netCDF
+    file is written by one rank, to which the other ranks send the steps to be written. A chunk of a zarr store contains
+    one member and one part of the fields. Every rank therefore writes its results, and sends nothing.
 
     Args:
         config: config of the run.
@@ -53,14 +50,14 @@ def make_forecast_rounds(
         background: thread that writes queued steps with `writer`.
         longest_lead: longest lead time in minutes.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast.
+        mesh: mesh of the ranks that make forecasts.
     """
     step_minutes = config.data.step_minutes
     every_rank_writes = writes_shared_store(config, mesh)
     forecast_batch = build_shared_forecast_function(
         config, forecaster, background.file_lock, mesh, background.needs_step, sends_outputs=not every_rank_writes
     )
-    # Tensor-parallel peers have equal outputs, of which one is written.
+    # Tensor-parallel peers have equal outputs, so only one peer writes.
     is_writing_rank = mesh.tensor_rank == 0 if every_rank_writes else mesh.gets_forecasts
     output_writer = background if is_writing_rank else None
     # Only the main rank shows a progress bar, and only on a terminal.
@@ -71,7 +68,7 @@ def make_forecast_rounds(
             if every_rank_writes:
                 _complete_round(batch_round, writer, background, mesh)
             bar.update(batch_round.num_starts)
-        # This rank takes part in the collectives of ranks that have more batches.
+        # In padding rounds, this rank only takes part in the collectives of ranks that have more batches.
         for batch_round in work.padding_rounds:
             _make_round(forecast_batch, batch_round, longest_lead, step_minutes, None)
 
@@ -79,16 +76,16 @@ def make_forecast_rounds(
 def _complete_round(
     batch_round: BatchRound, writer: ForecastWriter, background: BackgroundWriter, mesh: DeviceGrid
 ) -> None:
-    """Collective over the ranks that make forecasts together: mark the forecasts that this round has completed.
+    """Collective over the ranks that make forecasts together: mark the forecasts completed in this round.
 
     Args:
         batch_round: round that all of these ranks have computed.
         writer: writer of the zarr store.
-        background: thread of this rank that writes.
-        mesh: mesh of the ranks that forecast.
+        background: writing thread of this rank.
+        mesh: mesh of the ranks that make forecasts.
 
     Raises:
-        CreditError: on all of these ranks, if one of them could not write.
+        CreditError: on all of these ranks, if one rank could not write.
     """
     if not batch_round.completed_times:
         _run_on_forecast_ranks(background.check, mesh)
@@ -108,11 +105,11 @@ def _run_on_forecast_ranks(function: Callable[[], None], mesh: DeviceGrid) -> No
     """Collective: call a function on all ranks that make forecasts together, and wait for all of them.
 
     Raises:
-        CreditError: on all of these ranks, if it failed on one of them.
+        CreditError: on all of these ranks, if the function failed on one rank.
     """
-    # No process group has all of these ranks. The ranks with the same part of the fields wait for each other first, and
-    # then, with the error of any of them, those with different parts.
-    for group in (mesh.sample_group, mesh.domain_group):
+    # No process group contains all of these ranks. First, the ranks with the same part of the fields wait for each
+    # other. Then the ranks with different parts wait for each other and exchange errors.
+    for group in (mesh.same_fields_group, mesh.domain_group):
         if group is not None:
             function = functools.partial(run_on_all_ranks, function, group)
     function()
@@ -132,7 +129,7 @@ def _make_round(
         batch_round: batches of the round, each with the starts of its forecasts.
         longest_lead: longest lead time in minutes.
         step_minutes: time step of the model in minutes.
-        output_writer: writer of the outputs; None to discard them.
+        output_writer: writer of the outputs; None to discard the outputs.
     """
     output_iterators = []
     for batch in batch_round.batches:
@@ -140,7 +137,7 @@ def _make_round(
         longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
         outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
         output_iterators.append(iterate_in_inference_mode(outputs))
-    # The batches advance together, because each is made by another rank.
+    # The batches advance together, because each batch is made by a different rank.
     for step, step_outputs in enumerate(itertools.zip_longest(*output_iterators), start=1):
         written_outputs = step_outputs[: batch_round.num_written]
         for batch, output in zip(batch_round.batches, written_outputs, strict=False):

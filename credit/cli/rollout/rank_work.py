@@ -1,4 +1,4 @@
-"""Distribution of the forecasts of ``credit rollout`` over ranks: the forecasts and the batches of each rank."""
+"""Distribution of the forecasts and batches of ``credit rollout`` over the ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from credit.config.sections.inference import InferenceConfig
 from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
-from credit.forecast.ensemble.perturbations import lag_minutes
-from credit.forecast.rollout import ForecastStart, batch_starts
-from credit.forecast.shared_forecasts import pad_batches
+from credit.forecast.ensemble.perturbations import compute_member_lag
+from credit.forecast.rollout import ForecastStart, build_start_batches
+from credit.forecast.shared_forecasts import build_padding_batches
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import reduce_over_ranks
 from credit.parallel.process_info import ProcessInfo
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchRound:
-    """Batches of forecasts that the ranks of an ensemble group make at the same time, one batch on each rank.
+    """A round: batches of forecasts that the ranks of an ensemble group make at the same time, one batch on each rank.
 
     An ensemble group consists of the ranks that share the members of one initial time
     (``inference.parallelism.ensemble``).
 
     Attributes:
         batches: forecast starts of each batch, one batch for each rank of the group.
-        num_written: number of batches that are written. The batches after them only fill the round, and their forecasts
+        num_written: number of batches that are written. The remaining batches only fill the round, and their forecasts
             are discarded.
-        completed_times: initial times to write, in minutes, whose last member is made in this round.
+        completed_times: initial times to write, in minutes, for which this round makes the last member.
     """
 
     batches: list[list[ForecastStart]]
@@ -49,10 +49,10 @@ class RankWork:
 
     Attributes:
         initial_times: initial times of this rank in minutes.
-        incomplete_times: those of the initial times whose forecast is not complete on disk, in minutes.
+        incomplete_times: initial times of this rank for which the forecast on disk is not complete, in minutes.
         rounds: rounds of batches to write; each batch contains at least one incomplete forecast.
-        padding_rounds: further rounds whose forecasts are discarded. They give all ranks that share weights the same
-            number of batches, so that these ranks call the same collectives.
+        padding_rounds: additional rounds with forecasts that are discarded. They give all ranks that share weights the
+            same number of batches, so that these ranks call the same collectives.
     """
 
     initial_times: list[int]
@@ -69,16 +69,16 @@ class RankWork:
 def shard_initial_times(
     initial_times: list[int], inference: InferenceConfig, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
-    """Return the groups of initial times that this rank forecasts.
+    """Return the groups of initial times from which this rank makes forecasts.
 
-    A group has the initial times of one or more whole batches.
+    A group contains the initial times of one or more whole batches.
 
     Args:
         initial_times: all initial times of the run, in minutes.
         inference: the section ``inference``.
         part: value ``I/N`` of ``--part``; None or empty for all initial times.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast. Tensor-parallel peers and the ranks of an ensemble or domain group
+        mesh: mesh of the ranks that make forecasts. Tensor-parallel peers and the ranks of an ensemble or domain group
             get the same initial times.
 
     Raises:
@@ -110,7 +110,7 @@ def plan_rank_work(
     process_info: ProcessInfo,
     mesh: DeviceGrid,
 ) -> RankWork:
-    """Collective: return the forecasts that this rank makes.
+    """Collective: return the forecasts and rounds that this rank makes.
 
     Args:
         rank_groups: groups of initial times of this rank in minutes, from `shard_initial_times`.
@@ -121,12 +121,12 @@ def plan_rank_work(
         mesh: mesh of the ranks that forecast.
     """
     rank_times = list(itertools.chain.from_iterable(rank_groups))
-    # Only the list of the writing rank counts; the others need not read the files and analyses for it.
+    # Only the list of the writing rank is used, so the other ranks need not read the files and analyses.
     incomplete_times = rank_times
     if mesh.degrees.world == 1 or mesh.gets_forecasts:
         incomplete_times = [time for time in rank_times if not is_complete(time)]
     incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
-    # A batch with one incomplete forecast is made as a whole, because the last digits depend on the size of a batch.
+    # A batch with one incomplete forecast is repeated completely, because the last digits depend on the batch size.
     batches = []
     for batch in _build_batches(rank_groups, inference):
         if any(start.initial_minutes in incomplete_times for start in batch):
@@ -149,7 +149,7 @@ def _build_rounds(
         num_ranks: number of ranks of an ensemble group.
         incomplete_times: initial times to write, in minutes.
     """
-    # Initial time -> number of the round with its last member; later batches overwrite earlier ones.
+    # Initial time -> index of the round with its last member; later batches overwrite the values of earlier batches.
     last_rounds = {}
     for number, batch in enumerate(batches):
         for start in batch:
@@ -159,7 +159,7 @@ def _build_rounds(
         round_batches = batches[first : first + num_ranks]
         round_number = first // num_ranks
         completed_times = [time for time in incomplete_times if last_rounds[time] == round_number]
-        padding = pad_batches(round_batches, num_ranks)
+        padding = build_padding_batches(round_batches, num_ranks)
         rounds.append(BatchRound(round_batches + padding, len(round_batches), completed_times))
     return rounds
 
@@ -169,20 +169,20 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
 
     Args:
         groups: initial times in minutes of each group.
-        inference: the section ``inference``, which gives the batch size and the members.
+        inference: the section ``inference``, with the batch size and the members.
     """
     members = 1 if inference.ensemble is None else inference.ensemble.members
-    lag = lag_minutes(inference.ensemble)
+    lag = compute_member_lag(inference.ensemble)
     batches = []
     for initial_times in groups:
-        batches += batch_starts(initial_times, inference.batch_size, members, lag)
+        batches += build_start_batches(initial_times, inference.batch_size, members, lag)
     return batches
 
 
 def _build_padding_rounds(
     initial_time: int, inference: InferenceConfig, num_rounds: int, num_ranks: int
 ) -> list[BatchRound]:
-    """Return rounds whose forecasts are discarded, with which an idle rank joins the collectives of other ranks.
+    """Return rounds with discarded forecasts, so that an idle rank calls the same collectives as the other ranks.
 
     Args:
         initial_time: initial time of all batches in minutes.
@@ -190,21 +190,20 @@ def _build_padding_rounds(
         num_rounds: number of rounds to return.
         num_ranks: number of ranks of an ensemble group.
     """
-    # Padding batches use the same lagged members, because these need more steps and so more collectives.
+    # Padding batches also contain the lagged members, because these need more steps and therefore more collectives.
     batches = _build_batches([[initial_time]], inference)
     rounds = _build_rounds(batches, num_ranks, incomplete_times=[])
     return list(itertools.islice(itertools.cycle(rounds), num_rounds))
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the incomplete times that were found by the rank that writes these forecasts.
+    """Collective: return the incomplete initial times that the writing rank has found.
 
-    Ranks that share forecasts look at the files at different moments and may find different incomplete times. They must
-    make the same forecasts, so all of them take the list of the rank that writes.
+    Ranks that share forecasts inspect the files at different moments and may find different incomplete times. These
+    ranks must make the same forecasts, so all of them use the list of the writing rank.
 
     Args:
-        times: incomplete times that this rank has found, in minutes; those of other ranks than the writing one have no
-            effect.
+        times: incomplete times that this rank has found, in minutes; ignored unless this rank writes.
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
     """
@@ -219,8 +218,8 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
 def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of rounds of any rank.
 
-    Ranks that share weights need the same number of rounds. Ranks that do not share weights get it as well: they wait
-    for each other at the end of the command, and must not wait longer than the timeout of the process group.
+    Ranks that share weights need the same number of rounds. Ranks that do not share weights also use this number,
+    because they wait for each other at the end of the command and must not exceed the timeout of the process group.
     """
     if mesh.degrees.world == 1:
         return num_rounds

@@ -1,4 +1,4 @@
-"""``credit runs``: list the runs in a folder with their state, progress and time left."""
+"""``credit runs``: list the runs in a folder with their state, progress and remaining time."""
 
 from credit.cli.runs.command import HELP, add_arguments, run_command
 

@@ -1,4 +1,4 @@
-"""Arguments, table and JSON of ``credit runs``."""
+"""Arguments, table and JSON output of ``credit runs``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from credit.cli.common import path_argument
+from credit.cli.common import parse_path
 from credit.cli.console.terminal import colorize, format_table, print_json
 
 if TYPE_CHECKING:
     from credit.train.monitor.run_overview import RunOverview
 
-HELP = """List the runs in folders, at any depth: state, step, best validation, speed and time left.
+HELP = """List the runs in folders and their subfolders: state, step, best validation, speed and remaining time.
 
-state       running, done, requeue (stopped; the same command continues the run), failed, lost (it ended without a
-            word, for example after a kill), or submitted (no job has begun)
+state       running, done, requeue (stopped; the same command resumes the run), failed, lost (ended without an entry in
+            STATUS, for example after a kill), or submitted (no job has started)
 best        best value of trainer.monitor so far, and its step
-time left   at the pace of the last steps, with their validations and checkpoints
-last sign   time since the run was heard of
+time left   remaining time at the speed of the last steps, including their validations and checkpoints
+last sign   time since the last sign of activity of the run
 
 example:
   credit runs runs
@@ -32,16 +32,16 @@ exit code: 0 done, 1 there are no runs, 130 interrupted by Ctrl-C."""
 _STATE_COLORS = {"running": "green", "failed": "red", "lost": "red", "requeue": "yellow"}
 _HEADER = ("run", "state", "step", "best", "loss", "samples/s", "time left", "last sign", "activity")
 _RIGHT_ALIGNED = ("step", "best", "loss", "samples/s", "time left", "last sign")
-# Largest number of characters of the activity or of the reason of a stop.
+# Largest number of characters of the activity or of the reason for a stop.
 _MAX_ACTIVITY = 60
-# Text in a cell of an unknown value.
+# Text in the cell of an unknown value.
 _UNKNOWN = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add FOLDER and the options of the output."""
+    """Add the arguments of `credit runs`: FOLDER and the options of the output."""
     parser.add_argument(
-        "folders", nargs="*", metavar="FOLDER", default=["."], type=path_argument, help="folders with runs; default: ."
+        "folders", nargs="*", metavar="FOLDER", default=["."], type=parse_path, help="folders with runs; default: ."
     )
     parser.add_argument(
         "--watch",
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Print the runs and return the exit status, which the help text lists.
+    """Print the runs and return the exit status that the help text lists.
 
     Raises:
         ConfigError: if a folder does not exist, or an option is wrong.
@@ -65,11 +65,11 @@ def run_command(arguments: argparse.Namespace) -> int:
     folders = [Path(folder) for folder in arguments.folders]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder}: is not a folder; give folders that contain runs (save_loc)")
+            raise ConfigError(f"{folder}: is not a folder; give folders with runs (save_loc)")
     if arguments.watch is not None and not 1 <= arguments.watch < 86400:
-        raise ConfigError(f"--watch {arguments.watch:g}: write the seconds between two lists, at least 1")
+        raise ConfigError(f"--watch {arguments.watch:g}: the number of seconds between two lists must be at least 1")
     if arguments.watch is not None and arguments.json:
-        raise ConfigError("--watch and --json: give one of them; a script can call credit runs --json again")
+        raise ConfigError("--watch and --json: cannot be combined; a script can call credit runs --json repeatedly")
     if arguments.watch is None:
         overviews = _read_overviews(folders)
         if arguments.json:
@@ -79,13 +79,13 @@ def run_command(arguments: argparse.Namespace) -> int:
         return 0 if overviews else 1
     while True:
         text = _format_overviews(_read_overviews(folders), folders)
-        # Clears the screen and moves to its upper left corner.
+        # The escape sequences clear the screen and move the cursor to the upper left corner.
         print(f"\033[2J\033[H{text}\n\nevery {arguments.watch:g} s, Ctrl-C ends", flush=True)
         time.sleep(arguments.watch)
 
 
 def _read_overviews(folders: Sequence[Path]) -> list[RunOverview]:
-    """Return the state of each run in the folders, each run once."""
+    """Return the state of each run in the folders, without duplicates."""
     from credit.train.monitor.run_overview import find_runs, read_overview
 
     paths: dict[Path, Path] = {}
@@ -96,7 +96,7 @@ def _read_overviews(folders: Sequence[Path]) -> list[RunOverview]:
 
 
 def _format_overviews(overviews: Sequence[RunOverview], folders: Sequence[Path]) -> str:
-    """Return the table of the runs, or a message that there are none."""
+    """Return the table of the runs, or a message that there are no runs."""
     if not overviews:
         return f"no runs in {', '.join(str(folder) for folder in folders)}"
     rows = [_build_row(overview) for overview in overviews]
@@ -104,7 +104,7 @@ def _format_overviews(overviews: Sequence[RunOverview], folders: Sequence[Path])
 
 
 def _build_row(overview: RunOverview) -> list[str]:
-    """Return the cells of a run in the table."""
+    """Return the cells of the table row of a run."""
     from datetime import UTC, datetime
 
     state = overview.state
@@ -136,7 +136,7 @@ def _build_row(overview: RunOverview) -> list[str]:
 
 
 def _format_number(value: float | None) -> str:
-    """Return a number with four digits, or the text of an unknown value."""
+    """Return a number with four significant digits; a hyphen for None."""
     return _UNKNOWN if value is None else f"{value:.4g}"
 
 
@@ -152,7 +152,7 @@ def _format_hours(hours: float) -> str:
 
 
 def _to_json(overview: RunOverview) -> dict[str, Any]:
-    """Return the state of a run as an object of JSON."""
+    """Return the state of a run as a JSON object."""
     from dataclasses import asdict
 
     document = asdict(overview)

@@ -1,4 +1,4 @@
-"""Arguments, submission and output of ``credit sweep``."""
+"""Arguments, job submission and output of ``credit sweep``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.common import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, parse_path
 from credit.cli.console.terminal import add_quiet_argument, colorize, format_table, print_json
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from credit.compare.sweep.workflow import Sweep
     from credit.hpc.job import Job
 
-HELP = """Train CONFIG with several values of some keys, and list the trials by their best validation.
+HELP = """Train CONFIG with several values of some keys, and list the trials sorted by their best validation.
 
   --grid KEY=V1,V2 ...     all combinations of these values
   --random N --range ...   N random trials: KEY=log:LOW,HIGH, KEY=uniform:LOW,HIGH or KEY=choice:V1,V2
@@ -23,34 +23,35 @@ HELP = """Train CONFIG with several values of some keys, and list the trials by 
 Values are read as YAML, for example model.dim=[32,64,128,256],[64,128,256,512]. To train with several seeds, make the
 seed a key of the grid: seed=1000,2000. The table is sorted by the best value of trainer.monitor; smaller is better.
 
-FOLDER receives a run folder for each trial (trial_0001 and so on), configs/, logs/, sweep.json and sweep.csv. The same
-command continues: trials that are done are not repeated, and an interrupted training resumes. You may add values to
-the grid later, or raise N; the first trials of a random search stay the same. If a trial fails, the others go on.
+The command writes a run folder for each trial (trial_0001 and so on), configs/, logs/, sweep.json and sweep.csv into
+FOLDER. Run the same command again to continue: finished trials are not repeated, and an interrupted trial resumes. You
+may add values to the grid later, or raise N; the first trials of a random search stay the same. If a trial fails, the
+other trials continue.
 
-With --submit, an array of PBS or Slurm jobs trains the trials, one job for each. Call the same command again for the
-table, and to submit the trials that are not done when the jobs have ended.
+With --submit, an array of PBS or Slurm jobs trains the trials, one job for each trial. After the jobs have ended, run
+the same command again to print the table and to submit unfinished trials.
 
 example:
   credit sweep config.yml -o runs/sweep --grid trainer.learning_rate=1e-4,3e-4,1e-3 seed=1000,2000 --jobs 2
   credit sweep config.yml -o runs/random --random 20 --range trainer.learning_rate=log:1e-4,1e-2
   credit sweep config.yml -o runs/sweep --grid trainer.weight_decay=0,0.01 --submit --cluster derecho pbs.account=ABC1
 
-If you stop the command (Ctrl-C or SIGTERM), the trainings that are running save a checkpoint first.
+If you stop the command (Ctrl-C or SIGTERM), the active training runs save a checkpoint first.
 
-exit code: 0 done or submitted, 1 a trial failed or is not done, 2 wrong config or arguments, 130 interrupted by Ctrl-C,
-143 stopped by SIGTERM"""
+exit code: 0 done or submitted, 1 a trial failed or is not finished, 2 wrong config or arguments, 130 interrupted by
+Ctrl-C, 143 stopped by SIGTERM"""
 
 _STATE_COLORS = {"running": "green", "failed": "red", "lost": "red", "requeue": "yellow"}
-# Text in a cell of an unknown value.
+# Text in the cell of an unknown value.
 _UNKNOWN = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides, the keys of the search, the folder, and the options of execution and output."""
+    """Add the arguments of `credit sweep`: CONFIG, overrides, keys of the search, folder, and options of execution and
+    output.
+    """
     add_config_arguments(parser)
-    parser.add_argument(
-        "-o", "--output", required=True, type=path_argument, metavar="FOLDER", help="folder of the sweep"
-    )
+    parser.add_argument("-o", "--output", required=True, type=parse_path, metavar="FOLDER", help="folder of the sweep")
     parser.add_argument(
         "--grid", nargs="+", default=[], action="extend", metavar="KEY=V1,V2", help="train all combinations of values"
     )
@@ -64,27 +65,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N",
-        help="trainings at the same time on this host; they share the processor cores and the GPUs evenly",
+        help="training runs at the same time on this host; they share the processor cores and the GPUs evenly",
     )  # fmt: skip
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each training, by torchrun")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each training run (torchrun)")
     parser.add_argument("--submit", action="store_true", help="submit an array of jobs instead of training here")
     parser.add_argument(
-        "--cluster", metavar="NAME", type=path_argument,
-        help="with --submit: name of the site, such as derecho, or path of a cluster file",
+        "--cluster", metavar="NAME", type=parse_path,
+        help="with --submit: name of the cluster, such as derecho, or path of a cluster file",
     )  # fmt: skip
     parser.add_argument(
-        "--dry-run", action="store_true", help="with --submit: print the job script; without: list the trials"
+        "--dry-run", action="store_true", help="with --submit: only print the job script; without: only list the trials"
     )
     parser.add_argument("--json", action="store_true", help="print the results as one JSON document")
     add_quiet_argument(parser)
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Train or submit the trials that are not done, print the results, and return the exit status of the help text.
+    """Train or submit the unfinished trials, print the results, and return the exit status that the help text lists.
 
     Raises:
-        ConfigError: if a config or an option is wrong, or the folder holds another sweep.
-        CreditError: if another process works in the folder, a file cannot be written, or the scheduler fails.
+        ConfigError: if a config or an option is wrong, or the folder contains a different sweep.
+        CreditError: if another process uses the folder, a file cannot be written, or the scheduler fails.
     """
     from credit.compare.sweep.workflow import SweepRequest, open_sweep
 
@@ -100,7 +101,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         failures = sweep.train(arguments.jobs, arguments.ranks)
         csv_path = sweep.write_csv()
         _print_results(sweep, arguments.json)
-        # The document of --json has the reasons of failures.
+        # The JSON document of --json contains the reasons for failures.
         if not arguments.json:
             for failure in failures:
                 print(failure)
@@ -116,7 +117,7 @@ def _require_consistent(arguments: argparse.Namespace) -> None:
         raise ConfigError("give either --grid with the values of keys, or --random with a number of trials")
     if (arguments.random is None) != (not arguments.ranges):
         raise ConfigError(
-            "--random and --range belong together: --random 20 --range trainer.learning_rate=log:1e-4,1e-2"
+            "--random and --range must be used together: --random 20 --range trainer.learning_rate=log:1e-4,1e-2"
         )
     for option, value, least in (
         ("--random", arguments.random, 1),
@@ -128,26 +129,26 @@ def _require_consistent(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{option} {value}: must be at least {least}")
     if arguments.submit and (arguments.jobs > 1 or arguments.ranks > 1):
         raise ConfigError(
-            "--jobs and --ranks: concern processes of this host; with --submit, set nodes and ranks_per_node in the "
+            "--jobs and --ranks: only for processes on this host; with --submit, set nodes and ranks_per_node in the "
             "section pbs or slurm"
         )
     if arguments.cluster is not None and not arguments.submit:
         raise ConfigError("--cluster: needs --submit")
     if arguments.json and arguments.submit:
-        raise ConfigError("--json and --submit: give one of them; --json --dry-run prints the results so far")
+        raise ConfigError("--json and --submit: cannot be combined; --json --dry-run prints the results so far")
 
 
 def _choose_trials(arguments: argparse.Namespace) -> list[tuple[str, ...]]:
     """Return the overrides of each trial of the grid or the random search."""
-    from credit.compare.sweep.search import draw_trials, list_grid, parse_ranges
+    from credit.compare.sweep.search import list_grid, parse_ranges, sample_trials
 
     if arguments.random is None:
         return list_grid(arguments.grid)
-    return draw_trials(parse_ranges(arguments.ranges), arguments.random, arguments.search_seed)
+    return sample_trials(parse_ranges(arguments.ranges), arguments.random, arguments.search_seed)
 
 
 def _submit(sweep: Sweep, arguments: argparse.Namespace) -> int:
-    """Submit an array of jobs for the trials that are not done, unless one is running; return the exit status 0."""
+    """Submit an array of jobs for the unfinished trials, unless an array is active; return the exit status 0."""
     from credit.hpc.submit import find_active_jobs, render_preview, submit_job
 
     pending = [trial.name for trial in sweep.pending()]
@@ -162,7 +163,7 @@ def _submit(sweep: Sweep, arguments: argparse.Namespace) -> int:
     print(f"sweep.csv  {sweep.write_csv()}")
     active_ids = find_active_jobs(job)
     if active_ids:
-        print(f"queued or running: {' '.join(active_ids)}; call the same command again when they have ended")
+        print(f"queued or running: {' '.join(active_ids)}; run the same command again when the jobs have ended")
     elif pending:
         sweep.write_configs()
         job_ids = submit_job(job)
@@ -173,7 +174,7 @@ def _submit(sweep: Sweep, arguments: argparse.Namespace) -> int:
 
 
 def _build_job(sweep: Sweep, trials: Sequence[str], arguments: argparse.Namespace) -> Job:
-    """Return the array of jobs that trains trials on the site that the options or the config name.
+    """Return an array of jobs that trains trials on the cluster that the options or the config name.
 
     Args:
         sweep: the sweep.
@@ -181,16 +182,16 @@ def _build_job(sweep: Sweep, trials: Sequence[str], arguments: argparse.Namespac
         arguments: options of the command.
 
     Raises:
-        ConfigError: if the site is not named, or the job does not fit the site or the parallelism in the config.
+        ConfigError: if no cluster is named, or the job is not possible on the cluster or with the config's parallelism.
     """
     import os
 
-    from credit.cli.submit import find_site
+    from credit.cli.submit import find_cluster_section
     from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
-    cluster, section = find_site(sweep.base, arguments)
-    # The configs of the trials contain no environment variables any more, but plugins are found by this one.
+    cluster, section = find_cluster_section(sweep.base, arguments)
+    # In the configs of the trials, environment variables are already replaced. Only PYTHONPATH is needed, for plugins.
     variables = {}
     if sweep.base.plugins and "PYTHONPATH" in os.environ:
         variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
@@ -203,7 +204,7 @@ def _build_job(sweep: Sweep, trials: Sequence[str], arguments: argparse.Namespac
         trials=tuple(trials),
     )
     job = build_job(request, cluster, section)
-    # Refuse here what would fail when the jobs start.
+    # Raise errors here that would otherwise occur when the jobs start.
     plan_degrees(sweep.base.trainer.parallelism, job.ranks)
     return job
 
@@ -224,7 +225,7 @@ def _print_results(sweep: Sweep, as_json: bool) -> None:
 
 
 def _build_row(result: TrialResult, keys: Sequence[str]) -> list[str]:
-    """Return the cells of a trial in the table.
+    """Return the cells of the table row of a trial.
 
     Args:
         result: result of the trial.

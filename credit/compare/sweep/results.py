@@ -1,4 +1,4 @@
-"""Results of a sweep: state and best validation of each trial, as a table, JSON and CSV."""
+"""Results of a sweep: state and best validation of each trial, as JSON objects and as a CSV table."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ WAITING = "waiting"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of a trial so far.
+    """State and best validation of a trial; the trial may still be running.
 
     Attributes:
         trial: the trial.
-        state: ``waiting`` before its start; otherwise as for `credit.train.monitor.run_overview.RunOverview`.
-        step: number of optimizer steps that were taken; None before the first.
+        state: ``waiting`` before the trial starts; otherwise the state of its
+            `credit.train.monitor.run_overview.RunOverview`.
+        step: number of completed optimizer steps; None before the first step.
         best: best value of the monitored metric; smaller is better. None without a validation.
-        best_step: step of this value.
-        reason: activity or reason of a stop, empty if unknown.
+        best_step: optimizer step of the best value; None without a validation.
+        reason: present activity of the trial, or the reason why it stopped; empty if unknown.
     """
 
     trial: Trial
@@ -38,7 +39,7 @@ class TrialResult:
     reason: str = ""
 
     def to_dict(self, monitor: str) -> dict[str, Any]:
-        """Return the result as an object of JSON.
+        """Return the result as a dict for a JSON document.
 
         Args:
             monitor: name of the monitored metric.
@@ -56,11 +57,13 @@ class TrialResult:
 
 
 def read_results(folder: Path, trials: Sequence[Trial]) -> list[TrialResult]:
-    """Return the results of trials, the best first; those without a validation come last, in the order of their names.
+    """Return the results of the trials, the best trial first.
+
+    Trials without a validation come last, in the order of their names.
 
     Args:
         folder: folder of the sweep.
-        trials: the trials.
+        trials: trials of the sweep.
     """
     results = []
     for trial in trials:
@@ -76,17 +79,17 @@ def read_results(folder: Path, trials: Sequence[Trial]) -> list[TrialResult]:
 
 
 def list_keys(results: Sequence[TrialResult]) -> list[str]:
-    """Return all keys that the trials change, in the order in which they occur."""
+    """Return the dotted config keys that the trials change, in the order of their first occurrence."""
     return list(dict.fromkeys(key for result in results for key in result.trial.values))
 
 
 def write_csv(path: Path, results: Sequence[TrialResult], monitor: str) -> None:
-    """Write the results as a table of CSV, one row for each trial.
+    """Write the results of a sweep to a CSV file, one row for each trial.
 
     Args:
-        path: the file.
-        results: the results, in the order of the rows.
-        monitor: name of the monitored metric, the title of the column of its best value.
+        path: path of the CSV file.
+        results: results of the trials, in the order of the rows.
+        monitor: name of the monitored metric; it becomes the title of the column with the best values.
     """
     keys = list_keys(results)
     text = io.StringIO()

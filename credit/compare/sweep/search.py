@@ -1,4 +1,4 @@
-"""Choice of the trials of a sweep: all combinations of a grid, or random values from ranges."""
+"""Choice of the trials of a sweep: all combinations of the values of a grid, or random values from ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit.compare.runs import format_value
 from credit.config.load import apply_overrides
 from credit.errors import ConfigError
 
-# Keys that the sweep sets itself, and keys whose change would make the results incomparable.
+# Keys that must not vary between trials: the sweep sets them, or different values would make results incomparable.
 _REFUSED_KEYS = ("save_loc", "experiment", "trainer.monitor")
 _EXAMPLE_GRID = "trainer.learning_rate=1e-4,3e-4"
 _EXAMPLE_RANGE = "trainer.learning_rate=log:1e-5,1e-3"
@@ -22,20 +22,24 @@ _EXAMPLE_RANGE = "trainer.learning_rate=log:1e-5,1e-3"
 
 @dataclass(frozen=True)
 class RandomRange:
-    """Range from which a random search draws the values of a key.
+    """Range from which a random search samples the values of a config key.
 
     Attributes:
         key: dotted key of the config.
         kind: ``log`` (uniform in the logarithm), ``uniform`` or ``choice``.
-        values: lowest and highest value; for ``choice``, all values.
+        values: lowest and highest value of the range; for ``choice``, all possible values.
     """
 
     key: str
     kind: str
     values: tuple[object, ...]
 
-    def draw(self, rng: np.random.Generator) -> str:
-        """Return a value as text of YAML. Numbers are rounded to four digits, which makes them readable."""
+    def sample(self, rng: np.random.Generator) -> str:
+        """Return a random value as a YAML string; a number of ``log`` or ``uniform`` is rounded to four digits.
+
+        Args:
+            rng: random number generator.
+        """
         if self.kind == "choice":
             return format_value(self.values[int(rng.integers(len(self.values)))])
         low, high = (float(str(value)) for value in self.values)
@@ -43,7 +47,7 @@ class RandomRange:
             number = math.exp(rng.uniform(math.log(low), math.log(high)))
         else:
             number = rng.uniform(low, high)
-        # Rounding may leave the range, so the value is clipped.
+        # The rounded value may be outside the range, so it is clipped.
         return repr(min(max(float(f"{number:.4g}"), low), high))
 
 
@@ -51,16 +55,16 @@ def list_grid(texts: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of all combinations of the values of a grid; the last key varies fastest.
 
     Args:
-        texts: ``section.key=value,value`` of each key; the values are read as YAML.
+        texts: ``section.key=value,value`` for each key; the values are parsed as YAML.
 
     Raises:
-        ConfigError: if a text has another form, or a key is repeated or is not allowed in a sweep.
+        ConfigError: if a string has a different form, or if a key is repeated or is not allowed in a sweep.
     """
     options = []
-    for key, text in _split_keys(texts, "--grid", _EXAMPLE_GRID):
+    for key, text in _parse_assignments(texts, "--grid", _EXAMPLE_GRID):
         values = _parse_values(text, "--grid", f"{key}={text}")
         options.append([f"{key}={format_value(value)}" for value in values])
-    # A value that is given twice makes one trial.
+    # Repeated values give only one trial.
     return list(dict.fromkeys(itertools.product(*options)))
 
 
@@ -68,18 +72,19 @@ def parse_ranges(texts: Sequence[str]) -> list[RandomRange]:
     """Return the ranges of a random search.
 
     Args:
-        texts: ``section.key=KIND:VALUE,VALUE`` of each key, with the kinds of `RandomRange`.
+        texts: ``section.key=KIND:VALUE,VALUE`` for each key, with the kinds of `RandomRange`.
 
     Raises:
-        ConfigError: if a text has another form, a key is repeated or is not allowed in a sweep, or a range is empty.
+        ConfigError: if a string has a different form, a key is repeated or is not allowed in a sweep, or a range is
+            empty.
     """
     ranges = []
-    for key, text in _split_keys(texts, "--range", _EXAMPLE_RANGE):
+    for key, text in _parse_assignments(texts, "--range", _EXAMPLE_RANGE):
         origin = f"{key}={text}"
         kind, colon, values_text = text.partition(":")
         if kind not in ("log", "uniform", "choice") or not colon:
             raise ConfigError(
-                f"--range {origin}: write log:LOW,HIGH, uniform:LOW,HIGH or choice:VALUE,VALUE behind the key, for "
+                f"--range {origin}: write log:LOW,HIGH, uniform:LOW,HIGH or choice:VALUE,VALUE after the key, for "
                 f"example {_EXAMPLE_RANGE}"
             )
         values = _parse_values(values_text, "--range", origin)
@@ -89,15 +94,15 @@ def parse_ranges(texts: Sequence[str]) -> list[RandomRange]:
     return ranges
 
 
-def draw_trials(ranges: Sequence[RandomRange], number: int, seed: int) -> list[tuple[str, ...]]:
+def sample_trials(ranges: Sequence[RandomRange], number: int, seed: int) -> list[tuple[str, ...]]:
     """Return the overrides of random trials.
 
-    Each value depends only on the seed, the number of the trial and the key. So a longer search begins with the trials
-    of a shorter one.
+    Each value depends only on the seed, the number of the trial and the key. The first trials are therefore the same
+    for any number of trials.
 
     Args:
-        ranges: ranges of the keys.
-        number: number of trials. Fewer are returned if the same values are drawn twice.
+        ranges: range of each key that varies.
+        number: number of trials. If two trials have the same values, only the first of them is returned.
         seed: seed of the search.
     """
     trials = []
@@ -105,21 +110,21 @@ def draw_trials(ranges: Sequence[RandomRange], number: int, seed: int) -> list[t
         overrides = []
         for random_range in ranges:
             rng = np.random.default_rng([seed, index, zlib.crc32(random_range.key.encode())])
-            overrides.append(f"{random_range.key}={random_range.draw(rng)}")
+            overrides.append(f"{random_range.key}={random_range.sample(rng)}")
         trials.append(tuple(overrides))
     return list(dict.fromkeys(trials))
 
 
-def _split_keys(texts: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
-    """Yield the key of each text ``key=value`` and the text behind it.
+def _parse_assignments(texts: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each string ``key=value``.
 
     Args:
-        texts: values of the option.
+        texts: strings that follow the option in the command.
         option: name of the option, for messages.
-        example: value of the option, for messages.
+        example: example of such a string, for messages.
 
     Raises:
-        ConfigError: if a text has another form, or a key is repeated or is not allowed in a sweep.
+        ConfigError: if a string has a different form, or if a key is repeated or is not allowed in a sweep.
     """
     keys = set()
     for text in texts:
@@ -127,7 +132,7 @@ def _split_keys(texts: Sequence[str], option: str, example: str) -> Iterator[tup
         if not (key and equals and value):
             raise ConfigError(f"{option} {text}: write a key and its values, for example {example}")
         if key in keys:
-            raise ConfigError(f"{option} {text}: {key} is given twice; write all its values behind one key")
+            raise ConfigError(f"{option} {text}: {key} is given twice; give the key once, with all its values")
         if key in _REFUSED_KEYS or key.startswith(("pbs.", "slurm.")):
             raise ConfigError(
                 f"{option} {text}: {key} must be the same for all trials of a sweep; write it without {option}"
@@ -137,7 +142,12 @@ def _split_keys(texts: Sequence[str], option: str, example: str) -> Iterator[tup
 
 
 def _parse_values(text: str, option: str, origin: str) -> list[object]:
-    """Return the values of a list such as ``1e-4,[32, 64]``, read as YAML.
+    """Return the values of a comma-separated list such as ``1e-4,[32, 64]``, each parsed as YAML.
+
+    Args:
+        text: the list.
+        option: name of the option, for messages.
+        origin: string of the command that contains the list, for messages.
 
     Raises:
         ConfigError: if the list is not valid YAML or is empty.
@@ -152,7 +162,7 @@ def _parse_values(text: str, option: str, origin: str) -> list[object]:
 
 
 def _require_interval(kind: str, values: Sequence[object], origin: str) -> None:
-    """Raise a ConfigError unless the values are the ends of an interval; those of ``log`` must be positive."""
+    """Raise a ConfigError unless the values are the two ends of an interval; for ``log``, both must be positive."""
     try:
         ends = [float(str(value)) for value in values]
     except ValueError:

@@ -1,7 +1,7 @@
-"""Trials of a sweep, and their record in its folder, so that a second call continues the same sweep.
+"""Trials of a sweep, and their record in the folder of the sweep, so that a second call continues the same sweep.
 
-``sweep.json`` has the overrides of each trial. ``configs/base.yml`` is the config without them, and
-``configs/trial_0001.yml`` is the complete config of a trial, which can be trained by itself.
+``sweep.json`` contains the overrides of each trial. ``configs/base.yml`` is the config without these overrides.
+``configs/trial_0001.yml`` is the complete config of a trial, which ``credit train`` can also train directly.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from credit.errors import ConfigError, CreditError
 from credit.train.monitor.run_files import read_status
 from credit.utils.atomic import atomic_write_text
 
-# File in the folder of a sweep, by which other commands recognise it.
+# File in the folder of a sweep; other commands recognise a sweep by this file.
 RECORD = "sweep.json"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a sweep.
+    """One training run of a sweep.
 
     Attributes:
         name: name of the trial and of its run folder, such as ``trial_0001``.
-        overrides: ``section.key=value`` of the keys that the sweep changes.
+        overrides: ``section.key=value`` for each key that the sweep changes.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Trial:
 
     @property
     def values(self) -> dict[str, str]:
-        """Value of each key that the sweep changes, by dotted key."""
+        """Dotted key -> value (a YAML string) for each key that the sweep changes."""
         values = {}
         for override in self.overrides:
             key, _, value = override.partition("=")
@@ -47,24 +47,24 @@ class Trial:
 
 
 class TrialRecord:
-    """Record of the trials in the folder of a sweep; nothing is written before `save`.
+    """Record of the trials in the folder of a sweep; only `save` and `write_config` write files.
 
     The process must hold the lock of the folder.
 
     Args:
-        folder: folder of the sweep, absolute.
+        folder: absolute path of the folder of the sweep.
         config_path: config file that all trials share.
         overrides: ``section.key=value``, applied to all trials.
 
     Raises:
-        ConfigError: if the config is not valid, or trials have begun with another config.
+        ConfigError: if the config is not valid, or a trial has begun with a different config.
         CreditError: if the record is damaged.
     """
 
     def __init__(self, folder: Path, config_path: str, overrides: Sequence[str]) -> None:
         self._folder = folder
         self._config_path = config_path
-        # The file is read once, so that a warning about it comes once and not for each trial.
+        # The config file is read only once, so that a warning about it is printed once and not for each trial.
         self._raw = read_config(config_path, overrides)
         self.trials = self._read()
         self.base = build_config(self._raw, config_path)
@@ -73,7 +73,7 @@ class TrialRecord:
             self._require_same_base(base_path)
 
     def save(self) -> None:
-        """Write the trials and the config that they share.
+        """Write the record of the trials and the config that all trials share.
 
         Raises:
             CreditError: if a file cannot be written.
@@ -85,7 +85,7 @@ class TrialRecord:
         atomic_write_text(self._folder / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
 
     def _read(self) -> list[Trial]:
-        """Return the trials of earlier calls, in the order of their names."""
+        """Return the trials that earlier calls recorded, in the order of their names."""
         path = self._folder / RECORD
         if not path.exists():
             return []
@@ -96,10 +96,12 @@ class TrialRecord:
             raise CreditError(f"{path}: is damaged ({error}); restore it, or choose another folder with -o") from error
 
     def _require_same_base(self, base_path: Path) -> None:
-        """Refuse a changed config if a trial has begun; otherwise forget the trials, because they may change as well.
+        """Raise a ConfigError if the config was changed and a trial has begun.
+
+        If the config was changed and no trial has begun, forget the earlier trials, because they may change as well.
 
         Args:
-            base_path: config of the earlier call.
+            base_path: file with the config of the earlier call.
         """
         changes = describe_changes(load_config(base_path), self.base)
         if not changes:
@@ -112,7 +114,13 @@ class TrialRecord:
         self.trials = []
 
     def add(self, overrides_of_trials: Sequence[tuple[str, ...]]) -> list[Trial]:
-        """Add the trials with these overrides that are new, validate their configs, and return all of these trials.
+        """Add trials unless the sweep already has a trial with the same overrides, and validate their configs.
+
+        Args:
+            overrides_of_trials: overrides of each trial.
+
+        Returns:
+            The trials with these overrides, including trials of earlier calls.
 
         Raises:
             ConfigError: if the config of a trial is not valid; the message names its overrides.
@@ -143,7 +151,7 @@ class TrialRecord:
         return build_config(apply_overrides(self._raw, overrides), self._config_path)
 
     def write_config(self, trial: Trial) -> Path:
-        """Write the complete config of a trial and return its path."""
+        """Write the complete config of a trial to a file, and return the path of the file."""
         return atomic_write_text(
             self._folder / "configs" / f"{trial.name}.yml", dump_config(self.build_trial_config(trial))
         )

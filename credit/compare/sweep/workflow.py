@@ -1,4 +1,4 @@
-"""Course of a sweep: choose the trials, train those that are not done, and collect the results."""
+"""Workflow of a sweep: record the trials, train the trials that are not done, and collect the results."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class SweepRequest:
 
 
 class Sweep:
-    """A sweep in its folder; the process holds the lock of the folder.
+    """Sweep in a folder. The process that creates the object must hold the lock of the folder.
 
     Args:
         request: arguments of the command.
 
     Raises:
-        ConfigError: if the config of a trial is not valid, or the folder holds another sweep.
+        ConfigError: if the config of a trial is not valid, or the folder contains a sweep of a different config.
     """
 
     def __init__(self, request: SweepRequest) -> None:
-        # Processes and jobs get absolute paths.
+        # The path is absolute, because processes and jobs may have a different working directory.
         self.folder = request.folder.resolve()
         self._record = TrialRecord(self.folder, request.config, request.overrides)
         self._trials = self._record.add(request.trials)
@@ -57,22 +57,26 @@ class Sweep:
         return [trial for trial in self._trials if not self._is_done(trial)]
 
     def _is_done(self, trial: Trial) -> bool:
-        """Return True if the training of a trial is done."""
+        """Return True if the training run of a trial is done."""
         return read_status(self.folder / trial.name).get("status") == "done"
 
     def write_configs(self) -> dict[Trial, Path]:
-        """Write the record of the sweep and the configs of the trials that are not done, and return their paths."""
+        """Write the record of the sweep and the configs of the pending trials.
+
+        Returns:
+            Trial -> path of its config file.
+        """
         self._record.save()
         return {trial: self._record.write_config(trial) for trial in self.pending()}
 
     def train(self, jobs: int, ranks: int) -> list[str]:
-        """Train the trials that are not done in processes of this host, and return a sentence for each that failed.
+        """Train the pending trials on this host, and return a sentence for each trial that failed.
 
-        An interrupted training resumes from its last checkpoint. A failure does not stop the other trials.
+        An interrupted training run resumes from its last checkpoint. If a trial fails, the other trials continue.
 
         Args:
-            jobs: number of trainings at the same time, which share processor cores and GPUs evenly.
-            ranks: number of processes of each training.
+            jobs: number of training runs at the same time, which share processor cores and GPUs equally.
+            ranks: number of processes of each training run.
 
         Raises:
             ConfigError: if the host has GPUs, but fewer than all processes need.
@@ -87,13 +91,13 @@ class Sweep:
             )
         for trial, has_ended_well in zip(parts, executor.run_all(list(parts.values())), strict=True):
             if has_ended_well and not self._is_done(trial):
-                # On several ranks, a stop in time has the exit code 0.
+                # On several ranks, a training run that stops at its time limit has the exit code 0.
                 status = read_status(self.folder / trial.name).get("status")
-                executor.mark_failed(parts[trial], f"STATUS is {status}; the same command continues the training")
+                executor.mark_failed(parts[trial], f"STATUS is {status}; the same command continues the training run")
         return executor.list_failures()
 
     def collect(self) -> list[TrialResult]:
-        """Return the results of all trials in the folder, the best first."""
+        """Return the results of all trials in the folder, the best trial first."""
         return read_results(self.folder, self._record.trials)
 
     def write_csv(self) -> Path:
@@ -105,10 +109,10 @@ class Sweep:
 
 @contextmanager
 def open_sweep(request: SweepRequest) -> Iterator[Sweep]:
-    """Context that holds the lock of a sweep's folder; SIGTERM ends the block as Ctrl-C does.
+    """Context manager that locks the folder of a sweep and yields the `Sweep`; SIGTERM ends the block like Ctrl-C.
 
     Raises:
-        ConfigError: if the config of a trial is not valid, or the folder holds another sweep.
+        ConfigError: if the config of a trial is not valid, or the folder contains a sweep of a different config.
         CreditError: if another process works in the folder, or a file cannot be written.
     """
     request.folder.mkdir(parents=True, exist_ok=True)

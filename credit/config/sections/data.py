@@ -30,13 +30,13 @@ class SolarConfig(StrictModel):
     )
     window: Literal["past", "next"] = Field(
         "past",
-        description="The step over which radiation is accumulated: the one that ends at t (`past`, as in ERA5) or at "
+        description="The step over which radiation is accumulated: the step that ends at t (`past`, as in ERA5) or at "
         "t+dt (`next`).",
     )
 
 
 class SplitsConfig(StrictModel):
-    """Training, validation and test periods: [first, last] in UTC, both included.
+    """Training, validation and test periods: [first, last] in UTC, including both dates.
 
     If the last date has no clock time, the whole day is included.
     """
@@ -49,16 +49,16 @@ class SplitsConfig(StrictModel):
 
 
 class BlocksConfig(StrictModel):
-    """Blocks into which the fields of each time are divided in the training store, so that parts can be read."""
+    """Numbers of blocks into which the fields of each time are divided in the training store."""
 
     lat: int = Field(1, ge=1, description="Number of blocks of latitude rows.")
     lon: int = Field(1, ge=1, description="Number of blocks of longitude columns.")
 
     def divide(self, grid_shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the rows and columns of a block, and the rows and columns of all blocks together.
+        """Return the rows and columns of one block, and the total rows and columns of all blocks.
 
-        All blocks have the same shape, so the last ones may reach beyond the grid. A grid with too few rows or columns
-        has fewer blocks than requested.
+        All blocks have the same shape, so the last blocks may extend beyond the grid. A grid with too few rows or
+        columns has fewer blocks than requested.
 
         Args:
             grid_shape: number of rows and columns of the grid.
@@ -66,7 +66,7 @@ class BlocksConfig(StrictModel):
         block_shape = []
         padded_shape = []
         for size, number in zip(grid_shape, (self.lat, self.lon), strict=True):
-            # `-(-a // b)` is a / b, rounded up.
+            # `-(-a // b)` is a / b rounded up.
             length = -(-size // number)
             block_shape.append(length)
             padded_shape.append(-(-size // length) * length)
@@ -102,8 +102,8 @@ class PreprocessConfig(StrictModel):
     )
     climatology: bool = Field(
         False,
-        description="Also fit the climatology of `verification.climatology` and store it, so that later commands need "
-        "not read the training period again.",
+        description="Also fit the climatology of `verification.climatology` and write it to the store, so that later "
+        "commands need not read the training period again.",
     )
     cluster: Literal["none", "pbs", "slurm"] = Field(
         "none", description="Write the store in jobs of a PBS or Slurm cluster. Needs the extra `cluster`."
@@ -120,7 +120,7 @@ class PreprocessConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> PreprocessConfig:
-        """Refuse options of a cluster without a cluster."""
+        """Raise ValueError if options of a cluster are set without a cluster."""
         if self.cluster_options and self.cluster == "none":
             raise ValueError("cluster_options have no effect without cluster: pbs or slurm")
         return self
@@ -185,8 +185,8 @@ class DataConfig(StrictModel):
     on_bad_time: Literal["fail", "skip"] = Field(
         "fail",
         description="Treatment of a time that cannot be read, or that has missing, infinite or impossible values. "
-        "`fail`: stop with an error. `skip`: omit the time from the store and list it; at most one time "
-        "in twenty.",
+        "`fail`: stop with an error. `skip`: leave the time out of the store and list it; at most one time in twenty "
+        "may be left out.",
     )
     solar: SolarConfig = Field(
         SolarConfig(), description="Options of the computed variable toa_incident_solar_radiation."
@@ -202,19 +202,19 @@ class DataConfig(StrictModel):
     num_workers: int = Field(
         0,
         ge=0,
-        description="Number of workers that read samples in advance. A store uses threads (at least one), sources use "
-        "processes (0: none).",
+        description="Number of workers that read samples in advance. Workers are threads for a store (at least one) "
+        "and processes for sources (0: none).",
     )
 
     @model_validator(mode="after")
     def _require_consistent(self) -> DataConfig:
-        """Refuse keys that contradict each other or have no effect."""
+        """Raise ValueError if keys contradict each other or have no effect."""
         self._require_known_variables()
         self._require_effective_options()
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
         if self.coefficients and self.level_units != "model_level":
-            raise ValueError("coefficients has no effect: it is for level_units: model_level")
+            raise ValueError("coefficients has no effect without level_units: model_level")
         if self.on_bad_time == "skip" and self.store is None:
             raise ValueError("on_bad_time: skip needs a data.store, which lists the bad times; or correct the files")
         if self.cache == "disk" and self.store is None:
@@ -223,7 +223,7 @@ class DataConfig(StrictModel):
             raise ValueError("cache_folder has no effect without cache: disk")
         if sorted(self.input_order) != ["dynamic_forcing", "prognostic", "static"]:
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
-        # sin_day and cos_day describe the time of day, on which data without a diurnal cycle do not depend.
+        # Data without a diurnal cycle do not depend on the time of day, which sin_day and cos_day describe.
         diurnal_forcing = {"sin_day", "cos_day"} & set(self.variables.dynamic_forcing.vars_2D)
         if self.solar.mean == "daily" and diurnal_forcing:
             raise ValueError("solar.mean is daily (no diurnal cycle), so sin_day and cos_day must not be forcings")
@@ -235,7 +235,7 @@ class DataConfig(StrictModel):
         return self
 
     def _require_known_variables(self) -> None:
-        """Refuse variables in ``vars_3D`` without levels, and options and transforms of variables that do not exist."""
+        """Raise ValueError if ``vars_3D`` have no levels, or options or transforms name unknown variables."""
         names_3d = self._names_on_levels()
         for name in names_3d:
             if not self.levels and not self.options_of(name).levels:
@@ -255,8 +255,8 @@ class DataConfig(StrictModel):
                 raise ValueError(f'transforms names "{name}", which is not read from data ({", ".join(names_in_data)})')
 
     def _require_effective_options(self) -> None:
-        """Refuse options of variables that contradict each other or have no effect."""
-        # The groups of variables that an option may be for.
+        """Raise ValueError if options of a variable contradict each other or have no effect."""
+        # Groups of variables to which an option may apply.
         groups = self.variables
         names_3d = self._names_on_levels()
         outputs = [*groups.prognostic.vars_3D, *groups.prognostic.vars_2D]
@@ -268,7 +268,7 @@ class DataConfig(StrictModel):
         varying = [*outputs, *forcing_from_data]
         from_data = [*varying, *static_from_data]
         not_derived = [name for name in from_data if self.options_of(name).derive is None]
-        # Option -> the variables for which it has an effect, and their description for the message.
+        # Option -> variables to which it applies, and a description of these variables for the message.
         effective_for: dict[str, tuple[list[str], str]] = {
             "levels": (names_3d, "variables on levels"),
             "minimum": (varying, "prognostic and diagnostic variables and forcing read from data"),
@@ -284,7 +284,7 @@ class DataConfig(StrictModel):
             for key, (members, description) in effective_for.items():
                 is_set = getattr(options, key) != VariableOptions.model_fields[key].default
                 if is_set and name not in members:
-                    raise ValueError(f"variable_options.{name}.{key} has no effect: it is for {description}")
+                    raise ValueError(f"variable_options.{name}.{key} has no effect: it applies to {description}")
             options.require_consistent(name)
 
     def _names_on_levels(self) -> list[str]:
@@ -298,7 +298,7 @@ class DataConfig(StrictModel):
         ]
 
     def options_of(self, name: str) -> VariableOptions:
-        """Return the options of a variable; the default options if the config names none for it."""
+        """Return the options of a variable; the default options if the config sets no options for the variable."""
         return self.variable_options.get(name, _DEFAULT_OPTIONS)
 
     def channel_map(self) -> ChannelMap:

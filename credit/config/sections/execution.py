@@ -1,6 +1,6 @@
-"""Config sections of how a run is executed: degrees of parallelism, and jobs of a scheduler (``pbs``, ``slurm``).
+"""Config sections for the execution of a run: degrees of parallelism, and jobs of a scheduler (``pbs``, ``slurm``).
 
-In the sections of jobs, None stands for the value of the cluster file.
+In the sections of jobs, None means the value in the cluster file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pydantic import Field, model_validator
 
 from credit.config.sections.base import DomainSection, Duration, PathText, StrictModel
 
-# One word of a directive. It cannot start a new line or another option.
+# One word of a scheduler directive. It cannot contain a line break or a second option.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:+=,&|*()\[\]%/~-]+$")]
-# A line of the job script, without line breaks and other control characters. U+2028 and U+2029 separate lines, too.
+# A line of the job script, without line breaks and other control characters. U+2028 and U+2029 are line separators.
 Line = Annotated[str, Field(pattern=r"^[^\p{Cc}\x{2028}\x{2029}]+$")]
-# A name of an environment variable or of a resource.
+# Name of an environment variable or of a resource.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class ParallelismConfig(DomainSection):
     """Degrees of parallelism.
 
-    The number of ranks is replicate x shard x domain x tensor; shard follows from the others.
+    The number of ranks is replicate x shard x domain x tensor; shard is computed from the other degrees.
     """
 
     data: Literal["fsdp2", "ddp", "none"] = Field(
@@ -45,15 +45,15 @@ class ParallelismConfig(DomainSection):
     replicate: int = Field(
         1,
         ge=1,
-        description="Number of groups of ranks that each hold all shards (hybrid sharding). A common choice is one "
+        description="Number of replicas: groups of ranks that each store all shards (hybrid sharding). A common "
+        "choice is one "
         "group per host.",
     )
     ensemble: int = Field(
         1,
         ge=1,
         description="Number of data-parallel ranks that share the members of one sample. It must divide the number of "
-        "data-parallel ranks (replicate x shard) and `trainer.members`. Weights are sharded over these ranks like over "
-        "all others.",
+        "data-parallel ranks (replicate x shard) and `trainer.members`. Weights are also sharded over these ranks.",
     )
     reshard_after_forward: bool = Field(
         True,
@@ -61,11 +61,13 @@ class ParallelismConfig(DomainSection):
         "This needs less memory and more communication.",
     )
     cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
-    timeout: Duration = Field("30min", description="Time after which a collective that waits for another rank fails.")
+    timeout: Duration = Field(
+        "30min", description="Time after which a collective that waits for a different rank fails."
+    )
 
     @property
     def divides_fields(self) -> bool:
-        """True if ranks divide the fields of a sample among them."""
+        """True if the fields of a sample are divided among ranks."""
         return self.num_domain_ranks > 1 or self.sequence_parallel
 
     @property
@@ -75,13 +77,13 @@ class ParallelismConfig(DomainSection):
 
     @model_validator(mode="after")
     def _require_sequence_fits(self) -> ParallelismConfig:
-        """Refuse sequence parallelism with keys that it does not work with."""
+        """Raise ValueError if sequence parallelism is combined with incompatible keys."""
         if not self.sequence_parallel:
             return self
         if self.tensor == 1 or self.data != "fsdp2":
             raise ValueError(
-                "sequence_parallel: needs tensor above 1, whose ranks it lets divide the fields, and data: fsdp2, "
-                f"which sums the gradients over them; tensor is {self.tensor}, data is {self.data}"
+                "sequence_parallel: needs tensor above 1, because it divides the fields among these ranks, and data: "
+                f"fsdp2, which sums the gradients over them; tensor is {self.tensor}, data is {self.data}"
             )
         if self.domain_parts is not None:
             raise ValueError(
@@ -107,9 +109,7 @@ class MixedPrecisionConfig(StrictModel):
 class SchedulerConfig(StrictModel):
     """Base class of the config sections of schedulers, with the keys that both schedulers have."""
 
-    cluster: PathText | None = Field(
-        None, description="Name of a cluster that `credit submit` knows, or the path of a cluster file."
-    )
+    cluster: PathText | None = Field(None, description="Name of a built-in cluster, or the path of a cluster file.")
     account: Word | None = Field(None, description="Account or project that pays for the job.")
     walltime: Duration | None = Field(None, description="Time limit of a job; in a chain, of each job.")
     nodes: int | None = Field(
@@ -121,7 +121,7 @@ class SchedulerConfig(StrictModel):
     min_nodes: int | None = Field(
         None,
         ge=1,
-        description="Smallest number of nodes with which a training job goes on after nodes have failed; see [Node "
+        description="Smallest number of nodes with which a training job continues after nodes have failed; see [Node "
         "failures](failures.md). It needs `trainer.global_batch_size` and launch: torchrun. Default: a job ends if a "
         "node fails.",
     )
@@ -138,7 +138,7 @@ class SchedulerConfig(StrictModel):
     )
     cpus_per_node: int | None = Field(None, ge=1, description="Number of CPU cores on a node.")
     memory: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]B?$")] | None = Field(
-        None, description="Memory of a node, for example 200GB. Default: that of the scheduler."
+        None, description="Memory of a node, for example 200GB. Default: the default of the scheduler."
     )
     chain: int | None = Field(
         None,
@@ -152,11 +152,11 @@ class SchedulerConfig(StrictModel):
         description="Shell commands to run first, one per line. `$VAR` is expanded when the job script is written.",
     )
     environment: dict[Name, str] | None = Field(
-        None, description="Environment variables to export, in addition to those of the cluster file."
+        None, description="Environment variables to export, in addition to the variables of the cluster file."
     )
     directives: list[Line] | None = Field(None, description="Further options of the scheduler, one per line.")
     python: PathText | None = Field(
-        None, description="Python interpreter of the job. Default: the one that runs `credit submit`."
+        None, description="Python interpreter of the job. Default: the interpreter that runs `credit submit`."
     )
     template: PathText | None = Field(None, description="Path of a Jinja2 template for the job script.")
 
@@ -179,7 +179,7 @@ class PbsConfig(SchedulerConfig):
 
     @property
     def queue_name(self) -> str | None:
-        """Name of the queue in the cluster file's table of limits, None for the site's default queue."""
+        """Name of the queue in the table of limits of the cluster file; None for the default queue of the cluster."""
         return self.queue
 
 
@@ -203,5 +203,7 @@ class SlurmConfig(SchedulerConfig):
 
     @property
     def queue_name(self) -> str | None:
-        """Name of the QOS, else of the partition, in the cluster file's table of limits; None if neither is set."""
+        """Name of the QOS, or otherwise of the partition, in the table of limits of the cluster file; None if neither
+        is set.
+        """
         return self.qos or self.partition

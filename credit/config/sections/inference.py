@@ -1,4 +1,4 @@
-"""The ``inference`` section: initial times, ensembles with the bases of their perturbations, files of forecasts."""
+"""The ``inference`` section: initial times, ensembles, base classes of perturbations, and forecast files."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class ModelNoiseConfig(StrictModel):
     amplitude: float = Field(
         1.0,
         gt=0,
-        description="Factor of the noise. Values above 1 increase a spread that is too small, as after training on few "
-        "data. Noise that is not Gaussian, such as `dropout`, is not changed.",
+        description="Factor on the noise. Values above 1 increase a spread that is too small, for example after "
+        "training on few data. Noise that is not Gaussian, such as `dropout`, is not changed.",
     )
     pairs: bool = Field(
         True,
         description="Give the members of each pair (the first two, the next two, ...) opposite noise, which makes the "
-        "ensemble mean more accurate. The noise of `dropout` has no opposite.",
+        "ensemble mean more accurate. This does not change the noise of `dropout`.",
     )
 
 
 class InitialPerturbationSection(StrictModel):
-    """Base class of the config sections of perturbations of the initial states, with the keys that all of them have."""
+    """Base class of the config sections of initial perturbations, with the keys that all kinds have."""
 
     kind: str
     amplitude: float = Field(
@@ -81,12 +81,14 @@ class InitialPerturbationSection(StrictModel):
     def analysis_lags_minutes(self) -> list[int]:
         """Return the lags of the analyses that a forecast reads, in minutes before the initial time.
 
-        The lag 0 stands for the analysis at the initial time itself.
+        The lag 0 means the analysis at the initial time.
         """
         return [0]
 
-    def durations_in_steps(self) -> dict[str, str]:
-        """Return the durations (text, by key of this section) that must be multiples of ``data.timestep``."""
+    def durations_to_check(self) -> dict[str, str]:
+        """Return key of this section -> duration string, for each duration that must be a multiple of
+        ``data.timestep``.
+        """
         return {}
 
     def describe(self) -> str:
@@ -95,7 +97,7 @@ class InitialPerturbationSection(StrictModel):
 
 
 class TendencyPerturbationSection(StrictModel):
-    """Base class of the config sections of perturbations of the tendencies, with the key that all of them have."""
+    """Base class of the config sections of tendency perturbations, with the key that all kinds have."""
 
     kind: str
 
@@ -125,11 +127,11 @@ class EnsembleConfig(StrictModel):
     )
     control: bool = Field(
         True,
-        description="Member 0 is the control: it has no perturbation, no stochastic tendencies and no noise. Default: "
-        "true, but false for a network with `model.noise`.",
+        description="Member 0 is the control, without perturbation, stochastic tendencies and noise. Default: true, "
+        "but false for a network with `model.noise`.",
     )
     lagged: Duration | None = Field(
-        None, description="Lagged ensemble: member m starts from the analysis that is m times this interval earlier."
+        None, description="Lagged ensemble: member m starts from an analysis that is earlier by m times this interval."
     )
     dropout: bool = Field(
         False, description="Keep the dropout of the network active. The results then also depend on the batch size."
@@ -146,24 +148,24 @@ class EnsembleConfig(StrictModel):
     @field_validator("members")
     @classmethod
     def _require_several_members(cls, members: int) -> int:
-        """Refuse an ensemble of fewer than two members."""
+        """Raise ValueError if an ensemble has fewer than two members."""
         if members < 2:
             raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
         return members
 
     @property
     def has_added_spread(self) -> bool:
-        """True if something other than the network's own noise (`model.noise`) makes the members differ."""
+        """True if perturbations, lagged initial times, feature noise or dropout make the members differ."""
         for source_of_spread in (self.perturbation, self.lagged, self.stochastic, self.feature_noise):
             if source_of_spread is not None:
                 return True
         return self.dropout
 
     def describe_lack_of_noise(self, network: str) -> str | None:
-        """Return why a network without ``model.noise`` cannot make this ensemble, as an error message.
+        """Return an error message if a network without ``model.noise`` cannot make this ensemble, otherwise None.
 
         Args:
-            network: the network in the message, such as "a network without model.noise".
+            network: description of the network for the message, such as "a network without model.noise".
 
         Returns:
             The message; None if the network can make the ensemble.
@@ -179,7 +181,10 @@ class EnsembleConfig(StrictModel):
 
 
 class ForecastParallelismConfig(DomainSection):
-    """Distribution of one forecast over ranks. By default, each rank has the whole network and its own forecasts."""
+    """Distribution of one forecast over ranks.
+
+    By default, each rank has the whole network and makes different forecasts.
+    """
 
     tensor: int = Field(
         1,
@@ -191,7 +196,7 @@ class ForecastParallelismConfig(DomainSection):
         1,
         ge=1,
         description="Number of ranks that share the members of one initial time. It must divide the number of ranks / "
-        "(tensor x domain). Each of these ranks takes whole batches of `inference.batch_size` members.",
+        "(tensor x domain). Each of these ranks computes whole batches of `inference.batch_size` members.",
     )
     shard: bool = Field(
         False,
@@ -206,12 +211,12 @@ class ForecastParallelismConfig(DomainSection):
 
     @property
     def splits_weights(self) -> bool:
-        """True if a rank holds only a part of the weights (sharding or tensor parallelism)."""
+        """True if a rank stores only a part of the weights (sharding or tensor parallelism)."""
         return self.shard or self.tensor > 1
 
     @property
     def shares_forecasts(self) -> bool:
-        """True if several ranks compute a forecast together, because they share its weights or its fields."""
+        """True if several ranks compute one forecast together, because they divide its weights or its fields."""
         return self.splits_weights or self.num_domain_ranks > 1
 
     @property
@@ -239,7 +244,7 @@ class InferenceConfig(StrictModel):
     )
     amp: bool = Field(False, description="Compute in bfloat16.")
     parallelism: ForecastParallelismConfig = Field(
-        ForecastParallelismConfig(), description="Sharing of one forecast, or of its members, among several ranks."
+        ForecastParallelismConfig(), description="Division of one forecast, or of its members, among several ranks."
     )
     ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
     hyperdiffusion: HyperdiffusionEntry | None = Field(
@@ -265,7 +270,7 @@ class InferenceConfig(StrictModel):
     )
     grib: GribConfig = Field(GribConfig(), description="Settings of GRIB2 files.")
     layout: Literal["cf", "weatherbench2"] = Field(
-        "cf", description="Names of the dimensions in a zarr store: those of CF or of WeatherBench 2."
+        "cf", description="Names of the dimensions in a zarr store: names of CF or of WeatherBench 2."
     )
     pressure_levels: list[float] | None = Field(
         None,
@@ -320,25 +325,25 @@ class InferenceConfig(StrictModel):
     @field_validator("derive")
     @classmethod
     def _require_valid_names(cls, derive: dict[str, DerivedVariableConfig]) -> dict[str, DerivedVariableConfig]:
-        """Refuse names of derived variables that forecast files cannot contain."""
+        """Raise ValueError if forecast files cannot contain the name of a derived variable."""
         require_valid_names(derive)
         return derive
 
     @field_validator("pressure_levels")
     @classmethod
     def _require_pressures(cls, levels: list[float] | None) -> list[float] | None:
-        """Refuse pressure levels that are not positive or are repeated."""
+        """Raise ValueError if pressure levels are not positive or are repeated."""
         if levels is None:
             return levels
         has_repeated_levels = len(set(levels)) < len(levels)
         if min(levels) <= 0 or has_repeated_levels:
-            raise ValueError("pressures in hPa are above 0 and are named once each")
+            raise ValueError("pressures in hPa must be above 0 and must not be repeated")
         return levels
 
     @field_validator("levels")
     @classmethod
     def _require_some_level(cls, levels: list[float] | None) -> list[float] | None:
-        """Refuse an empty list of levels."""
+        """Raise ValueError if the list of levels is empty."""
         if levels == []:
             raise ValueError(
                 "the list is empty; leave the key out to write all levels, or select variables without levels in "
@@ -348,42 +353,42 @@ class InferenceConfig(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Post-processes by config key, in their order; each replaces those of the same kind in the model.
+        """Config key -> post-process, in order; each replaces the post-processes of the same kind in the model.
 
-        The value of the key ``hyperdiffusion`` comes first.
+        The value of the key ``hyperdiffusion`` is the first entry.
         """
         return list_entries_by_key("inference", self.hyperdiffusion, self.postprocess)
 
     @model_validator(mode="after")
-    def _postprocess_in_order(self) -> InferenceConfig:
-        """Refuse post-processes in an order in which a later one undoes an earlier one."""
+    def _require_postprocess_order(self) -> InferenceConfig:
+        """Raise ValueError if a later post-process would undo an earlier post-process."""
         require_order(self.postprocess_entries, "inference.postprocess")
         return self
 
     @model_validator(mode="after")
     def _require_fitting_format(self) -> InferenceConfig:
-        """Refuse keys that the format of the files does not support."""
+        """Raise ValueError if the format of the files does not support a key."""
         if self.split is not None and self.format == "zarr":
-            raise ValueError("split: is for netCDF and GRIB2; a zarr store contains all forecasts")
+            raise ValueError("split: only for netCDF and GRIB2; a zarr store contains all forecasts")
         if self.split == "member" and self.ensemble is None:
-            raise ValueError("split: member is for ensembles; set ensemble, or another split")
+            raise ValueError("split: member is only for ensembles; set ensemble, or a different split")
         if self.layout != "cf" and self.format != "zarr":
-            raise ValueError(f"layout: {self.layout} names zarr's dimensions; set format: zarr, too")
+            raise ValueError(f"layout: {self.layout} names the dimensions of a zarr store; also set format: zarr")
         if self.grib != GribConfig() and self.format != "grib2":
-            raise ValueError(f"grib: is for GRIB2, and format is {self.format}; set format: grib2, or remove grib")
+            raise ValueError(f"grib: only for GRIB2, but format is {self.format}; set format: grib2, or remove grib")
         if self.format == "grib2" and (self.compression or self.keep_bits is not None):
             raise ValueError(
-                "compression, keep_bits: are for netCDF and zarr; for GRIB2 set grib.packing and grib.bits"
+                "compression, keep_bits: only for netCDF and zarr; for GRIB2 set grib.packing and grib.bits"
             )
         return self
 
     @model_validator(mode="after")
     def _require_fitting_lead_times(self) -> InferenceConfig:
-        """Refuse ``lead_times`` with ``output_every``, in another than ascending order, or beyond ``lead_time``."""
+        """Raise ValueError if ``lead_times`` conflicts with ``output_every`` or ``lead_time``, or does not increase."""
         if self.lead_times is None:
             return self
         if self.output_every is not None:
-            raise ValueError("lead_times and output_every both select what is written; give one of them")
+            raise ValueError("lead_times and output_every both select the written lead times; set only one of them")
         minutes = [parse_duration(lead) for lead in self.lead_times]
         if any(after <= before for before, after in itertools.pairwise(minutes)):
             raise ValueError(f"lead_times: {', '.join(self.lead_times)} must increase")

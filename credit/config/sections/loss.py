@@ -26,27 +26,27 @@ class LossSection(StrictModel):
     level_weights: Literal["none", "pressure"] = Field(
         "none", description="`pressure`: weight levels in proportion to pressure. `none`: weight them equally."
     )
-    weight: Weight = Field(1.0, description="Factor on this loss, where it is one of the terms of a sum.")
+    weight: Weight = Field(1.0, description="Factor on this loss if it is a term of a sum.")
     weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500). Default: 1.")
 
     @property
     def needs_members(self) -> bool:
-        """True if the loss compares the members of an ensemble, and so needs several of them."""
+        """True if the loss compares ensemble members and therefore needs several members."""
         return False
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True for a loss with constants that depend on the grid, other than fields (H, W), such as spectral tables.
+        """True if constants of the loss other than fields (H, W), such as spectral tables, depend on the grid.
 
-        ``credit plan`` builds any other loss on a coarse grid and resizes its fields, which takes less time and memory.
+        Otherwise ``credit plan`` builds the loss on a coarse grid and resizes its fields, to save time and memory.
         """
         return False
 
 
-# Keys that are set once for a sum of losses and not for its terms.
+# Keys that are set for a whole sum of losses and not for its terms.
 SHARED_KEYS = {"scaling", "latitude_weights", "level_weights", "weights"}
 LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]
-# A term of a sum, which is not a sum itself.
+# A term of a sum. A term must not be a sum.
 LossTermEntry = Annotated[
     SerializeAsAny[LossSection],
     RegisteredSection(LOSSES, default="mse", base=LossSection, excluded=("sum",)),

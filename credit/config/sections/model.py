@@ -1,8 +1,8 @@
 """Base of the ``model`` section: the keys that every model has.
 
-The section of each type of model is in the folder of the model and is registered with its class
-(`credit.models.registry.register_model`). The config has no shapes or numbers of channels; they are derived from the
-data.
+The section of each type of model is defined in the folder of the model and is registered together with its class
+(`credit.models.registry.register_model`). The config contains no shapes or numbers of channels, because they are
+derived from the data.
 """
 
 from __future__ import annotations
@@ -14,58 +14,59 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from credit.calendar import parse_duration
 from credit.config.registry import MODELS, NOISES, POSTPROCESSES, RegisteredSection
-from credit.config.sections.base import StrictModel, canonical_duration
+from credit.config.sections.base import StrictModel, standardise_duration
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
-# Type of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind.
+# Type of `model.hyperdiffusion` and `inference.hyperdiffusion`. These sections need no key `kind`.
 HyperdiffusionEntry = Annotated[
     SerializeAsAny[PostprocessSection],
     RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection, only=("hyperdiffusion",)),
 ]
 
 
-def _canonical_memory(value: object) -> object:
-    """Return a value of ``memory``, the correlation time of a noise, in its standard spelling.
+def _standardise_memory(value: object) -> object:
+    """Return a value of ``memory``, the correlation time of noise, in its standard spelling.
 
     Args:
-        value: ``step``, ``forecast`` or a duration; a duration of 0 becomes ``step``. Pydantic reports a value of any
-            other type.
+        value: ``step``, ``forecast`` or a duration; a duration of 0 becomes ``step``. Pydantic reports values of other
+            types.
 
     Raises:
-        ValueError: if text or a number is neither a duration nor one of the two words.
+        ValueError: if the value is neither a duration nor ``step`` nor ``forecast``.
     """
     if value in ("step", "forecast"):
         return value
-    # A duration of 0 in any spelling, such as 0, 0.0 or 0h, which `canonical_duration` would refuse.
+    # `standardise_duration` does not accept a duration of 0, such as 0, 0.0 or 0h.
     if not isinstance(value, bool) and re.fullmatch(r"0+(\.0*)?\s*[a-z]*", str(value)):
         return "step"
-    return canonical_duration(value)
+    return standardise_duration(value)
 
 
-def _as_list_of_values(value: Any) -> Any:
+def _wrap_in_list(value: Any) -> Any:
     """Return a single value as a list of one value, and a list or tuple as a list."""
     if isinstance(value, list | tuple):
         return list(value)
     return [value]
 
 
-Memory = Annotated[str, BeforeValidator(_canonical_memory)]
+Memory = Annotated[str, BeforeValidator(_standardise_memory)]
 
 
 class ModelNoiseSection(StrictModel):
-    """Base class of the config sections of noise inside the network, with the keys that every kind of noise has."""
+    """Base class of the config sections of noise inside the network, with the keys that all kinds of noise have."""
 
     kind: str
-    memory: Annotated[list[Memory], BeforeValidator(_as_list_of_values)] = Field(
+    memory: Annotated[list[Memory], BeforeValidator(_wrap_in_list)] = Field(
         ["step"],
         min_length=1,
-        description="How long a draw lasts: `step` (or 0h) draws anew at each step, a duration is the time after which "
-        "the correlation has fallen to 1/e, `forecast` keeps the draw for the whole forecast. With several values, the "
+        description="Correlation time of the noise. `step` (or 0h): new noise at each step. A duration: the time "
+        "after which the correlation has fallen to 1/e. `forecast`: the same noise for the whole forecast. With "
+        "several values, the "
         "channels of the noise are divided evenly among them.",
     )
 
     def memory_minutes(self) -> list[float]:
-        """Return each value of `memory` in minutes, in their order: 0 for ``step``, infinity for ``forecast``."""
+        """Return the values of `memory` in minutes, in order: 0 for ``step``, infinity for ``forecast``."""
         special_minutes = {"step": 0.0, "forecast": float("inf")}
         minutes = []
         for memory in self.memory:
@@ -79,13 +80,13 @@ class ModelNoiseSection(StrictModel):
 ModelNoiseEntry = Annotated[SerializeAsAny[ModelNoiseSection], RegisteredSection(NOISES, base=ModelNoiseSection)]
 
 
-def _as_list_of_sections(value: Any) -> Any:
+def _convert_to_sections(value: Any) -> Any:
     """Return the value of ``model.noise`` (a kind, a section, or a list of these) as a list of sections.
 
     A kind alone becomes a section with this kind. None becomes an empty list.
     """
     sections = []
-    for entry in _as_list_of_values(value):
+    for entry in _wrap_in_list(value):
         if isinstance(entry, str):
             sections.append({"kind": entry})
         elif entry is not None:
@@ -93,12 +94,12 @@ def _as_list_of_sections(value: Any) -> Any:
     return sections
 
 
-# A kind, a section, or a list of them.
-ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_as_list_of_sections)]
+# A kind, a section, or a list of kinds and sections.
+ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_convert_to_sections)]
 
 
 def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
-    """Refuse a kind of noise that is listed twice.
+    """Raise an error if a kind of noise is listed twice.
 
     Args:
         entries: entries of ``model.noise``.
@@ -123,8 +124,8 @@ class ModelSection(StrictModel):
     )
     noise: ModelNoiseList = Field(
         [],
-        description="Random numbers inside the network, by which the members of an ensemble differ: a kind, or a list "
-        "of kinds with their keys.",
+        description="Random numbers inside the network, which make the members of an ensemble differ: a kind, or a "
+        "list of kinds with their keys.",
     )
     hyperdiffusion: HyperdiffusionEntry | None = Field(
         None,
@@ -140,28 +141,28 @@ class ModelSection(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _postprocess_in_order(self) -> ModelSection:
-        """Refuse post-processes in an order in which a later one undoes an earlier one."""
+    def _require_postprocess_order(self) -> ModelSection:
+        """Raise ValueError if a later post-process would undo an earlier post-process."""
         require_order(self.postprocess_entries, "model.postprocess")
         return self
 
     @model_validator(mode="after")
-    def _noise_of_different_kinds(self) -> ModelSection:
-        """Refuse a kind of noise that is listed twice."""
+    def _require_different_noise_kinds(self) -> ModelSection:
+        """Raise ValueError if a kind of noise is listed twice."""
         require_different_kinds(self.noise)
         return self
 
-    # Keys that may change when a run begins with the weights of a run on another grid.
+    # Keys that may change if a run begins with the weights of a run on a different grid.
     grid_keys: ClassVar[tuple[str, ...]] = ()
 
     def resolve(self, grid_shape: tuple[int, int]) -> ModelSection:
-        """Return the section with a number for each key whose value `auto` leaves the choice to the grid.
+        """Return the section in which numbers that suit the grid replace the values `auto`.
 
         Args:
             grid_shape: number of rows and columns of the grid.
 
         Raises:
-            ConfigError: if no number fits the grid.
+            ConfigError: if no number suits the grid.
         """
         return self
 
@@ -174,7 +175,7 @@ class ModelSection(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Post-processes by config key, in their order; the value of the key ``hyperdiffusion`` comes first."""
+        """Config key -> post-process, in order; the value of the key ``hyperdiffusion`` is the first entry."""
         return list_entries_by_key("model", self.hyperdiffusion, self.postprocess)
 
 

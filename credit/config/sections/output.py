@@ -1,4 +1,4 @@
-"""Sections of forecast output: variables computed before it is written, settings of GRIB2, and products."""
+"""Sections of forecast output: derived variables, settings of GRIB2, and products."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from credit.config.registry import PRODUCTS, RegisteredSection
 from credit.config.sections.base import Duration, StrictModel
 from credit.errors import did_you_mean
 
-# Kind of a derived variable that is the sum of an output over several steps.
+# Kind of derived variables that are the sum of an output over several steps.
 ACCUMULATION = "accumulation"
-# Names of coordinates and of markers in forecast files, in any format.
+# Names of coordinates and of completion marks in forecast files of any format.
 _RESERVED_NAMES = (
     r"(valid_)?time(_since_start|_\d.*)?|init_time|lead_time|prediction_timedelta|forecast_period|member|"
     r"forecast_reference_time|level(_.*)?|latitude|longitude|written|initial_fields|bnds|.*_bnds"
@@ -23,7 +23,7 @@ _RESERVED_NAMES = (
 
 
 def require_valid_names(names: Iterable[str]) -> None:
-    """Refuse names of derived variables that forecast files cannot contain.
+    """Raise an error if forecast files cannot contain the name of a derived variable.
 
     Args:
         names: names of derived variables.
@@ -34,10 +34,10 @@ def require_valid_names(names: Iterable[str]) -> None:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name):
             raise ValueError(
-                f'"{name}" is not a name for a variable: use letters, digits, underscore, dot, plus and hyphen'
+                f'"{name}" is not a valid variable name: use letters, digits, underscore, dot, plus and hyphen'
             )
         if re.fullmatch(_RESERVED_NAMES, name):
-            raise ValueError(f'"{name}" is the name of a coordinate of the files; take another name')
+            raise ValueError(f'"{name}" is the name of a coordinate of the files; choose a different name')
 
 
 class DerivedVariableConfig(StrictModel):
@@ -50,7 +50,7 @@ class DerivedVariableConfig(StrictModel):
         "relative_humidity_water",
         "wind_speed",
         "accumulation",
-    ] = Field(description="Quantity to compute. `accumulation` is the sum of the variable `of` over steps.")
+    ] = Field(description="Quantity to compute. `accumulation` is the sum of the variable in `of` over steps.")
     inputs: dict[str, str] = Field(
         {},
         description="Input -> variable. Defaults: temperature: t, specific_humidity: q, eastward_wind: u, "
@@ -67,12 +67,12 @@ class DerivedVariableConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_fitting_inputs(self) -> DerivedVariableConfig:
-        """Refuse keys and inputs that the kind does not have."""
+        """Raise ValueError if the kind does not support a key or an input."""
         if (self.kind == ACCUMULATION) != (self.of is not None):
-            raise ValueError(f"of: is needed for kind {ACCUMULATION}, and for that alone")
+            raise ValueError(f"of: is required for kind {ACCUMULATION} and not allowed for other kinds")
         if self.kind != ACCUMULATION and self.over is not None:
-            raise ValueError(f"over: is for kind {ACCUMULATION}")
-        # Roles of the inputs, such as temperature; a config may assign another variable to a role than the default.
+            raise ValueError(f"over: only for kind {ACCUMULATION}")
+        # Roles of the inputs, such as temperature. A config may assign a variable to a role.
         roles = DERIVED_VARIABLE_INPUTS.get(self.kind, {})
         for role in self.inputs:
             if role not in roles:
@@ -82,7 +82,7 @@ class DerivedVariableConfig(StrictModel):
 
     @property
     def input_variables(self) -> dict[str, str]:
-        """Variable of each input, by its role, such as ``temperature``.
+        """Role of each input, such as ``temperature`` -> variable.
 
         The derived variable has the levels of the first input.
         """
@@ -100,7 +100,9 @@ class GribParameterConfig(StrictModel):
     discipline: int | None = Field(None, ge=0, le=254, description="Discipline (code table 0.0).")
     category: int | None = Field(None, ge=0, le=254, description="Category (code table 4.1).")
     number: int | None = Field(None, ge=0, le=254, description="Number (code table 4.2).")
-    units: str | None = Field(None, description="Units of the values in the file, to which they are converted.")
+    units: str | None = Field(
+        None, description="Units of the values in the file. The values are converted to these units."
+    )
     level_type: str | None = Field(
         None,
         description="Type of level of a variable without levels: `surface`, `meanSea`, `heightAboveGround`, "
@@ -110,7 +112,7 @@ class GribParameterConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_short_name_or_numbers(self) -> GribParameterConfig:
-        """Require either a short name or all numbers with units."""
+        """Raise ValueError unless either a short name or all numbers with units are given."""
         numbers = (self.discipline, self.category, self.number, self.units)
         num_given = sum(value is not None for value in numbers)
         if num_given != (0 if self.parameter is not None else len(numbers)):
@@ -128,25 +130,25 @@ class GribConfig(StrictModel):
         description="Originating centre: number of WMO common code table C-11, or short name of ecCodes, such as "
         "`edzw`. Default: missing.",
     )
-    sub_centre: int = Field(0, ge=0, le=65535, description="Sub-centre, as the centre defines it.")
-    generating_process: int = Field(255, ge=0, le=255, description="Number that the centre gives to this model.")
+    sub_centre: int = Field(0, ge=0, le=65535, description="Sub-centre, as defined by the centre.")
+    generating_process: int = Field(255, ge=0, le=255, description="Number of this model, as defined by the centre.")
     status: Literal["operational", "test", "research"] = Field(
         "research", description="Production status of the data (code table 1.3)."
     )
     packing: Literal["ccsds", "simple"] = Field(
-        "ccsds", description="`ccsds` is compressed without loss. `simple` is read by older programs, too."
+        "ccsds", description="`ccsds` is compressed without loss. Older programs can also read `simple`."
     )
     bits: int = Field(
         16,
         ge=1,
         le=24,
         description="Bits per value. The largest error is the range of a field / (2^bits - 1). Variables in "
-        "`precision` have as many bits as they need.",
+        "`precision` use the number of bits that their precision requires.",
     )
     precision: dict[str, float] = Field(
         {},
-        description="Variable -> largest error of its values, in the units of the data. At most 24 bits are used, the "
-        "precision of the fields themselves.",
+        description="Variable -> largest error of its values, in the units of the data. At most 24 bits are used, "
+        "because this is the precision of the fields.",
     )
     parameters: dict[str, GribParameterConfig] = Field(
         {}, description="Variable -> GRIB2 parameter. Default: by the standard_name or the name of the variable."
@@ -155,7 +157,7 @@ class GribConfig(StrictModel):
     @field_validator("precision")
     @classmethod
     def _require_positive(cls, precision: dict[str, float]) -> dict[str, float]:
-        """Refuse errors that are not above 0."""
+        """Raise ValueError if an error in `precision` is not above 0."""
         for name, error in precision.items():
             if not error > 0:
                 raise ValueError(f"{name}: {error} must be above 0")
@@ -166,12 +168,12 @@ class ProductSection(StrictModel):
     """Base class of the config sections of forecast products, with the keys that every product has."""
 
     kind: str
-    name: str = Field(description="Name of the product: the beginning of the names of its files.")
+    name: str = Field(description="Name of the product. The names of its files begin with this name.")
 
     @field_validator("name")
     @classmethod
     def _require_valid_name(cls, name: str) -> str:
-        """Refuse a name that netCDF or file names do not allow, or that is the name of a coordinate."""
+        """Raise ValueError if netCDF or file names do not allow the name, or if it is the name of a coordinate."""
         require_valid_names([name])
         return name
 
@@ -180,7 +182,7 @@ ProductEntry = Annotated[SerializeAsAny[ProductSection], RegisteredSection(PRODU
 
 
 def _require_distinct_names(entries: list[ProductSection]) -> list[ProductSection]:
-    """Refuse two products of the same name, because their files would replace each other."""
+    """Raise ValueError if two products have the same name, because their files would replace each other."""
     names = [entry.name for entry in entries]
     for name in names:
         if names.count(name) > 1:

@@ -1,4 +1,4 @@
-"""The entries of ``data.sources``, and the grid that sources are interpolated to."""
+"""The entries of ``data.sources``, and the grid to which sources are interpolated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field, ValidationError, model_validator
 from credit.config.sections.base import Duration, PathText, StrictModel
 from credit.errors import did_you_mean
 
-# Registered name of a source type -> the section of its options, None if it declares no section.
+# Registered name of a source type -> section of its options; None if the source has no section.
 _OPTION_SECTIONS: dict[str, type[StrictModel] | None] = {}
 
 
 def register_source_type(name: str, options: type[StrictModel] | None = None) -> None:
-    """Allow a value of ``data.sources.N.type``.
+    """Register a value of ``data.sources.N.type``.
 
-    `credit.data.formats.plugin.source.register_source`, by which a plugin registers a source, calls this function.
+    `credit.data.formats.plugin.source.register_source`, with which a plugin registers a source, calls this function.
 
     Args:
         name: name of the type.
@@ -39,7 +39,8 @@ class VerticalConfig(StrictModel):
     )
     coefficients: PathText | None = Field(
         None,
-        description="File with the coefficients of the source's levels, if the source lacks them: netCDF, GRIB, or "
+        description="File with the coefficients of the source's levels, if the source does not contain them: netCDF, "
+        "GRIB, or "
         "CSV with the columns a (in Pa) and b of the half levels.",
     )
 
@@ -68,8 +69,9 @@ class SourceConfig(StrictModel):
     )
     period: tuple[str, str] | None = Field(
         None,
-        description="Read only the times between these two dates (UTC, both included). If the last date has no clock "
-        "time, the whole day is included. Use it if one source continues another.",
+        description="Read only the times between these two dates (UTC, including both dates). If the last date has no "
+        "clock "
+        "time, the whole day is included. Use this key if one source continues a different source.",
     )
     every: Duration | None = Field(
         None,
@@ -84,7 +86,8 @@ class SourceConfig(StrictModel):
     )
     times: Literal["exact", "persist", "cyclic"] = Field(
         "exact",
-        description="Times at which a value is used. `exact`: its own time. `persist`: until the next value, for "
+        description="Times at which a value is used. `exact`: only the time of the value. `persist`: until the next "
+        "value, for "
         "forcing with fewer times than the other data. `cyclic`: in every year, for a representative "
         "year.",
     )
@@ -100,7 +103,7 @@ class SourceConfig(StrictModel):
     )
 
     def names_in_files(self, variable: str) -> list[str]:
-        """Return the names that a variable of the run may have in the files, in the order of preference."""
+        """Return the possible names of a variable of the run in the files, in order of preference."""
         names = self.rename.get(variable, variable)
         if isinstance(names, str):
             return [names]
@@ -108,7 +111,7 @@ class SourceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_names(self) -> SourceConfig:
-        """Refuse an empty list of names for a variable."""
+        """Raise ValueError if the list of names for a variable is empty."""
         for variable, names in self.rename.items():
             if not names:
                 raise ValueError(f"rename.{variable}: the list is empty; write at least one name")
@@ -116,37 +119,39 @@ class SourceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_files_or_type(self) -> SourceConfig:
-        """Refuse a source without exactly one of ``path`` and ``type``, and keys that do not apply to it."""
-        # The comparison is True if both keys are missing, and if both are given.
+        """Raise ValueError unless exactly one of ``path`` and ``type`` is set, or if a key does not apply to the
+        source.
+        """
+        # The comparison is True if both keys are missing or both keys are set.
         if (self.path is None) == (self.type is None):
             state = "neither is" if self.path is None else "both are"
             raise ValueError(
                 f"give exactly one of path (files) and type (a source that a plugin registers); {state} given"
             )
-        # A source of files.
+        # The source consists of files.
         if self.type is None:
             if self.options:
                 raise ValueError(f"options: {self.options} are for a source with a type; files have no options")
             return self
-        # A source that a plugin has registered.
+        # The source is registered by a plugin.
         if self.type not in _OPTION_SECTIONS:
             hint = did_you_mean(self.type, _OPTION_SECTIONS)
             if not hint:
-                hint = "; no plugin has registered a source: name the module of yours in plugins"
+                hint = "; no plugin has registered a source: list the module of your source in plugins"
             raise ValueError(f'type: "{self.type}" is not a registered source{hint}')
         for key in ("format", "select", "storage_options"):
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is for files; a source with a type has options instead")
+                raise ValueError(f"{key} is only for files; a source with a type has options instead")
         self._require_valid_options(_OPTION_SECTIONS[self.type])
         return self
 
     def _require_valid_options(self, section: type[StrictModel] | None) -> None:
-        """Refuse options that cannot be saved with the config, or that the section of the source type refuses.
+        """Raise an error if options cannot be saved with the config or are invalid for the source type.
 
         Args:
-            section: section of the options of this type; None if its options are not validated.
+            section: section of the options of this type; None if the options are not validated.
         """
-        # The config of a run is saved as YAML and JSON, so every value must survive both.
+        # The config of a run is saved as YAML and JSON, so both formats must preserve every value.
         for name, value in self.options.items():
             if not _is_plain_value(value):
                 raise ValueError(
@@ -155,7 +160,7 @@ class SourceConfig(StrictModel):
                 )
         if section is None:
             return
-        # pydantic would report an unknown option without the nearest name.
+        # Pydantic would report an unknown option without the nearest name.
         for name in self.options:
             if name not in section.model_fields:
                 hint = did_you_mean(name, section.model_fields) or "; it has no options"
@@ -170,7 +175,7 @@ class SourceConfig(StrictModel):
 
 
 def _is_plain_value(value: object) -> bool:
-    """Return True if a value stays the same when it is written as YAML and read again."""
+    """Return True if a value does not change when it is written as YAML and read again."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain_value(item) for key, item in value.items())
     if isinstance(value, list):
@@ -187,7 +192,7 @@ class GridConfig(StrictModel):
     columns: int | None = Field(None, ge=2, description="Number of columns; the first one is at longitude 0.")
     poles: bool | None = Field(
         None,
-        description="true: the first and last row lie on the poles (181 x 360). false: they lie half a cell away from "
+        description="true: the first and last row are at the poles (181 x 360). false: they are half a cell away from "
         "the poles (180 x 360).",
     )
     like: PathText | None = Field(
@@ -196,10 +201,10 @@ class GridConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_description(self) -> GridConfig:
-        """Refuse a grid unless either ``rows``, ``columns`` and ``poles`` are given, or ``like`` alone."""
+        """Raise ValueError unless either ``rows``, ``columns`` and ``poles``, or only ``like`` are set."""
         num_missing = (self.rows, self.columns, self.poles).count(None)
-        # Without `like` none of the three keys may be missing; with `like` all three must be.
+        # Without `like`, all three keys are required; with `like`, none of them is allowed.
         num_required = 0 if self.like is None else 3
         if num_missing != num_required:
-            raise ValueError("give rows, columns and poles, or like alone")
+            raise ValueError("set rows, columns and poles, or only like")
         return self

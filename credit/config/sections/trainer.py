@@ -1,4 +1,4 @@
-"""The ``trainer`` section, and the base of the sections of training objectives."""
+"""The ``trainer`` section, and the base class of the sections of training objectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveSection(StrictModel):
-    """Base class of the config sections of training objectives (`trainer.objective`); every objective has its key.
+    """Base class of the config sections of training objectives (`trainer.objective`), with the key of all objectives.
 
     An objective defines how a training step runs the model and computes the loss.
 
@@ -64,7 +64,7 @@ class ScheduleConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_decay_in_run(self) -> ScheduleConfig:
-        """Refuse a warm-up and a decay that are longer than the run together."""
+        """Raise ValueError if warm-up and decay together are longer than the run."""
         if self.kind == "warmup_stable_decay" and self.warmup + self.decay > 1:
             raise ValueError(
                 f"warmup ({self.warmup:g}) and decay ({self.decay:g}) are fractions of the run: their sum must not "
@@ -79,7 +79,7 @@ class LossSpikeConfig(StrictModel):
     factor: float = Field(
         5.0, gt=1, description="A loss is a spike if it exceeds this factor times the median of recent losses."
     )
-    window: int = Field(50, ge=5, description="Number of recent losses in the median.")
+    window: int = Field(50, ge=5, description="Number of recent losses from which the median is computed.")
     limit: int = Field(3, ge=1, description="Largest number of returns to a checkpoint. Later spikes are only logged.")
 
 
@@ -98,9 +98,13 @@ class LoraConfig(StrictModel):
 
 
 class PreviewConfig(StrictModel):
-    """Forecasts that a training run makes, scores and draws after validations."""
+    """Previews: a few forecasts that a training run makes, scores and plots after every `every`-th validation."""
 
-    every: int = Field(1, ge=1, description="Number of validations between previews. The last step also has a preview.")
+    every: int = Field(
+        1,
+        ge=1,
+        description="Number of validations from one preview to the next. There is also a preview after the last step.",
+    )
     lead_time: Duration = Field(
         "72h", description="Length of the forecasts. The default is rounded up to a multiple of `data.timestep`."
     )
@@ -110,7 +114,7 @@ class PreviewConfig(StrictModel):
     channels: list[str] | None = Field(
         None,
         min_length=1,
-        description="Channels to score and draw. Default: those of `verification.figure_channels`.",
+        description="Channels to score and plot. Default: the channels of `verification.figure_channels`.",
     )
 
 
@@ -135,16 +139,18 @@ class TrainerConfig(StrictModel):
     global_batch_size: int | None = Field(
         None,
         ge=1,
-        description="Number of samples of an optimizer step over all ranks. Each rank takes an equal part, in equal "
-        "batches of at most `train_batch_size` samples, so that a step has the same samples on any number of ranks. "
-        "Leave out `grad_accum_every`, which follows. Default: train_batch_size x grad_accum_every x number of ranks "
+        description="Number of samples of an optimizer step over all ranks. Each rank computes an equal part, in "
+        "equal batches of at most `train_batch_size` samples, so that a step has the same samples on any number of "
+        "ranks. Leave out `grad_accum_every`; it is computed from this key. Default: train_batch_size x "
+        "grad_accum_every x number of ranks "
         "with different samples.",
     )
     valid_batch_size: int = Field(1, ge=1, description="Number of samples in a validation batch.")
     members: int = Field(
         1,
         ge=1,
-        description="Forecasts of each sample in a training step. A number above 1 needs a loss for ensembles, such as "
+        description="Number of forecasts (ensemble members) of each sample in a training step. A number above 1 needs "
+        "a loss for ensembles, such as "
         "`crps`, and noise inside the network (`model.noise`).",
     )
     members_at_once: int = Field(
@@ -156,7 +162,8 @@ class TrainerConfig(StrictModel):
     valid_members: int = Field(
         8,
         ge=2,
-        description="Forecasts of each sample in the validation of an ensemble; their noise is always the same.",
+        description="Number of forecasts of each sample in the validation of an ensemble. All validations use the "
+        "same noise.",
     )
     valid_samples: int = Field(
         64, ge=1, description="Number of initial times of a validation, spread over the validation period."
@@ -167,7 +174,7 @@ class TrainerConfig(StrictModel):
         "inside the network, AdamW for all other weights. Both use the same learning rate and weight decay.",
     )
     learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay; norms and biases have none.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay; norms and biases have no weight decay.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="Betas of AdamW.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the run.")
     amp: bool = Field(
@@ -178,8 +185,8 @@ class TrainerConfig(StrictModel):
     tf32: bool = Field(
         True,
         description="On a GPU, use TF32 (10 bits of mantissa) for float32 matrix products and convolutions, in "
-        "training and in forecasts. Sums stay float32. Data sheets promise 7 to 14 times the speed "
-        "of float32, but small networks wait for the host and do not become faster.",
+        "training and in forecasts. Sums stay float32. According to data sheets, TF32 is 7 to 14 times as fast as "
+        "float32, but small networks wait for the host and do not become faster.",
     )
     fsdp2_mp_policy: MixedPrecisionConfig | None = Field(
         None,
@@ -203,13 +210,13 @@ class TrainerConfig(StrictModel):
     )
     recompute_steps: bool = Field(
         True,
-        description="For data.forecast_len above 1: recompute all rollout steps but the last in the backward pass, "
-        "which saves memory. A few small results that are expensive to compute are kept.",
+        description="For data.forecast_len above 1: recompute all rollout steps except the last one in the backward "
+        "pass, which saves memory. Some small results that are expensive to compute are stored.",
     )
     activation_checkpoint: bool | Literal["selective"] = Field(
         False,
         description="Recompute the activations of each block in the backward pass, which saves memory. `selective` "
-        "keeps the results of matrix products and attention; on a GPU it was slower than `true`.",
+        "stores the results of matrix products and attention; on a GPU it was slower than `true`.",
     )
     lora: LoraConfig | None = Field(
         None,
@@ -218,7 +225,7 @@ class TrainerConfig(StrictModel):
     learning_rate_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="Path of a module or weight -> factor on the learning rate of its weights; 0 freezes them. `*` "
-        "matches any text, and the first pattern that matches counts.",
+        "matches any text, and the first matching pattern is used.",
     )
     use_ema: bool = Field(
         True,
@@ -230,7 +237,7 @@ class TrainerConfig(StrictModel):
         False,
         description="Compile each block with torch.compile. This needs a C++ compiler; on a GPU, it needs triton and "
         "a C compiler. `reduce-overhead` also replays the kernels of a block as one CUDA graph, for small networks on "
-        "one GPU, whose steps wait for the host. Neither was measured on a GPU.",
+        "one GPU, in which the GPU waits for the host. Neither option has been measured on a GPU.",
     )
     validate_every: int | None = Field(
         None, ge=1, description="Number of steps between validations. Default: one validation per epoch."
@@ -242,7 +249,7 @@ class TrainerConfig(StrictModel):
     keep_best: int = Field(
         1,
         ge=1,
-        description="Number of best checkpoints to keep, selected by their validation, in addition to the newest ones.",
+        description="Number of best checkpoints (by validation) to keep, in addition to the newest checkpoints.",
     )
     keep_every: int | None = Field(
         None, ge=1, description="Also keep the checkpoints of steps that are multiples of this number. Default: none."
@@ -253,8 +260,8 @@ class TrainerConfig(StrictModel):
     monitor: str = Field(
         "skill",
         description="Value of the validation that selects the best weights; lower is better. `skill` is the RMSE "
-        "divided by that of persistence, averaged over channels and lead times. You may name another "
-        "value, such as rmse/z500/24h.",
+        "divided by the RMSE of persistence, averaged over channels and lead times. You may name a different value, "
+        "such as rmse/z500/24h.",
     )
     patience: int | None = Field(
         None, ge=1, description="Stop the run after this number of validations without improvement. Default: never."
@@ -263,12 +270,12 @@ class TrainerConfig(StrictModel):
         "auto",
         description="Start of the run. `auto`: the last checkpoint of the run, if there is one. `never`: step 0; an "
         "undamaged checkpoint is then an error. The path of a checkpoint: its weights, optimizer state and "
-        "step. The folder of another run: its best weights, at step 0. A file: its weights, at step 0.",
+        "step. The folder of a different run: its best weights, at step 0. A file: its weights, at step 0.",
     )
     resume_changes: list[Literal["channels", "grid"]] = Field(
         [],
-        description="Ways in which this run may differ from the run in `resume`. `channels`: it has more channels. "
-        "`grid`: its fields lie on another grid.",
+        description="Ways in which this run may differ from the run in `resume`. `channels`: this run has more "
+        "channels. `grid`: its fields are on a different grid.",
     )
     max_bad_steps: int = Field(
         10,
@@ -288,8 +295,8 @@ class TrainerConfig(StrictModel):
     deterministic: bool = Field(False, description="Use only deterministic kernels.")
     loggers: list[str] = Field(
         [],
-        description="Programs that also receive the metrics: `tensorboard`, `wandb`, `mlflow`, and loggers that "
-        "plugins register. Each needs the extra of its name.",
+        description="Programs to which the metrics are sent: `tensorboard`, `wandb`, `mlflow`, and loggers that "
+        "plugins register. Each logger needs the extra of the same name.",
     )
     preview: PreviewConfig | None = Field(
         None, description="Forecasts during training, with RMSE curves and maps in `figures/`. Default: none."
@@ -309,32 +316,34 @@ class TrainerConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_ensemble_defaults(cls, raw: Any) -> Any:
-        """Set the objective and metrics of ensembles if there are several members and the config names no others."""
+        """Set the objective and the metrics of ensembles if there are several members and the config does not set these
+        keys.
+        """
         if not isinstance(raw, Mapping) or raw.get("members", 1) in (1, None):
             return raw
-        # Keys of the config come last, so that they replace these defaults.
+        # Keys of the config come last, so that they override these defaults.
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
 
     @property
     def compile_mode(self) -> str | None:
-        """The mode of torch.compile; None for its default."""
+        """The mode of torch.compile; None for the default mode."""
         return self.compile if isinstance(self.compile, str) else None
 
     def require_divisible_fields(self) -> None:
-        """Refuse keys that do not work if ranks divide the fields.
+        """Raise an error if a key does not work when ranks divide the fields.
 
         Raises:
-            ValueError: naming the key.
+            ValueError: if such a key is set; the message names the key.
         """
         if self.preview is not None:
             raise ValueError(
-                "preview: draws whole fields, which no rank has with parallelism.domain or sequence_parallel; remove "
+                "preview: plots whole fields, which no rank has with parallelism.domain or sequence_parallel; remove "
                 "preview"
             )
 
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:
-        """Refuse keys that contradict each other."""
+        """Raise ValueError if keys contradict each other."""
         if self.members > 1 and self.objective.kind == "deterministic":
             raise ValueError(
                 f"members: {self.members} forecasts of each sample need objective.kind: ensemble; remove objective"
@@ -345,25 +354,29 @@ class TrainerConfig(StrictModel):
             self.require_divisible_fields()
         if self.compile == "reduce-overhead" and self.parallelism.needs_several_ranks:
             raise ValueError(
-                "compile: reduce-overhead records the kernels of one GPU, and parallelism asks for several ranks; set "
+                "compile: reduce-overhead records the kernels of one GPU, but parallelism needs several ranks; set "
                 "compile to true"
             )
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
         if self.global_batch_size is not None and self.grad_accum_every != 1:
             raise ValueError(
-                f"grad_accum_every: {self.grad_accum_every} follows from global_batch_size and the number of ranks; "
-                "remove grad_accum_every"
+                f"grad_accum_every: {self.grad_accum_every} is computed from global_batch_size and the number of "
+                f"ranks; remove grad_accum_every"
             )
         if self.resume_changes and self.resume in ("auto", "never", "best", "latest"):
             raise ValueError(
-                f"resume_changes: {self.resume_changes} needs resume: the folder of another run, or a file of weights"
+                f"resume_changes: {self.resume_changes} needs resume: the folder of a different run, or a file of "
+                f"weights"
             )
         if self.resume_changes and self.lora is not None:
-            raise ValueError("resume_changes: does not work with lora, whose base keeps its weights; remove one")
+            raise ValueError(
+                "resume_changes: does not work with lora, because lora does not change the base weights; "
+                "remove one of these keys"
+            )
         if self.lora is not None and self.fsdp2_mp_policy is not None:
             raise ValueError(
-                "lora and fsdp2_mp_policy exclude each other, because weights in bfloat16 would lose the small changes "
-                "of the adapters; remove fsdp2_mp_policy, and amp computes by autocast"
+                "lora and fsdp2_mp_policy cannot be combined, because weights in bfloat16 would lose the small "
+                "changes of the adapters; remove fsdp2_mp_policy, so that amp uses autocast"
             )
         return self

@@ -14,19 +14,19 @@ Level = Annotated[float, Field(gt=0)]
 
 
 def _require_unique(levels: list[float]) -> list[float]:
-    """Return the levels unchanged.
+    """Raise an error if a level is repeated; otherwise return the levels unchanged.
 
     Raises:
-        ValueError: if a level is named twice.
+        ValueError: if a level is repeated.
     """
     repeated = sorted({level for level in levels if levels.count(level) > 1})
     if repeated:
         names = ", ".join(f"{level:g}" for level in repeated)
-        raise ValueError(f"{names} is named twice; name each level once")
+        raise ValueError(f"{names} is listed twice; list each level once")
     return levels
 
 
-# Levels in the order of the channels, each named once.
+# Levels in the order of the channels, without duplicates.
 Levels = Annotated[list[Level], AfterValidator(_require_unique)]
 
 # Quantities that can be computed from other variables of the sources.
@@ -62,7 +62,7 @@ class VariablesConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_prognostic(self) -> VariablesConfig:
-        """Refuse a model without prognostic variables."""
+        """Raise ValueError if the model has no prognostic variables."""
         if not (self.prognostic.vars_3D or self.prognostic.vars_2D):
             raise ValueError("prognostic needs at least one variable")
         return self
@@ -87,19 +87,20 @@ class VariableOptions(StrictModel):
     restarts: list[Hour] | None = Field(
         None,
         min_length=1,
-        description="For `deaccumulate`: hours (UTC) at which the accumulation restarts from 0. Default: from the "
-        "time bounds in the files.",
+        description="For `deaccumulate`: hours (UTC) at which the accumulation restarts from 0. Default: read from "
+        "the time bounds in the files.",
     )
     window: Literal["past", "next"] = Field(
         "past",
-        description="For forcing that is a mean or sum: window that the step from t to t+dt uses. `past`: the window "
+        description="For forcing that is a mean or sum: window of the value that the step from t to t+dt reads. "
+        "`past`: the window "
         "that ends at t. `next`: the window that ends at t+dt.",
     )
     in_forecast: Literal["climatology", "persist", "observed"] = Field(
         "persist",
         description="Values of a forcing from data after the initial time of a forecast. `persist`: the climatology "
-        "plus the initial anomaly. `climatology`: the climatology. `observed`: the data at that time "
-        "(prescribed forcing).",
+        "plus the initial anomaly. `climatology`: the climatology. `observed`: the data at the valid time (prescribed "
+        "forcing).",
     )
     minimum: float | None = Field(
         None,
@@ -115,12 +116,13 @@ class VariableOptions(StrictModel):
     )
     vector: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description="Component of a vector, whose sign changes across a pole. `auto`: decide by the standard_name.",
+        description="Treat the variable as a component of a vector, so that its sign changes across a pole. `auto`: "
+        "decide by the standard_name.",
     )
     units: str | None = Field(
         None,
         min_length=1,
-        description="Units of the run (`K`, `Pa`, `mm`). Files with other units are converted, which needs the extra "
+        description="Units of the run (`K`, `Pa`, `mm`). Values in other units are converted, which needs the extra "
         "`units`. Default: the units of the files.",
     )
     regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
@@ -141,7 +143,7 @@ class VariableOptions(StrictModel):
 
     @property
     def derived_from(self) -> dict[str, str]:
-        """Variable of each input of a derived variable, by the input's role, such as ``temperature``.
+        """Role of each input of a derived variable, such as ``temperature`` -> variable.
 
         The derived variable has the grid and the times of the first input. The mapping is empty for a variable that is
         read from data.
@@ -151,7 +153,7 @@ class VariableOptions(StrictModel):
         return DERIVED_VARIABLE_INPUTS[self.derive] | self.inputs
 
     def require_consistent(self, name: str) -> None:
-        """Refuse options that contradict each other.
+        """Raise an error if options contradict each other.
 
         Args:
             name: name of the variable, for the message.
@@ -173,7 +175,7 @@ class VariableOptions(StrictModel):
             raise ValueError(f"{key}.inputs has no effect without derive")
 
     def require_derivable(self, name: str, has_levels: bool, is_predicted_or_read: bool) -> None:
-        """Refuse `derive` if the derived quantity does not fit the variable.
+        """Raise an error if the quantity in `derive` is not possible for the variable.
 
         Args:
             name: name of the variable, for the message.
@@ -191,7 +193,9 @@ class VariableOptions(StrictModel):
             if role not in inputs:
                 raise ValueError(f'{key} has no input "{role}"; its inputs are {", ".join(inputs)}')
         if not is_predicted_or_read:
-            raise ValueError(f"{key} is for prognostic, diagnostic and forcing variables that are not computed")
+            raise ValueError(
+                f"{key} applies only to prognostic, diagnostic and forcing variables that are not computed"
+            )
         if self.derive not in _DERIVED_WITHOUT_LEVELS and not has_levels:
             raise ValueError(f"{key} is a field on levels; list {name} in vars_3D")
         if self.derive == "mean_sea_level_pressure" and has_levels:

@@ -1,4 +1,4 @@
-"""The ``verification`` section: climatology, regions, events and other forecasts of the scores."""
+"""The ``verification`` section: climatology, regions, events and other forecasts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from credit.config.sections.source import GridConfig
 from credit.errors import did_you_mean
 
 BASELINES = ("persistence", "damped_persistence", "climatology")
-# Name of the comparison with the best of the baselines.
+# Name of the comparison with the best baseline.
 BEST_BASELINE = "best_baseline"
-# Names that the scores of every run contain, which other forecasts cannot have.
+# Names in the scores of every run. Other forecasts must not have these names.
 RESERVED_NAMES = ("model", *BASELINES, BEST_BASELINE)
 
 
 class RegionConfig(StrictModel):
-    """A latitude-longitude box. A cell belongs to it if the centre of the cell lies inside or on the edge."""
+    """A latitude-longitude box. A cell belongs to the box if the centre of the cell is inside or on the edge."""
 
     lat: tuple[float, float] = Field((-90.0, 90.0), description="[south, north] in degrees.")
     lon: tuple[float, float] = Field(
@@ -30,11 +30,11 @@ class RegionConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_box(self) -> RegionConfig:
-        """Refuse edges outside the globe, or south above north."""
+        """Raise ValueError if an edge is outside the globe or south is above north."""
         south, north = self.lat
         if not -90 <= south <= north <= 90:
             raise ValueError(f"lat: [{south:g}, {north:g}] is not [south, north] within -90..90")
-        # West may be greater than east, for a box across longitude 0.
+        # West may be greater than east if the box includes longitude 0.
         west, east = self.lon
         is_in_range = min(west, east) >= -180 and max(west, east) <= 360
         spans_at_most_globe = abs(east - west) <= 360
@@ -76,7 +76,7 @@ REGIONS: dict[str, tuple[RegionConfig, ...]] = {
 DEFAULT_REGIONS = ["global", "tropics", "extratropics", "extratropics_north", "extratropics_south"]
 
 
-# Keys of an event's limit.
+# Keys that set the limit of an event.
 _LIMIT_KEYS = ("above", "below", "above_quantile", "below_quantile")
 
 
@@ -99,7 +99,7 @@ class EventConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_limit(self) -> EventConfig:
-        """Refuse an event without a limit, with several limits, or with a quantile outside 0 to 1."""
+        """Raise ValueError if an event has no limit, several limits, or a quantile outside 0 to 1."""
         limits = [key for key in _LIMIT_KEYS if getattr(self, key) is not None]
         if len(limits) != 1:
             state = "has no limit"
@@ -140,19 +140,19 @@ class ClimatologyConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_file(self) -> ClimatologyConfig:
-        """Require `path` for the method ``file``; refuse `path`, `rename` and `storage_options` for other methods."""
+        """Raise ValueError if the method ``file`` has no `path`, or another method has `path` or options of a file."""
         if (self.method == "file") != (self.path is not None):
-            raise ValueError("method: file and path go together; give both or neither")
+            raise ValueError("method: file and path must be set together")
         if self.method != "file" and (self.rename or self.storage_options):
-            raise ValueError("rename and storage_options are for a file (method: file)")
+            raise ValueError("rename and storage_options are only for method: file")
         return self
 
 
 class OtherForecastsConfig(StrictModel):
-    """Other forecasts to score. You may write only the path instead of the section."""
+    """Other forecasts to score. You may write the path instead of the section."""
 
     path: PathText = Field(
-        description="A folder that `credit rollout` has written, or a zarr store as WeatherBench 2 publishes them, on "
+        description="A folder that `credit rollout` has written, or a zarr store in the format of WeatherBench 2, on "
         "a disk or at s3://, gs://, https://."
     )
     rename: dict[str, str] = Field({}, description="Variable of the run -> its name in these forecasts.")
@@ -163,7 +163,7 @@ class OtherForecastsConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _wrap_path(cls, value: object) -> object:
-        """Return a path as a section; any other value is returned unchanged."""
+        """Return a section with the path if the value is a path; return any other value unchanged."""
         if isinstance(value, str):
             return {"path": value}
         return value
@@ -177,16 +177,18 @@ class VerificationConfig(StrictModel):
     )
     allow_seen: bool = Field(
         False,
-        description="Also score forecasts in periods on which the weights were trained or selected. Use it to measure "
-        "overfitting, or for years of a simulation that only look like real years.",
+        description="Also score forecasts in periods on which the weights were trained or selected. Use this key to "
+        "measure overfitting, or for simulated data with years that coincide with the training period.",
     )
     draw_figures: bool = Field(
-        True, description="Draw figures, which takes most of the time of a small verification. The report needs none."
+        True,
+        description="Plot figures, which takes most of the time of a small verification. The report does not "
+        "need the figures.",
     )
     figure_channels: list[str] | None = Field(
         None,
-        description="Channels of the maps, spectra and curves. Default: those of z500, t850, t2m, msl, ... that the "
-        "data contain.",
+        description="Channels of the maps, spectra and curves. Default: z500, t850, t2m, msl, ... if the data contain "
+        "them.",
     )
     figure_leads: list[Duration] = Field(
         ["24h", "72h"],
@@ -197,7 +199,7 @@ class VerificationConfig(StrictModel):
         (35.0, 60.0), description="Latitude band of the Hovmoeller diagrams: [south, north] in degrees."
     )
     animate: list[str] = Field(
-        [], description="Channels to draw as an animated GIF, which shows truth and forecast of one case."
+        [], description="Channels to plot as an animated GIF, which shows truth and forecast of one case."
     )
     other_forecasts: dict[str, OtherForecastsConfig] = Field(
         {}, description="Name -> folder or store of other forecasts to score."
@@ -205,7 +207,7 @@ class VerificationConfig(StrictModel):
     all_pairs: bool = Field(
         False,
         description="Compare each pair of forecasts: for each of `other_forecasts`, also write "
-        "`pairs/NAME/scores.nc`, in which it is the model and is compared with the forecasts after it.",
+        "`pairs/NAME/scores.nc`, in which it is treated as the model and is compared with the later entries.",
     )
     grid: GridConfig | None = Field(
         None,
@@ -215,9 +217,7 @@ class VerificationConfig(StrictModel):
     regions: list[str] = Field(
         DEFAULT_REGIONS, description=f"Regions of the scores: global and any of {', '.join(REGIONS)}."
     )
-    boxes: dict[str, RegionConfig] = Field(
-        {}, description="Name -> a region that you define, in addition to `regions`."
-    )
+    boxes: dict[str, RegionConfig] = Field({}, description="Name -> user-defined region, in addition to `regions`.")
     events: dict[str, EventConfig] = Field({}, description="Name -> an event to score (Brier score, reliability).")
     seeps: list[str] | None = Field(
         None,
@@ -228,7 +228,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_band(self) -> VerificationConfig:
-        """Refuse a latitude band outside the globe, or with south not below north."""
+        """Raise ValueError if the latitude band is outside the globe or south is not below north."""
         south, north = self.hovmoeller_band
         if not -90 <= south < north <= 90:
             raise ValueError(f"hovmoeller_band: [{south:g}, {north:g}] is not [south, north] within -90..90")
@@ -236,22 +236,19 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_figures_for_animations(self) -> VerificationConfig:
-        """Refuse animations without figures."""
+        """Raise ValueError if animations are set without figures."""
         if self.animate and not self.draw_figures:
             raise ValueError(f"animate: {self.animate} needs draw_figures: true")
         return self
 
     @model_validator(mode="after")
     def _require_unreserved_names(self) -> VerificationConfig:
-        """Refuse other forecasts with a name that the scores of every run use, such as ``persistence``."""
+        """Raise ValueError if other forecasts have a reserved name, such as ``persistence``."""
         for name in self.other_forecasts:
             if is_reserved_name(name):
                 reserved = ", ".join(RESERVED_NAMES)
-                raise ValueError(
-                    f'other_forecasts: "{name}" is a name that every run uses for its scores ({reserved}); '
-                    "take another name"
-                )
-            # With all_pairs the name is that of a folder.
+                raise ValueError(f'other_forecasts: "{name}" is reserved ({reserved}); choose a different name')
+            # With all_pairs, the name is also the name of a folder.
             if self.all_pairs and not re.fullmatch(r"[\w-][\w. -]*", name):
                 raise ValueError(
                     f'other_forecasts: "{name}" names a folder with all_pairs: true; use letters, digits, '
@@ -261,25 +258,25 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_known_regions(self) -> VerificationConfig:
-        """Refuse regions that are unknown or repeated, a list without global, and boxes with the name of a region."""
+        """Raise ValueError if a region is unknown or repeated, global is missing, or a box has the name of a region."""
         for name in self.regions:
             if name not in REGIONS:
                 raise ValueError(
-                    f'regions: "{name}" is not a known region; define regions of your own in '
+                    f'regions: "{name}" is not a known region; define additional regions in '
                     f"boxes{did_you_mean(name, REGIONS)}"
                 )
         if "global" not in self.regions:
             raise ValueError(f"regions: {self.regions} must contain global, which tables and figures show")
         if len(set(self.regions)) < len(self.regions):
-            raise ValueError(f"regions: {self.regions} names a region twice")
+            raise ValueError(f"regions: {self.regions} contains a region twice")
         for name in self.boxes:
             if name in REGIONS:
-                raise ValueError(f'boxes: "{name}" is the name of one of the regions; take another name')
+                raise ValueError(f'boxes: "{name}" is the name of a built-in region; choose a different name')
         return self
 
     @model_validator(mode="after")
     def _require_event_names(self) -> VerificationConfig:
-        """Refuse names of events with characters that the names of scores cannot have."""
+        """Raise ValueError if the name of an event has characters that names of scores must not contain."""
         for name in self.events:
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
                 raise ValueError(
@@ -290,5 +287,5 @@ class VerificationConfig(StrictModel):
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return True if `name` is one of `RESERVED_NAMES`, also as figures write it ("Damped persistence")."""
+    """Return True if `name` is one of `RESERVED_NAMES`, also in the spelling of figures ("Damped persistence")."""
     return name.strip().lower().replace(" ", "_") in RESERVED_NAMES

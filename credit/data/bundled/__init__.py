@@ -1,1 +1,1 @@
-"""Data that ship with the package; ``path: sample:NAME`` in a config finds the folder NAME here."""
+"""Sample data of the package; ``path: sample:NAME`` in a config refers to the folder NAME of this package."""

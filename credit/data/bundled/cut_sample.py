@@ -1,9 +1,9 @@
-"""Script that cuts the sample data that ship with the package out of the full simulation.
+"""Script that extracts the sample data of the package from the full simulation.
 
 Usage: ``python -m credit.data.bundled.cut_sample SOURCE_FOLDER``.
 
-Packed integers are copied without repacking. A chunk contains one latitude row at all times of a file. This makes the
-compressed files 13 to 20 % smaller than chunks of whole maps do.
+Packed integers are copied without repacking. A chunk contains one latitude row at all times of a file. The
+compressed files are 13 to 20 % smaller with these chunks than with chunks of complete maps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cftime
 import netCDF4
 import numpy as np
 
-# Mapping from the name of a variable to its levels in hPa; None for 2-D variables.
+# Name of a variable -> levels in hPa; None for 2-D variables.
 FIELDS: dict[str, list[float] | None] = {
     "z": [850, 500, 250],
     "t": [850],
@@ -26,8 +26,8 @@ FIELDS: dict[str, list[float] | None] = {
     "sst": None,
 }
 STATIC = ("geopotential_at_surface", "land_sea_mask")
-# Mapping from a file of the sample to its source file, first day and last day. The files of 2000 are for training;
-# those of 2001 have the periods for validation and test.
+# File of the sample data -> source file, first day and last day. The files of 2000 are for training; the files of 2001
+# contain the periods for validation and test.
 FILES = {
     "speedy_2000q1.nc": ("speedy_t31_5.625deg_6h_2000Q1.nc", (2000, 1, 1), (2000, 3, 31)),
     "speedy_2000q2.nc": ("speedy_t31_5.625deg_6h_2000Q2.nc", (2000, 4, 1), (2000, 6, 30)),
@@ -36,20 +36,20 @@ FILES = {
     "speedy_2001q1.nc": ("speedy_t31_5.625deg_6h_2001Q1.nc", (2001, 2, 15), (2001, 3, 10)),
     "speedy_2001q2.nc": ("speedy_t31_5.625deg_6h_2001Q2.nc", (2001, 4, 1), (2001, 5, 20)),
 }
-# Largest size of all files together, because every installation of the package contains them.
+# Largest total size of all files, because every installation of the package contains these files.
 LIMIT_BYTES = 20_000_000
 
 
 def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
-    """Write the files of the sample.
+    """Write the files of the sample data.
 
     Args:
         source_folder: folder of the full simulation.
-        target_folder: folder to write to; files there are overwritten.
+        target_folder: folder of the sample data; existing files are overwritten.
 
     Returns:
-        Compressed bytes in all files together, by name of the field (variable and level, such as ``z500``). The
-        additional key ``total`` has the size of the whole files.
+        Name of a field (variable and level, such as ``z500``) -> number of compressed bytes in all files. The
+        additional key ``total`` contains the total size of the files.
     """
     target_folder.mkdir(parents=True, exist_ok=True)
     sizes: Counter[str] = Counter()
@@ -57,13 +57,13 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
         target_path = target_folder / name
         with netCDF4.Dataset(source_folder / source_name) as source, netCDF4.Dataset(target_path, "w") as target:
             source.set_auto_maskandscale(False)
-            _copy_sample(source, target, _times_within(source, first, last))
+            _copy_sample(source, target, _find_times_within(source, first, last))
         sizes["total"] += target_path.stat().st_size
-        sizes.update(_bytes_by_field(target_path))
+        sizes.update(_count_bytes_by_field(target_path))
     return sizes
 
 
-def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tuple[int, int, int]) -> np.ndarray:
+def _find_times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tuple[int, int, int]) -> np.ndarray:
     """Return the indices of the times from 0 h of day `first` to 23 h of day `last`, both (year, month, day)."""
     time = source["time"]
     begin = cftime.date2num(cftime.datetime(*first, calendar=time.calendar), time.units, time.calendar)
@@ -72,11 +72,11 @@ def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tu
 
 
 def _copy_sample(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
-    """Copy the part of a source file that belongs to the sample into an empty file.
+    """Copy the part of a source file that belongs to the sample data to an empty file.
 
     Args:
         source: file of the full simulation.
-        target: empty file. It gets the global attributes, the coordinates, `FIELDS` and `STATIC`.
+        target: empty file, to which global attributes, coordinates, `FIELDS` and `STATIC` are copied.
         times: (N,) indices of the times to copy.
     """
     target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
@@ -87,7 +87,7 @@ def _copy_sample(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.nda
             values = values[times]
         target.createDimension(name, len(values))
         _create_variable(target, source[name], name, (name,))[:] = values
-    # Fields. A chunk has all times and columns of one row, on one level.
+    # Fields. A chunk contains all times and columns of one row on one level.
     columns = len(source["longitude"])
     for name, levels in FIELDS.items():
         variable = source[name]
@@ -95,7 +95,7 @@ def _copy_sample(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.nda
             cut_variable = _create_variable(target, variable, name, variable.dimensions, (len(times), 1, columns))
             cut_variable[:] = variable[times]
             continue
-        # Each variable has other levels, so it needs a separate dimension.
+        # Variables have different levels, so each variable needs a separate dimension.
         vertical = f"level_{name}"
         rows = [int(np.flatnonzero(source["level"][:] == level)[0]) for level in levels]
         target.createDimension(vertical, len(rows))
@@ -121,10 +121,10 @@ def _create_variable(
         template: variable of the source file, from which type and attributes are copied.
         name: name of the new variable.
         dimensions: names of the dimensions of the new variable.
-        chunks: chunk shape of the new variable; None leaves the choice to the netCDF library.
+        chunks: chunk shape of the new variable; None for the default of the netCDF library.
 
     Returns:
-        The new variable. Values assigned to it must be packed already.
+        The new variable. Values must be packed before they are assigned to this variable.
     """
     attributes = {key: template.getncattr(key) for key in template.ncattrs()}
     variable = target.createVariable(
@@ -138,13 +138,13 @@ def _create_variable(
         fill_value=attributes.pop("_FillValue", None),
     )
     variable.setncatts(attributes)
-    # Setting the attributes of packed values switches packing on, so it is switched off afterwards.
+    # Setting the attributes of packed values turns automatic packing on, so turn it off afterwards.
     variable.set_auto_maskandscale(False)
     return variable
 
 
-def _bytes_by_field(path: Path) -> dict[str, int]:
-    """Return the compressed bytes of each field of a file, by its name (variable and level, such as ``z500``).
+def _count_bytes_by_field(path: Path) -> dict[str, int]:
+    """Return a mapping from each field of a file (variable and level, such as ``z500``) to its compressed bytes.
 
     The values are compressed row by row, as in the chunks of the file.
     """
@@ -155,15 +155,15 @@ def _bytes_by_field(path: Path) -> dict[str, int]:
             values = file[name][:]
             fields = {name: values}
             if levels is not None:
-                # Axis 1 has the levels.
+                # Axis 1 is the axis of the levels.
                 values_of_level = zip(levels, np.moveaxis(values, 1, 0), strict=True)
                 fields = {f"{name}{level}": field for level, field in values_of_level}
             for label, field in fields.items():
-                sizes[label] = sum(_compressed_bytes(field[:, row]) for row in range(field.shape[1]))
+                sizes[label] = sum(_count_compressed_bytes(field[:, row]) for row in range(field.shape[1]))
     return sizes
 
 
-def _compressed_bytes(values: np.ndarray) -> int:
+def _count_compressed_bytes(values: np.ndarray) -> int:
     """Return the size of an array in bytes after HDF5's shuffle filter and zlib compression at level 9."""
     # The shuffle filter of HDF5 stores the first bytes of all values, then the second bytes, and so on.
     shuffled = np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.itemsize).T
@@ -171,7 +171,7 @@ def _compressed_bytes(values: np.ndarray) -> int:
 
 
 def main() -> int:
-    """Write the sample, print the compressed size of each field, and return the exit status.
+    """Write the sample data, print the compressed size of each field, and return the exit status.
 
     Returns:
         0 on success, 1 if the sample is larger than `LIMIT_BYTES`, 2 for wrong arguments on the command line.

@@ -1,7 +1,7 @@
-"""Climatology: the expected state for a time of the year.
+"""Climatology: the expected state as a function of the time of the year.
 
-The expected state at a time is a weighted sum of stored fields. The fields belong to harmonics of the year, to equal
-parts of the year between which is interpolated linearly, or to the single days of the year.
+The expected state at a time is a weighted sum of stored fields. There is one field for each annual harmonic, for each
+equal part of the year (with linear interpolation between parts), or for each day of the year.
 
 Letters of shapes: T times of the day, K stored fields for each of them (harmonics, parts of the year or days of the
 year), C channels, H latitude rows, W longitude columns.
@@ -21,24 +21,24 @@ from credit.calendar import Calendar
 from credit.errors import DataError
 from credit.utils.threads import thread_map
 
-# Scores against a climatology of fewer years than this get a warning.
+# A warning is added to scores if the climatology is based on fewer years than this.
 _SHORT_YEARS = 5.0
-# Size in bytes of the cache of lazily read fields. The cache holds at least two parts of the year, between which a
-# table interpolates.
+# Size in bytes of the cache of lazily read fields. The cache always contains at least two parts of the year, because a
+# table interpolates between two parts.
 CACHE_BYTES = 2**30
 
 
 class LazyFields:
-    """Array-like climatology fields that are read when they are accessed; the most recently used ones are cached.
+    """Array-like climatology fields that are read when they are accessed; the most recently used fields are cached.
 
     Args:
         shape: (T, K, C, H, W): numbers of times of the day, parts of the year, channels, rows and columns.
-        read_part: function that takes the index of a time of the day and the index of a part of the year, and reads
-            their fields, (C, H, W) float32.
+        read_part: function of the index of a time of the day and the index of a part of the year, which reads the
+            fields (C, H, W) float32.
 
     Attributes:
-        shape: (T, K, C, H, W), like the shape of an array.
-        ndim: 5, the number of dimensions.
+        shape: shape of the fields, (T, K, C, H, W).
+        ndim: number of dimensions, 5.
     """
 
     ndim = 5
@@ -49,11 +49,11 @@ class LazyFields:
         self._read_part = lru_cache(maxsize=max(2, CACHE_BYTES // bytes_per_part))(read_part)
 
     def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
-        """Return fields, float32.
+        """Return float32 fields at a time of the day.
 
         Args:
-            key: index of a time of the day, for the fields of all parts of the year, (K, C, H, W); or indices of a
-                time of the day and a part of the year, for the fields of this part, (C, H, W).
+            key: index of a time of the day, to return all parts of the year, (K, C, H, W); or indices of a time of the
+                day and a part of the year, to return this part, (C, H, W).
         """
         if isinstance(key, tuple):
             return self._read_part(*key)
@@ -61,16 +61,16 @@ class LazyFields:
 
 
 class LazyWeightedSum:
-    """Array-like weighted sum of K fields that is evaluated when a channel, or the whole array, is accessed.
+    """Array-like weighted sum of K fields, which is evaluated when a channel or the complete array is accessed.
 
-    Scores use one channel after the other, so the sum of all channels need not be in memory at once.
+    Scores use the channels one by one, so the sum of all channels need not be in memory at once.
 
     Attributes:
         weights: (K,) float32 weights of the fields.
-        parts: K arrays (C, H, W) float32, the fields to be added.
-        shape: (C, H, W), the shape of the sum.
-        dtype: float32.
-        ndim: 3, the number of dimensions.
+        parts: K fields (C, H, W) float32 to add.
+        shape: shape of the sum, (C, H, W).
+        dtype: data type of the sum, float32.
+        ndim: number of dimensions, 3.
     """
 
     def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
@@ -81,27 +81,27 @@ class LazyWeightedSum:
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
-        """Return the values of one channel, or the sum of several channels that is not evaluated yet.
+        """Return the evaluated sum of one channel, or a lazy sum of several channels.
 
         Args:
-            key: index of a channel, for its values (H, W) float32; or a slice or list of indices, for a
+            key: index of a channel, to return its values (H, W) float32; or a slice or list of indices, to return a
                 `LazyWeightedSum` of these channels.
         """
-        # A selection of channels stays lazy: the sum of each channel is evaluated only when it is accessed.
+        # A selection of channels is also lazy.
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
-        # The first product is a new array, to which the others are added in place.
+        # The first product creates a new array, to which the other products are added in place.
         total = self.weights[0] * self.parts[0][key]
         for weight, part in zip(self.weights[1:], self.parts[1:], strict=True):
             total += weight * part[key]
         return total
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """Return the evaluated sum, a new array (C, H, W); numpy calls this in ``np.asarray``.
+        """Return the evaluated sum as a new array (C, H, W); numpy calls this method in ``np.asarray``.
 
         Args:
             dtype: type of the values; None for float32.
-            copy: as in numpy; False is refused, because the sum is always a new array.
+            copy: as in numpy; must not be False, because the sum is always a new array.
 
         Raises:
             ValueError: if `copy` is False.
@@ -125,22 +125,22 @@ Fields = np.ndarray | LazyWeightedSum
 
 @dataclass(frozen=True)
 class Climatology:
-    """Expected fields by time of the year.
+    """Climatology: expected fields as a function of the time of the year.
 
     Attributes:
         names: (C,) names of the channels.
         calendar: name of the CF calendar of the times.
         kind: meaning of the K fields. ``harmonic``: coefficients of 1, cos, sin, cos 2, ... of the fraction of the
-            year. ``table``: means over K equal parts of the year. ``days``: K days of the year from the first of
-            January on; K is at least the length of the longest year.
+            year. ``table``: means over K equal parts of the year. ``days``: K days of the year, beginning with
+            the first of January; K is at least the length of the longest year.
         fields: (T, K, C, H, W) float32, in memory or read when they are accessed; T is 1 if the climatology does not
             depend on the time of the day.
         day_minutes: (T,) times of the day in minutes after 0 UTC; empty if the climatology does not depend on the
             time of the day.
-        description: method and period as text, for reports.
-        years: length of the fitted period in years, NaN if unknown.
-        centres: (T,) fraction of the year at which the first part of a ``table`` is centred. The centres of the other
-            parts follow at equal distances. None for the other kinds.
+        description: method and period in words, for reports.
+        years: length of the fitted period in years; NaN if unknown.
+        centres: (T,) fraction of the year at which the first part of a ``table`` is centred. The centres of all parts
+            are equally spaced. None for the kinds ``harmonic`` and ``days``.
     """
 
     names: tuple[str, ...]
@@ -159,11 +159,11 @@ class Climatology:
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
     def select(self, rows: slice, columns: slice) -> Climatology:
-        """Return the climatology of some rows and columns.
+        """Return the climatology on a rectangle of the grid.
 
         Args:
-            rows: latitude rows, with a start and a stop.
-            columns: longitude columns.
+            rows: slice of latitude rows, with a start and a stop.
+            columns: slice of longitude columns, with a start and a stop.
         """
         fields = self.fields
         if isinstance(fields, np.ndarray):
@@ -187,7 +187,7 @@ class Climatology:
         return np.asarray(self.evaluate_lazily(minutes))
 
     def evaluate_lazily(self, minutes: int) -> Fields:
-        """Return the expected fields at a time like `evaluate`, but evaluated only when a channel is accessed.
+        """Return the expected fields at a time, as `evaluate` does, but evaluate a channel only when it is accessed.
 
         Args:
             minutes: the time in minutes since 1900.
@@ -205,8 +205,8 @@ class Climatology:
         if self.kind == "harmonic":
             weights = evaluate_harmonics(fraction, num_parts).astype(np.float32)
             return LazyWeightedSum(weights, self.fields[time_of_day])
-        # Linear interpolation between the two nearest parts; the last part is followed by the first. Before the centre
-        # of the first part the position is negative, and the remainder of -1 is the index of the last part.
+        # Interpolate linearly between the two nearest parts; the first part follows the last part. Before the centre of
+        # the first part, the position is negative, and the remainder of -1 is the index of the last part.
         position = (fraction - self.centres[time_of_day]) * num_parts
         part = int(np.floor(position))
         weight = np.float32(position - part)
@@ -221,7 +221,7 @@ class Climatology:
             minutes: the time in minutes since 1900.
 
         Raises:
-            DataError: if the climatology does not have this time of the day.
+            DataError: if the climatology does not contain this time of the day.
         """
         if not len(self.day_minutes):
             return 0
@@ -229,7 +229,7 @@ class Climatology:
         if not len(matches):
             times_of_day = ", ".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in self.day_minutes)
             if self.kind == "days":
-                advice = "verification.climatology.path needs a file with that hour, or one without hours"
+                advice = "verification.climatology.path needs a file with that hour, or a file without hours"
             else:
                 advice = "set verification.climatology.by_hour: false"
             raise DataError(
@@ -240,18 +240,18 @@ class Climatology:
 
     @property
     def short_period_warning(self) -> str | None:
-        """Warning for readers of scores if the fitted period is shorter than 5 years, else None."""
-        # The length is rounded as in the warning, so 4.96 years count as 5.0. A comparison with NaN (unknown) is false.
+        """Warning for the report of scores if the fitted period is shorter than 5 years, else None."""
+        # Round the length as in the warning, so that 4.96 years become 5.0. A comparison with NaN (unknown) is false.
         if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return the climatology as arrays for a checkpoint.
+        """Return the climatology as a dictionary of arrays for a checkpoint.
 
         Returns:
-            ``fields`` and ``day_minutes`` as in this class, and ``attributes``: all other attributes as the bytes of
-            a JSON text, a 1-D uint8 array. Fields of the class `LazyFields` are not read by this call.
+            ``fields`` and ``day_minutes``: the attributes with these names. ``attributes``: all other attributes as a
+            JSON string, in the bytes of a 1-D uint8 array. Lazy fields (`LazyFields`) are returned without reading.
         """
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
@@ -263,23 +263,23 @@ class Climatology:
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
         """Build a climatology from the arrays that `to_dict` returned."""
         attributes = json.loads(np.asarray(data["attributes"]).tobytes())
-        # JSON has lists instead of tuples.
+        # JSON contains lists instead of tuples.
         for key in {"names", "centres"} & set(attributes):
             attributes[key] = tuple(attributes[key])
         return cls(fields=data["fields"], day_minutes=np.asarray(data["day_minutes"]), **attributes)
 
 
 def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
-    """Return the harmonics 1, cos(a), sin(a), cos(2a), sin(2a), ... of the year, (..., count) float64.
+    """Return the annual harmonics 1, cos(a), sin(a), cos(2a), sin(2a), ..., (..., count) float64.
 
     The angle a is 2 pi times the fraction of the year.
 
     Args:
         fraction: fractions of the year in [0, 1), of any shape (...).
-        count: number of functions; odd, because each wave has a cosine and a sine.
+        count: number of functions; it is odd, because each wave has a cosine and a sine.
     """
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
-    # The constant, then a cosine and a sine for each wave.
+    # The constant function, then a cosine and a sine for each wave.
     columns = [np.ones_like(angle)]
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]

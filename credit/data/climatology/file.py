@@ -1,9 +1,9 @@
-"""Climatology in a file or a zarr store, in the layout in which WeatherBench 2 publishes climatologies.
+"""Reader of a climatology in a file or a zarr store with the layout of the climatologies of WeatherBench 2.
 
-Each variable has the dimensions ``dayofyear`` (1, 2, ... to the end of the longest year), latitude and longitude, and
-may have ``hour`` and a level, in any order. Other variables, such as standard deviations, are ignored. The expected
-state at a time is the field of its day of the year and its hour, as in the evaluation of WeatherBench 2. Nothing is
-interpolated in time, and the first of March is day 60 or, in a leap year, 61.
+Each variable has the dimensions ``dayofyear`` (1, 2, ... to the end of the longest year), latitude and longitude. It
+may also have ``hour`` and a level. The dimensions may be in any order. Other variables, such as standard deviations,
+are ignored. The expected state at a time is the field of its day of the year and its hour, as in the evaluation of
+WeatherBench 2. Fields are not interpolated in time. The first of March is day 60, or day 61 in a leap year.
 
 Letters of shapes: T hours of the day (1 if the file has no hours), C channels, H latitude rows, W longitude columns.
 """
@@ -54,15 +54,15 @@ def load_climatology(
     attributes: Mapping[str, Mapping[str, str]],
     grid: LatLonGrid | None,
 ) -> tuple[Climatology, LatLonGrid]:
-    """Open the climatology of ``verification.climatology.path``; its fields are read when they are accessed.
+    """Open the climatology of ``verification.climatology.path``. Its fields are read when they are accessed.
 
     Args:
         conf: section ``verification.climatology``, with the path and the names of variables in the file.
-        data: the ``data`` section of the config, whose names of variables in files and units of levels are used.
-        channels: (C,) channels to load; the file must have the level of each of them.
+        data: the ``data`` section of the config, from which names of variables in files and units of levels are used.
+        channels: (C,) channels to load; the file must contain the variable and the level of each channel.
         calendar: calendar of the times at which the climatology is evaluated.
-        attributes: variable name -> its attributes in the data; fields of the file are converted to the units there.
-        grid: grid that the file must have, its rows and columns in any order; None if the caller regrids the fields.
+        attributes: variable name -> attributes in the data; fields of the file are converted to the units of the data.
+        grid: grid that the file must have, with rows and columns in any order; None if the caller regrids the fields.
 
     Returns:
         The climatology and the grid of its fields.
@@ -73,7 +73,7 @@ def load_climatology(
     """
     paths = expand_path(conf.path, f"{_KEY}.path")
     if len(paths) > 1:
-        raise DataError(f"{_KEY}.path: {conf.path} stands for {len(paths)} files; name one that has every variable")
+        raise DataError(f"{_KEY}.path: {conf.path} matches {len(paths)} files; name one file with every variable")
     path = paths[0]
     dataset = open_file(path, SourceConfig(path=str(path), storage_options=conf.storage_options))
     file = _ClimatologyFile(dataset, str(path), conf, data, attributes)
@@ -83,7 +83,7 @@ def load_climatology(
     for row, channel in enumerate(channels):
         rows_of_variable.setdefault(channel.variable, []).append(row)
     variables = [file.find_variable(name, rows, channels) for name, rows in rows_of_variable.items()]
-    # All variables must be on one grid, and that must be the grid of the data.
+    # All variables must be on the same grid, which must be the grid of the data.
     file_grid = variables[0].grid
     for variable in variables:
         mismatch = file_grid.describe_mismatch(variable.grid)
@@ -92,8 +92,8 @@ def load_climatology(
     mismatch = grid.describe_mismatch(file_grid) if grid is not None else None
     if mismatch:
         raise DataError(
-            f"{path}: its grid is not that of the data: {mismatch}; set verification.grid to regrid both, or name a "
-            f"file on the grid of the data ({_KEY}.path)"
+            f"{path}: its grid is not the grid of the data: {mismatch}; set verification.grid to regrid both, or name "
+            f"a file on the grid of the data ({_KEY}.path)"
         )
     shape = (max(1, len(day_minutes)), num_days, len(channels), *file_grid.shape)
     climatology = Climatology(
@@ -110,16 +110,16 @@ def load_climatology(
 
 @dataclass(frozen=True)
 class _FileVariable:
-    """A variable of the file.
+    """Variable of the climatology file.
 
     Attributes:
-        variable: the variable with its values, which are not read yet.
+        variable: xarray variable, whose values are read lazily.
         dims: names of the dimensions for level (if the variable has levels), latitude and longitude, in this order.
         level_rows: increasing indices in the file of the levels to read; None for a variable without levels.
-        channel_rows: for each level that is read, the index of its channel among the channels of the climatology.
+        channel_rows: indices in the channels of the climatology, one for each level that is read.
         grid: grid of the file.
-        axis_order: reorders rows and columns of the file into the order of `grid`.
-        conversion: conversion to the units of the data; None if the file has these units, or units are unknown.
+        axis_order: reordering of rows and columns of the file into the order of `grid`.
+        conversion: conversion to the units of the data; None if the file has these units, or if units are unknown.
     """
 
     variable: xr.Variable
@@ -140,13 +140,13 @@ class _FileVariable:
         Returns:
             (levels, H, W) for one day or (days, levels, H, W) for a slice; a variable without levels has one level.
         """
-        # xarray selects along all dimensions at once, so only the wanted chunks are read.
+        # xarray selects along all dimensions at once, so only the requested chunks are read.
         index: dict[str, object] = {_DAY: day}
         if _HOUR in self.variable.dims:
             index[_HOUR] = hour
         if self.level_rows is not None:
             index[self.dims[0]] = self.level_rows
-        # A slice of days keeps the dimension of the days, which comes first; a single day drops it.
+        # A slice keeps the dimension of the days, which is the first; an index drops it.
         day_dims = [_DAY] if isinstance(day, slice) else []
         values = self.variable.isel(index).transpose(*day_dims, *self.dims).values
         if self.level_rows is None:
@@ -159,14 +159,14 @@ class _FileVariable:
 
 
 class _ClimatologyFile:
-    """Access to the days, hours and variables of the file.
+    """Reader of the days, hours and variables of the climatology file.
 
     Args:
-        dataset: the open file, whose values are not read yet.
+        dataset: dataset of the open file, whose values are read lazily.
         path: path of the file, for error messages.
-        conf: see `load_climatology`.
-        data: see `load_climatology`.
-        attributes: see `load_climatology`.
+        conf: section ``verification.climatology``.
+        data: the ``data`` section of the config.
+        attributes: variable name -> attributes in the data.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class _ClimatologyFile:
             calendar_name: name of the CF calendar of the data.
 
         Raises:
-            DataError: if there is no coordinate with days 1, 2, ..., if it ends before the calendar's longest year, or
-                if a calendar of 360 days meets a file with another number of days.
+            DataError: if the file has no coordinate with days 1, 2, ..., if the days end before the longest year of the
+                calendar, or if the calendar has 360 days and the file has a different number.
         """
         longest = _DAYS_IN_LONGEST_YEAR.get(calendar_name, 366)
         values = self._read_coordinate(_DAY)
@@ -205,18 +205,18 @@ class _ClimatologyFile:
                 f"{self._path}: a climatology needs the coordinate {_DAY}, 1, 2, ... {longest}, but has {present}; in "
                 "a file with times, group them: dataset.groupby('time.dayofyear').mean() of xarray"
             )
-        # A file with 366 days also serves a calendar without leap years, but the days of 360_day are different days.
+        # A file with 366 days can be used for a calendar without leap years, but not for a calendar of 360 days.
         is_too_short = len(values) < longest
         is_other_calendar = longest == 360 and len(values) != longest
         if is_too_short or is_other_calendar:
             raise DataError(
                 f"{self._path}: {_DAY} has {len(values)} days, but the longest year of the data's calendar, "
-                f"{calendar_name}, has {longest}; take a climatology of that calendar ({_KEY}.path)"
+                f"{calendar_name}, has {longest}; use a climatology of that calendar ({_KEY}.path)"
             )
         return len(values)
 
     def read_day_minutes(self) -> np.ndarray:
-        """Return the hours of the day in the file, (T,) int64 in minutes after 0 UTC; empty if the file has none."""
+        """Return the hours of the day in the file, (T,) int64 in minutes after 0 UTC; empty without hours."""
         hours = self._read_coordinate(_HOUR)
         if hours is None:
             return np.empty(0, dtype=np.int64)
@@ -231,17 +231,17 @@ class _ClimatologyFile:
             channels: all channels of the climatology.
 
         Raises:
-            DataError: if the file lacks the variable, or has it without the dimensions, levels or units needed.
+            DataError: if the file does not contain the variable with the required dimensions, levels and units.
         """
         name_in_file = self._find_name_in_file(name)
         variable = self._dataset.variables[name_in_file]
         dims = self._find_dims(name_in_file)
         if _HOUR in variable.dims and self._read_coordinate(_HOUR) is None:
             raise DataError(
-                f"{self._path}: {name_in_file} has the dimension {_HOUR}, but there is no coordinate that says which "
-                f"hours; add it, in hours of the day, UTC: dataset.assign_coords({_HOUR}=[0, 6, 12, 18]) of xarray"
+                f"{self._path}: {name_in_file} has the dimension {_HOUR}, but no coordinate with the hours; add "
+                f"the coordinate in hours of the day, UTC: dataset.assign_coords({_HOUR}=[0, 6, 12, 18]) of xarray"
             )
-        # Positions of the levels in the file; variables with levels and without them must not be mixed up.
+        # Find the levels in the file. Both or none of the channel and the variable in the file must have levels.
         levels = [channels[row].level for row in rows]
         level_rows = None
         if "level" in dims and levels[0] is not None:
@@ -249,18 +249,19 @@ class _ClimatologyFile:
             level_units = self._data.level_units
             levels_in_file = read_level_values(self._dataset.variables[coordinate], coordinate, level_units, self._path)
             level_rows = np.asarray(match_levels(levels_in_file, levels, name, level_units, self._path))
-            # netCDF reads increasing indices only, so the channels are sorted like the levels of the file.
+            # netCDF reads only increasing indices, so the channels are sorted in the order of levels in the file.
             order = np.argsort(level_rows)
             rows = [rows[number] for number in order]
             level_rows = level_rows[order]
         elif "level" in dims:
             raise DataError(
-                f"{self._path}: {name_in_file} has levels, but {name} has none; name another variable in {_KEY}.rename"
+                f"{self._path}: {name_in_file} has levels, but {name} has none; name a different variable in "
+                f"{_KEY}.rename"
             )
         elif levels[0] is not None:
             raise DataError(
-                f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} is on a level; name another "
-                f"variable in {_KEY}.rename"
+                f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} is on a level; name a "
+                f"different variable in {_KEY}.rename"
             )
         grid, axis_order = self._coordinates.build_grid(dims["lat"], dims["lon"], self._path)
         return _FileVariable(
@@ -280,8 +281,8 @@ class _ClimatologyFile:
             DataError: if the variable has no day of the year, latitude or longitude, or if the role of one of its
                 dimensions is unknown.
         """
-        # Days and hours are known by their names, all other dimensions by their role, which is the first entry of a
-        # value of `of_dim`.
+        # Days and hours are found by name. All other dimensions are found by role, which is the first entry of a value
+        # of `of_dim`.
         variable = self._dataset.variables[name_in_file]
         dims: dict[str, str] = {}
         unknown_dims = []
@@ -295,22 +296,22 @@ class _ClimatologyFile:
             raise DataError(
                 f"{self._path}: {name_in_file} has the dimensions {', '.join(map(str, variable.dims))}; a climatology "
                 f"needs {_DAY}, latitude and longitude, and may have {_HOUR} and a level; average over other "
-                "dimensions, or select one position along them"
+                "dimensions, or select one position along each of them"
             )
         return dims
 
     def _read_coordinate(self, name: str) -> np.ndarray | None:
-        """Return the values of a 1-D coordinate as float64, None if the file does not have it."""
+        """Return the values of a 1-D coordinate as float64; None if the file does not contain the coordinate."""
         variable = self._dataset.variables.get(name)
         if variable is None or variable.dims != (name,) or variable.size == 0:
             return None
         return np.asarray(variable.values, dtype=np.float64)
 
     def _find_name_in_file(self, name: str) -> str:
-        """Return the name that a variable of the run has in the file.
+        """Return the name of a variable of the run in the file.
 
-        It is the name in ``verification.climatology.rename`` if there is one. Otherwise the name in the run and then
-        the names in the files of the data sources are tried.
+        If ``verification.climatology.rename`` contains a name, this name is used. Otherwise, the name in the run and
+        then the names in the files of the data sources are tried.
 
         Raises:
             DataError: if the file has no variable with any of these names.
@@ -328,14 +329,14 @@ class _ClimatologyFile:
         hint = did_you_mean(candidates[-1], [str(variable) for variable in self._dataset.data_vars])
         raise DataError(
             f"{self._path}: has no variable {' or '.join(dict.fromkeys(candidates))}{hint}; {_KEY}.rename maps {name} "
-            "to its name there"
+            "to its name in the file"
         )
 
     def _find_conversion(self, name: str, name_in_file: str) -> Conversion | None:
-        """Return the conversion of a variable from the units of the file to those of the data.
+        """Return the conversion of a variable from the units of the file to the units of the data.
 
-        The result is None if the units are the same, or if the file or the data have none. A file without units is
-        reported by a warning.
+        The result is None if the units are equal, or if the file or the data have no units. If the file has no units, a
+        warning is logged.
 
         Raises:
             DataError: if the units cannot be converted.
@@ -344,7 +345,7 @@ class _ClimatologyFile:
         data_units = str(self._attributes.get(name, {}).get("units", ""))
         if not file_units.strip():
             logger.warning(
-                "%s: %s has no units and is taken to be in %s, as the data", self._path, name_in_file, data_units
+                "%s: %s has no units; the units of the data, %s, are assumed", self._path, name_in_file, data_units
             )
             return None
         if not data_units:
@@ -355,12 +356,12 @@ class _ClimatologyFile:
 def _open_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_FileVariable], path: str) -> LazyFields:
     """Return the lazily read fields of the climatology.
 
-    The first access to an hour of the day reads all its days if the whole climatology fits into the cache. Otherwise
-    each day is read when it is accessed.
+    If the complete climatology fits into the cache, the first access to an hour of the day reads all days at this hour.
+    Otherwise each day is read when it is accessed.
 
     Args:
         shape: (T, days, C, H, W), shape of the fields.
-        variables: variables of the file, which together give all channels.
+        variables: variables of the file, which together contain all channels.
         path: path of the file, for error messages.
     """
     _, num_days, *shape_per_day = shape
@@ -376,20 +377,20 @@ def _open_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
         return fields
 
     if 4 * math.prod(shape) <= CACHE_BYTES:
-        # One read of all days of an hour reads each chunk once, however many days it has.
+        # Reading all days of an hour at once reads each chunk once.
         @cache
         def read_hour(hour: int) -> np.ndarray:
             return read_fields(hour, slice(None))
 
         return LazyFields(shape, lambda hour, day: read_hour(hour)[day])
-    # A day at a time reads each chunk again for each of its days, so long chunks are slow.
+    # Reading day by day reads each chunk again for each of its days, so chunks with many days are slow.
     chunk_days = 1
     for variable in variables:
         chunks = variable.variable.encoding.get("preferred_chunks", {})
         chunk_days = max(chunk_days, chunks.get(_DAY, 1))
     if chunk_days > _MAX_CHUNK_DAYS:
         logger.warning(
-            "%s: a chunk has %d days of the year, all of which are read for each; chunks of one day are faster",
+            "%s: a chunk contains %d days of the year, and all are read for each day; chunks of one day are faster",
             path,
             chunk_days,
         )

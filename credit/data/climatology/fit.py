@@ -1,6 +1,6 @@
-"""Fit of a climatology to the times of a period, at once or block by block with bitwise identical results.
+"""Fit of a climatology to the times of a period, either at once or block by block with bitwise identical results.
 
-Every value is computed from sums over the times in ascending order, cell by cell. So the result does not depend on
+The value of each cell is computed from sums over the times in ascending order. Therefore the result does not depend on
 which times of the day, parts of the year or channels are fitted together.
 
 Letters of shapes: N times of the period, T times of the day, K parts of the year (or harmonics), C channels, H latitude
@@ -24,29 +24,29 @@ from credit.utils.progress import ProgressBar
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# With fewer years the mean of a single day still contains so much weather noise that it is a weak baseline.
+# With fewer years, the mean of a single day contains too much weather noise to be a good baseline.
 _MIN_UNSMOOTHED_YEARS = 10.0
-# Largest accepted condition number of the normal equations. Times of a whole year give 1, of half a year about 60, of
-# a quarter of a year 3000.
+# Largest accepted condition number of the normal equations. Times over a year give 1, over half a year about 60, and
+# over a quarter of a year 3000.
 _MAX_CONDITION = 1000.0
 _ALL = slice(None)
-# Bytes of the float64 values that are added at once: those of a few channels stay in the processor's cache.
+# Bytes of the float64 values that are added at once. The values of a few channels fit in the CPU cache.
 _BYTES_PER_ADDITION = 2**20
 
 
 @dataclass(frozen=True)
 class ClimatologyPlan:
-    """Plan of a fit: everything that the fit needs besides the fields.
+    """Plan of the fit of a climatology: all inputs of the fit except the fields.
 
-    For each time of the day and each part of the year (or harmonic), the fit adds up the fields of all times, each
-    multiplied by a weight. The sums are then turned into the fields of the climatology by `divisors`.
+    For each time of the day and each part of the year (or harmonic), the fit computes a weighted sum of the fields of
+    all times. The fields of the climatology are then computed from these sums and `divisors`.
 
     Attributes:
         kind: ``harmonic`` or ``table``, see `Climatology`.
-        positions: (N,) index in the reader of each time of the period.
+        positions: (N,) indices in the reader of the times of the period.
         fractions: (N,) fraction of the year of each time.
-        day_time_index: (N,) index in `day_minutes` of each time; 0 if the climatology does not depend on the time of
-            the day.
+        day_time_index: (N,) index in `day_minutes` of the time of the day of each time; 0 if the climatology does not
+            depend on the time of the day.
         day_minutes: (T,) times of the day in minutes after 0 UTC; empty if the climatology does not depend on the
             time of the day.
         centres: (T,) fraction of the year at which the first part of a ``table`` is centred; None for ``harmonic``.
@@ -54,7 +54,7 @@ class ClimatologyPlan:
             ``harmonic``.
         divisors: (T, K, K) inverse matrices of the normal equations (``harmonic``), or (T, K) numbers of times by
             which the sums are divided (``table``).
-        description: method and period as text, for reports.
+        description: method and period in words, for reports.
         years: length of the period in years.
     """
 
@@ -75,17 +75,17 @@ class ClimatologyPlan:
         return self.divisors.shape[0], self.divisors.shape[1]
 
     def evaluate_weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
-        """Return the weights with which M times enter the sums of P parts of the year, (M, P) float64.
+        """Return the weights of M times in the sums of P parts of the year (or harmonics), (M, P) float64.
 
         Args:
-            rows: (M,) indices of the times, among the N times of the plan.
+            rows: (M,) indices of the times in the N times of the plan.
             parts: slice that selects P of the K harmonics or parts of the year.
         """
         count = self.shape[1]
         if self.kind == "harmonic":
             return evaluate_harmonics(self.fractions[rows], count)[:, parts]
         since_centre = self.fractions[rows] - np.array(self.centres)[self.day_time_index[rows]]
-        return _window_weights(since_centre, np.arange(count)[parts], count, self.width)
+        return _compute_window_weights(since_centre, np.arange(count)[parts], count, self.width)
 
 
 def fit_climatology(
@@ -102,14 +102,14 @@ def fit_climatology(
         channel_names: (C,) names of the stored channels to fit.
         first_minutes: first time of the period in minutes since 1900.
         last_minutes: last time of the period in minutes since 1900, inclusive.
-        conf: settings, among them the method. ``harmonic`` is a least-squares fit of the mean and of some waves of the
-            year in every cell. ``window`` gives means over a window of days around each part of the year. None means
-            ``harmonic`` with one wave.
+        conf: settings of the climatology. The method ``harmonic`` is a least-squares fit of the mean and of annual
+            harmonics in every cell. ``window`` computes means over a window of days around each part of the year. None
+            selects ``harmonic`` with one harmonic.
 
     Returns:
-        The climatology. With ``window`` every time enters the means of equally many parts of the year (one more or
-        less if the window is not a whole number of parts). The times of a part lie evenly around its centre, whatever
-        times of the day the data have.
+        The climatology. With ``window``, every time is used in the means of the same number of parts of the year (one
+        more or less if the window is not a whole number of parts). The times of a part are evenly spaced around its
+        centre, for all times of the day in the data.
 
     Raises:
         ConfigError: if the period is too short for the method.
@@ -140,7 +140,7 @@ def plan_fit(
         conf: settings of the climatology; the method must be ``harmonic`` or ``window``.
 
     Raises:
-        ConfigError: if the period is too short for the method. This depends on the times alone, not on the fields.
+        ConfigError: if the period is too short for the method. This depends only on the times, not on the fields.
     """
     positions = np.flatnonzero((times >= first_minutes) & (times <= last_minutes))
     if not len(positions):
@@ -148,7 +148,7 @@ def plan_fit(
     times = times[positions]
     years = _count_years(times, calendar)
     fractions = calendar.year_fraction(times)
-    # Each time of the day has a separate climatology, which is fitted to the times at that time of the day.
+    # Each time of the day has a separate climatology, which is fitted to the times at this time of the day.
     if conf.by_hour:
         day_minutes = np.unique(times % 1440)
         day_time_index = np.searchsorted(day_minutes, times % 1440)
@@ -157,7 +157,7 @@ def plan_fit(
         day_time_index = np.zeros(len(times), dtype=np.int64)
     num_day_times = max(1, len(day_minutes))
     fractions_by_day_time = [fractions[day_time_index == number] for number in range(num_day_times)]
-    # Parts of the year have a centre and a width in a table only.
+    # Only the parts of the year of a table have a centre and a width.
     centres = None
     width = float("nan")
     period = f"{calendar.format(times[0])[:10]} to {calendar.format(times[-1])[:10]}"
@@ -170,11 +170,11 @@ def plan_fit(
         kind = "table"
         _require_years(conf.window_days, years)
         days = calendar.days_per_year
-        # Parts of a twelfth of the window resolve all variations that the moving mean over the window leaves.
+        # Parts of a twelfth of the window resolve all variations that remain after the moving mean over the window.
         num_parts = round(days / max(1.0, conf.window_days / 12.0))
         width = conf.window_days * num_parts / days
-        # A part is centred at the (mean) time of the day of the data. Its window then begins and ends midway between
-        # times, and contains equally many times of every year.
+        # Centre a part at the (mean) time of the day of the data. Its window then begins and ends midway between times,
+        # and contains the same number of times of every year.
         centres = ()
         counts = []
         for number, fractions_of_group in enumerate(fractions_by_day_time):
@@ -197,30 +197,31 @@ def fit_fields(
     parts: slice = _ALL,
     progress: bool = True,
 ) -> np.ndarray:
-    """Fit the fields of a climatology, or a block of them. Each time of the period is read at most once.
+    """Fit the fields of a climatology, or a block of these fields. Each time of the period is read at most once.
 
     Args:
         plan: plan returned by `plan_fit` for the times of the reader.
         reader: reader of the fields.
         channel_names: (C,) names of the stored channels to fit.
         times_of_day: slice that selects times of the day.
-        parts: slice that selects parts of the year; harmonics cannot be selected and need ``slice(None)``.
-        progress: True shows a progress bar on a terminal.
+        parts: slice that selects parts of the year. For harmonics, it must be ``slice(None)``, because all harmonics
+            are fitted together.
+        progress: True to show a progress bar on a terminal.
 
     Returns:
-        (T, K, C, H, W) float32 in physical units, with T and K the numbers of selected times of the day and parts.
+        (T, K, C, H, W) float32 in physical units, for T selected times of the day and K selected parts of the year.
     """
     assert plan.kind == "table" or parts == _ALL
     stored_names = [channel.name for channel in reader.channels.time_varying_stored]
     day_times = np.arange(plan.shape[0])[times_of_day]
-    # Only the times with a weight in one of the sums are read.
+    # Read only times with a weight in at least one sum.
     rows = np.flatnonzero(np.isin(plan.day_time_index, day_times))
     weights_NK = plan.evaluate_weights(rows, parts)
     is_needed = weights_NK.any(axis=1)
     rows = rows[is_needed]
     weights_NK = weights_NK[is_needed]
     sums_TKCHW = np.zeros((len(day_times), weights_NK.shape[1], len(channel_names), *reader.grid.shape))
-    # The reader fills the fields of the channels that are fitted, and leaves out the others.
+    # The reader fills the fields of the fitted channels, and skips all other channels.
     values_CHW = np.empty((len(channel_names), *reader.grid.shape), dtype=np.float32)
     targets: list[np.ndarray | None] = [None] * len(stored_names)
     for name, values in zip(channel_names, values_CHW, strict=True):
@@ -231,17 +232,17 @@ def fit_fields(
         # The selected times of the day are adjacent, so their indices in the sums begin at 0.
         day_time = plan.day_time_index[row] - day_times[0]
         _add_weighted(sums_TKCHW[day_time], weights_K, values_CHW)
-    # Sums become fields: means of a table, and solutions of the normal equations of harmonics.
+    # Compute the fields from the sums: means of a table, or solutions of the normal equations of harmonics.
     divisors = plan.divisors[day_times]
     fields_TKCHW = np.empty(sums_TKCHW.shape, dtype=np.float32)
     for day_time, part in np.ndindex(*sums_TKCHW.shape[:2]):
         if plan.kind == "table":
-            # `part` counts from the first of the selected parts.
+            # `part` is an index in the selected parts.
             fields_TKCHW[day_time, part] = sums_TKCHW[day_time, part] / divisors[day_time, parts][part]
             continue
         for channel in range(len(channel_names)):
-            # The products are added one after the other: the order of summation in a matrix product depends on the
-            # sizes of the matrices, and blocks of any size must give the same numbers.
+            # Add the products one by one. In a matrix product, the order of summation depends on the sizes of the
+            # matrices, but blocks of any size must give the same values.
             total_HW = 0
             for factor, sum_HW in zip(divisors[day_time, part], sums_TKCHW[day_time, :, channel], strict=True):
                 total_HW = total_HW + factor * sum_HW
@@ -250,7 +251,7 @@ def fit_fields(
 
 
 def _describe_method(conf: ClimatologyConfig) -> str:
-    """Return the method of a fit in words, for reports."""
+    """Return a description of the method of a fit, for reports."""
     if conf.method == "harmonic" and conf.harmonics == 0:
         text = "mean"
     elif conf.method == "harmonic" and conf.harmonics == 1:
@@ -271,7 +272,7 @@ def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.n
 
     Args:
         sums_KCHW: float64 sums of K parts of the year (or harmonics).
-        weights_K: weight of the time in each sum; sums of weight 0 are skipped.
+        weights_K: weight of the time in each sum; sums with the weight 0 are skipped.
         values_CHW: float32 fields of the time.
     """
     channels_per_addition = max(1, _BYTES_PER_ADDITION // (8 * values_CHW[0].size))
@@ -285,7 +286,7 @@ def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.n
 def _count_years(times: np.ndarray, calendar: Calendar) -> float:
     """Return the length of a period in years, from the first time to one time step after the last.
 
-    Every calendar year counts as one year, regardless of its number of days.
+    Every calendar year is treated as one year, regardless of its number of days.
 
     Args:
         times: (N,) minutes since 1900, ascending.
@@ -302,26 +303,26 @@ def _count_years(times: np.ndarray, calendar: Calendar) -> float:
 
 
 def _require_years(window_days: int, years: float) -> None:
-    """Raise ConfigError for an unsmoothed climatology (a window of one day) of less than about ten years."""
+    """Raise ConfigError if a window of one day (no smoothing) is used with less than about ten years of data."""
     if window_days == 1 and years < _MIN_UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
             f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_MIN_UNSMOOTHED_YEARS:g} years of "
-            f"training data, there are {years:.1f}; take method: harmonic or a window of about 61 days"
+            f"training data, there are {years:.1f}; set method: harmonic or a window of about 61 days"
         )
 
 
-def _window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
-    """Return (N, P) float64 weights: 1 where a time lies in the window around a part of the year, else 0.
+def _compute_window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
+    """Return (N, P) float64 weights: 1 where a time is in the window around a part of the year, else 0.
 
     Args:
         since_centre: (N,) time elapsed since the centre of the first part, as a fraction of the year.
         parts: (P,) indices of the parts, from 0.
         num_parts: number of parts in a year.
-        width: width of the window as a multiple of a part. The window contains its beginning but not its end.
+        width: width of the window as a multiple of a part. The window includes its beginning but not its end.
     """
-    # The distance is rounded: otherwise a time on the edge of two windows could be in both or in none of them.
+    # Round the distance; otherwise a time at the edge of two windows could be in both windows or in no window.
     distance = np.round(since_centre * num_parts, 9)[:, None] - parts
-    # The distance to the nearest occurrence of the part, in this year or a neighbouring one.
+    # Distance to the nearest occurrence of the part, in this year or a neighbouring year.
     distance = np.mod(distance + num_parts / 2, num_parts) - num_parts / 2
     return ((-width / 2 <= distance) & (distance < width / 2)).astype(np.float64)
 
@@ -339,16 +340,16 @@ def _count_times(fractions: np.ndarray, centre: float, num_parts: int, width: fl
     Raises:
         ConfigError: if the window around a part contains no time.
     """
-    # The parts are counted one by one, because a table of all times and parts may not fit into memory.
+    # Process the parts one by one, because a table of all times and parts may not fit into memory.
     counts_K = np.empty(num_parts)
     for part in range(num_parts):
-        counts_K[part] = _window_weights(fractions - centre, np.array([part]), num_parts, width).sum()
+        counts_K[part] = _compute_window_weights(fractions - centre, np.array([part]), num_parts, width).sum()
     empty_parts = np.flatnonzero(counts_K == 0)
     if len(empty_parts):
         missing_day = int(empty_parts[0] / num_parts * days) + 1
         raise ConfigError(
             f"verification.climatology: the training period has no time around day {missing_day} of the year; "
-            "take method: harmonic or a wider window"
+            "set method: harmonic or a wider window"
         )
     return counts_K
 
@@ -358,17 +359,17 @@ def _invert_normal_equations(fractions: np.ndarray, waves: int, period: str) -> 
 
     Args:
         fractions: (N,) fractions of the year of the times.
-        waves: number of waves of the year; K functions are fitted, the mean and a cosine and a sine for each wave.
-        period: the period as text, for the error message.
+        waves: number of annual harmonics. K functions are fitted: the mean, and a cosine and a sine for each harmonic.
+        period: the period as a string, for the error message.
 
     Raises:
-        ConfigError: if there are too few times, or if they cover too small a part of the year.
+        ConfigError: if there are too few times, or if the times cover too small a part of the year.
     """
     weights_NK = evaluate_harmonics(fractions, 2 * waves + 1)
     gram_KK = weights_NK.T @ weights_NK
     is_underdetermined = len(weights_NK) < weights_NK.shape[1]
     if not is_underdetermined:
-        # The matrix is scaled to a diagonal of ones, so the condition number shows only how the times are distributed.
+        # Scale the diagonal to ones, so that the condition number depends only on the distribution of the times.
         scale_K = np.sqrt(np.diag(gram_KK))
         is_underdetermined = np.linalg.cond(gram_KK / np.outer(scale_K, scale_K)) > _MAX_CONDITION
     if is_underdetermined:

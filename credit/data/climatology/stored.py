@@ -1,13 +1,13 @@
-"""The climatology that a training store keeps, so that no verification and no new run has to fit it again.
+"""Climatology in a training store, so that verifications and new runs need not fit the climatology again.
 
-It is the array ``fields`` of the zarr group ``climatology`` in the store: (T, K, C, H, W) float32 for T times of the
+The zarr group ``climatology`` of the store contains the array ``fields``: (T, K, C, H, W) float32 for T times of the
 day, K parts of the year (or harmonics, see `Climatology`), the C channels ``channels.time_varying_stored``, H latitude
 rows and W longitude columns.
 
-A chunk has one part of the year and as many channels as fit into 4 MiB. zarr verifies its CRC32C at every read. The
-array is written block by block (see `credit.data.climatology.blocks`), each under a lock file beside the store. A chunk
-file gets its name only when it is complete, so a block is written once all its chunk files exist. The group's attribute
-``credit``, the description, holds settings, period, and ``complete``, which is set when all blocks are written.
+A chunk contains one part of the year and as many channels as fit into 4 MiB. zarr verifies the CRC32C checksum of a
+chunk at every read. The array is written block by block (see `credit.data.climatology.blocks`), each under a lock file
+next to the store. A chunk file gets its name only when it is complete, so a block is complete when all its chunk files
+exist. The group attribute ``credit`` (the description) contains settings, period and the flag ``complete``.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-# Format 1 averaged other times in its windows. Its harmonics are the same as those of format 2.
+# Format 1 averaged over slightly different windows. The harmonics of formats 1 and 2 are equal.
 _FORMAT_OF_OTHER_WINDOWS = 1
-# What a user can do about a climatology that is not up to date.
+# Advice to the user if the climatology is outdated or incomplete.
 _ADVICE = "run credit preprocess again"
 
 
 @dataclass(frozen=True)
 class FitTask:
-    """Input of the processes that fit blocks. It can be pickled and sent to a machine that sees the same files.
+    """Input of the processes that fit blocks. It can be pickled and sent to a machine with access to the same files.
 
     Attributes:
         path: folder of the store.
         conf: settings of the climatology.
         period: first and last time of the training period in minutes since 1900, both inclusive.
-        progress: True shows a progress bar on a terminal.
+        progress: True to show a progress bar on a terminal.
     """
 
     path: Path
@@ -88,25 +88,25 @@ def preprocess_climatology(
     progress: bool = True,
     deep: bool = False,
 ) -> None:
-    """Fit a climatology of every stored channel to ``data.splits.train`` and write it to the complete store.
+    """Fit a climatology of all stored channels to ``data.splits.train``, and write it to the complete store.
 
-    Several processes may call this at once and share the work. A climatology that was begun is continued. A stored
-    climatology with other settings or another period is replaced. Lost or damaged blocks are fitted again.
+    Several processes may call this function at once and share the work. An incomplete climatology is continued. A
+    climatology with different settings or a different period is replaced. Missing or damaged blocks are fitted again.
 
     Args:
         conf: the ``data`` section of the config.
         settings: numbers of processes or cluster jobs that fit the blocks.
         climatology: settings of the climatology to fit.
-        progress: True shows a progress bar on a terminal.
-        deep: True looks for damage by reading the fields, which verifies their checksums; False checks file sizes only.
+        progress: True to show a progress bar on a terminal.
+        deep: True to read all fields, which verifies their checksums; False to check only the file sizes.
 
     Raises:
         ConfigError: if the training period is too short for the method.
-        DataError: if the store is not what the config describes, or the disk is full.
+        DataError: if the store does not match the config, or the disk is full.
     """
-    # A climatology that is complete is kept, apart from its damaged blocks.
+    # A complete climatology is kept, except for its damaged blocks.
     path = Path(conf.store)
-    lock_folder = _lock_folder(path)
+    lock_folder = _build_lock_folder_path(path)
     reader = open_configured_store(conf)
     train = build_splits(conf, reader.calendar)["train"]
     if describe_mismatch(path, climatology, train) is None:
@@ -121,14 +121,14 @@ def preprocess_climatology(
     task = FitTask(path, climatology, (train.first, train.last), progress and is_single_process)
     plan = task.plan_fit(reader)
     with explain_disk_errors(path):
-        if not _is_begun(task):
+        if not _has_matching_climatology(task):
             disk_bytes, _ = estimate_bytes(plan, len(reader.channels.time_varying_stored), reader.grid.shape)
             require_disk_space(path, disk_bytes)
-        # Another process may have created the group before this one got the lock.
+        # A different process may have created the group before this process got the lock.
         with file_lock(lock_folder / "create.lock"):
-            if not _is_begun(task):
+            if not _has_matching_climatology(task):
                 _create_group(task, plan, reader)
-        # A single process shows a bar of the times of each block instead. None hides the bar outside of a terminal.
+        # A single process shows a progress bar for each block instead. None hides the bar outside of a terminal.
         is_bar_hidden = None if progress and not is_single_process else True
         with ProgressBar(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
             run_until_done(partial(fit_block, task), partial(_find_missing_blocks, path), settings, bar)
@@ -140,11 +140,11 @@ def preprocess_climatology(
 def load_or_fit_climatology(
     reader: FieldReader, channel_names: Sequence[str], train: Split, climatology: ClimatologyConfig
 ) -> Climatology:
-    """Return the climatology that the store has for the training period, or fit one if the store does not have it.
+    """Return the stored climatology of the training period, or fit a climatology if the store has no suitable one.
 
     Args:
         reader: reader of the fields; only the reader of a training store can have a stored climatology.
-        channel_names: (C,) names of the stored channels that the climatology shall have.
+        channel_names: (C,) names of the stored channels to include in the climatology.
         train: the training period.
         climatology: settings of the climatology; the method must be ``harmonic`` or ``window``.
 
@@ -156,9 +156,9 @@ def load_or_fit_climatology(
     reason = "there is no store" if path is None else describe_mismatch(path, climatology, train)
     if reason is None:
         stored = _open_climatology(path, channel_names, reader.calendar.name)
-        logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), stored.description)
+        logger.info("climatology of %d channels: read from the store (%s)", len(channel_names), stored.description)
         return stored
-    # Fitting may take long and much memory, so a stored climatology that is not used deserves a warning.
+    # Fitting may need much time and memory, so warn if the store contains a climatology that cannot be used.
     has_unused_climatology = path is not None and _read_description(path) is not None
     level = logging.WARNING if has_unused_climatology else logging.INFO
     logger.log(level, "climatology of %d channels: fitted now to data.splits.train; %s", len(channel_names), reason)
@@ -166,7 +166,7 @@ def load_or_fit_climatology(
 
 
 def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) -> str | None:
-    """Return why the stored climatology cannot be used for a config, as text; None if it can be used.
+    """Return the reason why the stored climatology cannot be used for a config; None if it can be used.
 
     Args:
         path: folder of the store.
@@ -175,22 +175,22 @@ def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) 
     """
     description = _read_description(path)
     if description is None:
-        return "the store has none (preprocess.climatology)"
+        return "the store has no climatology (preprocess.climatology)"
     if not _is_current(description):
-        return f"the store's is of another version of credit, which averaged other times ({_ADVICE})"
+        return f"the store's climatology is of another version of credit, which averaged other times ({_ADVICE})"
     stored_settings = description["settings"]
-    settings = _relevant_settings(climatology)
+    settings = _select_relevant_settings(climatology)
     if stored_settings != settings:
-        return f"the store's is with {stored_settings}, not {settings}"
+        return f"the store's climatology has the settings {stored_settings}, not {settings}"
     if description["period"] != [train.first, train.last]:
-        return f"the store's is of another period ({description['description']})"
+        return f"the store's climatology is of a different period ({description['description']})"
     if not description["complete"]:
-        return f"the store's is not complete ({_ADVICE})"
+        return f"the store's climatology is not complete ({_ADVICE})"
     return None
 
 
 def describe_stored(path: Path) -> str:
-    """Return a text for the user about a store's climatology: method and period, or "none" if there is none."""
+    """Return a description of a store's climatology for the user: method and period, or "none"."""
     description = _read_description(path)
     if description is None:
         return "none"
@@ -201,14 +201,14 @@ def describe_stored(path: Path) -> str:
 
 
 def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
-    """Return the indices of the blocks of a complete climatology that are lost or damaged.
+    """Return the indices of the missing or damaged blocks of a complete climatology.
 
     Args:
         path: folder of the store.
-        deep: True reads the fields, which verifies their checksums; False only checks the sizes of the files.
+        deep: True to read the fields, which verifies their checksums; False to check only the sizes of the files.
 
     Returns:
-        Indices in `_list_blocks`, ascending; empty if the store has no climatology or an incomplete one.
+        Ascending indices in `_list_blocks`; empty if the store has no climatology or an incomplete climatology.
     """
     description = _read_description(path)
     if description is None or not description["complete"]:
@@ -223,16 +223,16 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
 
 
 def fit_block(task: FitTask, number: int) -> int:
-    """Fit and write a block, unless it is written already or another process is fitting it.
+    """Fit and write a block, unless it is already written or a different process is fitting it.
 
     Args:
-        task: settings of the climatology, and the store.
+        task: store and settings of the climatology.
         number: index of the block in `_list_blocks`.
 
     Returns:
         1 if this call wrote the block, else 0.
     """
-    with file_lock(_lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
+    with file_lock(_build_lock_folder_path(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         fields = _open_fields(task.path, "r+")
         block = _list_blocks(task.path)[number]
         if not is_held or is_block_written(task.path, fields, block):
@@ -241,15 +241,15 @@ def fit_block(task: FitTask, number: int) -> int:
         reader = open_store(task.path)
         plan = task.plan_fit(reader)
         if plan.kind == "harmonic":
-            # All harmonics are fitted together, from the same sums.
+            # All harmonics are fitted together from the same sums.
             parts = slice(None)
         names = _read_description(task.path)["channels"][channels]
         fields[block] = fit_fields(plan, reader, names, times_of_day, parts, task.progress)
         return 1
 
 
-def _lock_folder(path: Path) -> Path:
-    """Return the path of the folder with the lock files of the blocks, beside the store."""
+def _build_lock_folder_path(path: Path) -> Path:
+    """Return the path of the folder with the lock files of the blocks, which is next to the store."""
     return path.with_name(f".{path.name}.climatology")
 
 
@@ -259,7 +259,7 @@ def _open_fields(path: Path, mode: str = "r") -> zarr.Array:
 
 
 def _read_description(path: Path) -> dict[str, Any] | None:
-    """Return the attribute ``credit`` of a store's climatology, complete or not; None if there is no climatology."""
+    """Return the attribute ``credit`` of a store's climatology, which may be incomplete; None without a climatology."""
     try:
         return dict(zarr.open_group(path / "climatology", mode="r").attrs)["credit"]
     except (FileNotFoundError, KeyError):
@@ -273,14 +273,14 @@ def _update_description(path: Path, complete: bool) -> None:
 
 
 def _is_current(description: dict[str, Any]) -> bool:
-    """Return True if a fit by this version of the package would give the values of the stored climatology."""
+    """Return True if a fit with this version of the package would reproduce the stored climatology."""
     if description["format"] == _FORMAT_OF_OTHER_WINDOWS:
         return description["kind"] == "harmonic"
     return description["format"] == FORMAT
 
 
-def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
-    """Return the settings of a climatology on which its values depend, as they are kept in the description."""
+def _select_relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
+    """Return the settings that affect the values of a climatology, in the form in which the description stores them."""
     settings: dict[str, Any] = {"method": conf.method}
     if conf.method == "harmonic":
         settings["harmonics"] = conf.harmonics
@@ -290,17 +290,17 @@ def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
     return settings
 
 
-def _is_begun(task: FitTask) -> bool:
-    """Return True if the store has a climatology, complete or not, with the settings and period of the task."""
+def _has_matching_climatology(task: FitTask) -> bool:
+    """Return True if the store has a (possibly incomplete) climatology with the settings and period of the task."""
     description = _read_description(task.path)
     if description is None or not _is_current(description):
         return False
     is_same_period = description["period"] == list(task.period)
-    return is_same_period and description["settings"] == _relevant_settings(task.conf)
+    return is_same_period and description["settings"] == _select_relevant_settings(task.conf)
 
 
 def _list_blocks(path: Path) -> list[Block]:
-    """Return the blocks of a store's climatology, each as slices of the first three axes (T, K, C) of the fields."""
+    """Return all blocks of a store's climatology, as slices of the first three axes (T, K, C) of the fields."""
     slices_of_axis = []
     for size, length in zip(_open_fields(path).shape[:3], _read_description(path)["block"], strict=True):
         starts = range(0, size, length)
@@ -309,7 +309,7 @@ def _list_blocks(path: Path) -> list[Block]:
 
 
 def _find_missing_blocks(path: Path) -> list[int]:
-    """Return the indices in `_list_blocks` of the blocks with a chunk file that is missing or too short."""
+    """Return the indices in `_list_blocks` of all blocks with a missing or truncated chunk file."""
     fields = _open_fields(path)
     return [number for number, block in enumerate(_list_blocks(path)) if not is_block_written(path, fields, block)]
 
@@ -325,11 +325,11 @@ def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
 
 
 def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
-    """Create the zarr group of the climatology with an empty array of fields; it replaces an existing group."""
+    """Create the zarr group of the climatology with an empty array of fields, and replace an existing group."""
     names = [channel.name for channel in reader.channels.time_varying_stored]
     grid_shape = reader.grid.shape
     cells = math.prod(grid_shape)
-    with atomic_folder(task.path / "climatology", _lock_folder(task.path)) as folder:
+    with atomic_folder(task.path / "climatology", _build_lock_folder_path(task.path)) as folder:
         group = zarr.open_group(folder, mode="w", zarr_format=3)
         group.create_array(
             "fields",
@@ -339,13 +339,13 @@ def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> 
             fill_value=np.nan,
             compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
             dimension_names=("time_of_day", "part", "channel", "latitude", "longitude"),
-            # A chunk that is not there is lost, even if all its values are missing.
+            # Write all chunks, even if all values are missing, so that a missing chunk file means a lost chunk.
             config={"write_empty_chunks": True},
         )
         group.attrs["credit"] = {
             "format": FORMAT,
             "complete": False,
-            "settings": _relevant_settings(task.conf),
+            "settings": _select_relevant_settings(task.conf),
             "period": list(task.period),
             "channels": names,
             "kind": plan.kind,
@@ -358,11 +358,11 @@ def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> 
 
 
 def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
-    """Return some channels of a store's climatology, with fields that are read when they are accessed."""
+    """Return the given channels of a store's climatology, with fields that are read when they are accessed."""
     description = _read_description(path)
     channel_index = [description["channels"].index(name) for name in channel_names]
     fields: np.ndarray | LazyFields = _build_lazy_fields(path, channel_index)
-    # A few harmonics for all times of the day are small, and every time needs all of them: read them now.
+    # Harmonics without dependence on the time of the day are small, and every time needs all of them: read them now.
     if description["kind"] == "harmonic" and not description["day_minutes"]:
         fields = fields[0][None]
     centres = tuple(description["centres"]) if description["kind"] == "table" else None
@@ -379,7 +379,7 @@ def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: s
 
 
 def _build_lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
-    """Return the lazily read fields of some channels; accessing them raises DataError if a chunk is damaged."""
+    """Return lazily read fields of the given channels. Accessing the fields raises DataError if a chunk is damaged."""
     array = _open_fields(path)
     times_of_day, num_parts, _, *grid_shape = array.shape
 
@@ -387,7 +387,7 @@ def _build_lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
         selection = (time_of_day, part, channel_index, slice(None), slice(None))
         try:
             fields_CHW = array.get_orthogonal_selection(selection)
-            # zarr returns missing values for a chunk that is lost.
+            # zarr returns missing values for a lost chunk.
             if np.isnan(fields_CHW).all(axis=(1, 2)).any():
                 raise ValueError("a chunk is lost")
         except (OSError, ValueError, RuntimeError) as error:

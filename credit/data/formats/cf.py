@@ -1,6 +1,6 @@
 """CF conventions: roles of coordinates, grid and bounds, and units of levels.
 
-The role of a coordinate is its physical meaning for this package: ``time``, ``level``, ``lat`` or ``lon``.
+The role of a coordinate is its physical meaning in this package: ``time``, ``level``, ``lat`` or ``lon``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from credit.data.formats.units import require_packing
 from credit.errors import DataError
 from credit.grid import AxisOrder, LatLonGrid
 
-# Mapping from the standard_name of a coordinate to its role.
+# Standard name of a coordinate -> role.
 _STANDARD_NAMES = {
     "time": "time",
     "latitude": "lat",
@@ -26,32 +26,32 @@ _STANDARD_NAMES = {
     "atmosphere_hybrid_sigma_pressure_coordinate": "level",
     "atmosphere_sigma_coordinate": "level",
 }
-# Coordinates with the units of one of the roles, but another meaning.
+# Standard names of coordinates that have the units of a role, but a different meaning.
 _OTHER_STANDARD_NAMES = ("forecast_reference_time", "forecast_period", "grid_latitude", "grid_longitude")
-# Usual names of the coordinates of each role. They decide the role if the attributes of a coordinate do not.
+# Role -> usual names of its coordinates. The names are used if the attributes of a coordinate do not define a role.
 _NAMES = {
     "time": ("time", "valid_time", "date"),
     "lat": ("lat", "latitude", "nav_lat"),
     "lon": ("lon", "longitude", "nav_lon"),
     "level": ("level", "plev", "lev", "pressure", "pressure_level", "isobaricinhpa", "isobaricinpa", "hybrid"),
 }
-# Roles of the units of latitude and longitude that CF allows; the units are in the singular.
+# Units of latitude and longitude that CF allows (in the singular) -> role.
 _DEGREES = {
     **dict.fromkeys(("degree_north", "degree_n", "degreen"), "lat"),
     **dict.fromkeys(("degree_east", "degree_e", "degreee"), "lon"),
 }
-# Names of the roles in error messages.
+# Role -> name of the role in error messages.
 _ROLE_WORDS = {"time": "time", "lat": "latitude", "lon": "longitude", "level": "level"}
-# Mapping from the attribute axis of a coordinate to its role.
+# Attribute `axis` of a coordinate -> role.
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
-# Mapping from a unit of pressure, in lower case, to the number of hPa in this unit.
+# Unit of pressure in lower case -> number of hPa in this unit.
 PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
-# Relative tolerance for levels that were rounded to float32 or converted between Pa and hPa. It is far below the
-# distance of any two levels.
+# Relative tolerance for levels that were rounded to float32 or converted between Pa and hPa. It is much smaller than
+# the distance between two levels.
 _LEVEL_TOLERANCE = 1e-5
-# Pressures without units that exceed this value are taken to be in Pa.
+# Pressures without units that exceed this value are assumed to be in Pa.
 _HIGHEST_HPA = 1100.0
-# Files converted from GRIB have the initial time as dimension `time` and this coordinate; both claim to be time.
+# Files converted from GRIB have the initial time as dimension `time`, and also this coordinate with the role time.
 _VALID_TIME = "valid_time"
 
 
@@ -62,9 +62,9 @@ class Coordinates:
         dataset: the open file, with times not decoded.
 
     Attributes:
-        of_dim: mapping from the name of a dimension to the role and the name of the 1-D coordinate along it; without
-            the dimensions that have no coordinate with a role.
-        scalar: mapping from a role to the name of the scalar coordinate with this role.
+        of_dim: name of a dimension -> role and name of the 1-D coordinate along this dimension. Dimensions without a
+            coordinate with a role are not included.
+        scalar: role -> name of the scalar coordinate with this role.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -74,12 +74,12 @@ class Coordinates:
         for key, variable in dataset.variables.items():
             name = str(key)
             role = None
-            # Fields have more dimensions. So do the coordinates of curvilinear grids, which cannot be read.
+            # Variables with more dimensions are fields, or coordinates of curvilinear grids, which are not supported.
             if variable.ndim <= 1:
                 role = find_role(name, variable)
             if role is None:
                 continue
-            # Of several coordinates with one role, the valid time is taken before the initial time.
+            # If valid time and initial time both have the role time, the valid time is used.
             if variable.ndim == 0:
                 if role not in self.scalar or name == _VALID_TIME:
                     self.scalar[role] = name
@@ -89,19 +89,19 @@ class Coordinates:
                 self.of_dim[dim] = (role, name)
 
     def _is_preferred(self, name: str, dim: str) -> bool:
-        """Return True if coordinate `name` is preferred to the one registered for dimension `dim` so far.
+        """Return True if coordinate `name` is preferred to the coordinate that is registered for dimension `dim`.
 
-        The valid time is preferred to the initial time. Apart from this, a coordinate with the name of its dimension
-        is preferred to all others.
+        The valid time is preferred to the initial time. Otherwise, a coordinate with the name of its dimension is
+        preferred to all other coordinates.
         """
         if dim not in self.of_dim or name == _VALID_TIME:
             return True
         return name == dim and self.of_dim[dim][1] != _VALID_TIME
 
     def find_dims(self, name: str, origin: str, level_units: str | None = None) -> dict[str, str]:
-        """Return the dimensions of a variable, as a mapping from the role to the name of the dimension.
+        """Return the dimensions of a variable as a mapping from role to name of the dimension.
 
-        Dimensions of length 1 without a role are left out.
+        Dimensions of length 1 without a role are not included.
 
         Args:
             name: name of the variable.
@@ -112,14 +112,14 @@ class Coordinates:
             DataError: if a dimension longer than 1 has no role, two such dimensions have the same role, latitude or
                 longitude is missing, or packing attributes are not numbers.
         """
-        # An unreadable GRIB variable, and a coordinate with wrong packing, are reported with separate messages.
+        # Report an unreadable GRIB variable, and a coordinate with wrong packing, in separate messages.
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
             raise DataError(f"{origin}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
         coordinates = [coordinate for _, coordinate in self.of_dim.values()]
         for used_name in (name, *coordinates, *self.scalar.values()):
             require_packing(used_name, self._dataset.variables[used_name].encoding, origin)
-        # Dimensions of length 1 need no role, because there is nothing to choose.
+        # Dimensions of length 1 need no role, because there is only one position.
         dims_of_role: dict[str, list[str]] = {}
         unknown_dims = []
         for dim in variable.dims:
@@ -133,8 +133,8 @@ class Coordinates:
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
                 f"{origin}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
-                "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
-                "its coordinates"
+                "latitude-longitude grid with 1-D coordinates can be read: regrid the file first, or add its "
+                "coordinates"
             )
         if unknown_dims:
             dim = unknown_dims[0]
@@ -144,13 +144,13 @@ class Coordinates:
         return dim_of_role
 
     def _choose_dim(self, name: str, role: str, dims: Sequence[str], origin: str) -> str:
-        """Choose from the dimensions of a variable that have the same role.
+        """Choose one of several dimensions of a variable that have the same role.
 
-        At most one of them may be longer than 1; it is returned. An example is a forecast with the dimensions initial
-        time (length 1) and valid time, which both have the role ``time``.
+        At most one dimension may be longer than 1; this dimension is returned. For example, a forecast may have the
+        dimensions initial time (length 1) and valid time, which both have the role ``time``.
 
         Raises:
-            DataError: if several of them are longer than 1.
+            DataError: if several dimensions are longer than 1.
         """
         sizes = self._dataset.variables[name].sizes
         longer_dims = [dim for dim in dims if sizes[dim] > 1]
@@ -158,21 +158,21 @@ class Coordinates:
             dims_with_sizes = " and ".join(f"{dim} ({sizes[dim]})" for dim in longer_dims)
             raise DataError(
                 f"{origin}: dimensions {dims_with_sizes} of {name} are all {_ROLE_WORDS[role]} by their coordinates; "
-                f"correct the attributes of those that are not, or {self._describe_choice(longer_dims[-1])}"
+                f"correct wrong attributes, or {self._describe_choice(longer_dims[-1])}"
             )
         if longer_dims:
             return longer_dims[0]
         return dims[0]
 
     def _describe_unknown(self, dim: str) -> str:
-        """Return why a dimension has no role, and what to do, as a text that continues after the dimension's name."""
+        """Return the reason why a dimension has no role, with advice; a message puts the dimension's name before it."""
         coordinate = self._dataset.variables.get(dim)
         if coordinate is None:
             return (
-                "has no coordinate variable, so its values are not known; add the coordinate to the file, or cut the "
+                "has no coordinate variable, so its values are unknown; add the coordinate to the file, or cut the "
                 "file to one position"
             )
-        # The attributes of the coordinate may be wrong, or its values not numbers.
+        # The attributes of the coordinate may be wrong, or its values may not be numbers.
         standard_name = coordinate.attrs.get("standard_name")
         if standard_name in _OTHER_STANDARD_NAMES:
             return (
@@ -182,13 +182,13 @@ class Coordinates:
         is_numeric = coordinate.ndim == 1 and coordinate.dtype.kind in "iuf"
         if not is_numeric and dim.lower() in _NAMES["time"]:
             return (
-                "has a coordinate that holds text; a time axis holds numbers whose units are, for example, hours since "
-                f"a date: rewrite it so, or {self._describe_choice(dim)}"
+                "has a coordinate that contains strings; a time axis must contain numbers in units such as hours since "
+                f"a date: correct it, or {self._describe_choice(dim)}"
             )
         return f"is not time, level, latitude or longitude; {self._describe_choice(dim)}"
 
     def _describe_choice(self, dim: str) -> str:
-        """Return the advice to select one position of a dimension, as text that lists the positions."""
+        """Return a message that advises to select one position of a dimension, and lists the positions."""
         values = self._dataset.variables[dim].values
         example = format_values(values[:1])
         return f"choose one with data.sources.N.select: {{{dim}: {example}}}; it has {format_values(values)}"
@@ -199,7 +199,7 @@ class Coordinates:
         return self._dataset.variables[name].values
 
     def build_grid(self, lat: str, lon: str, origin: str) -> tuple[LatLonGrid, AxisOrder]:
-        """Build the horizontal grid of fields with two given dimensions.
+        """Build the horizontal grid of fields from the coordinates of two dimensions.
 
         Args:
             lat: name of the dimension along latitude.
@@ -207,16 +207,16 @@ class Coordinates:
             origin: name of the file, for error messages.
 
         Returns:
-            The grid, and the order in which the file has its rows and columns.
+            The grid, and the order of rows and columns in the file.
 
         Raises:
-            DataError: if the coordinates are not those of a global grid, see `LatLonGrid.from_coords`.
+            DataError: if the coordinates do not form a global grid, see `LatLonGrid.from_coords`.
         """
         bounds = self.find_bounds(self.of_dim[lat][1])
         return LatLonGrid.from_coords(self.read_values(lat), self.read_values(lon), bounds, origin)
 
     def find_bounds(self, name: str) -> np.ndarray | None:
-        """Return the cell bounds (N, 2) of coordinate `name` in the units of the file, None if it has no bounds."""
+        """Return the cell bounds (N, 2) of coordinate `name` in the units of the file; None without bounds."""
         bounds_name = self._dataset.variables[name].attrs.get("bounds")
         if bounds_name not in self._dataset.variables:
             return None
@@ -224,17 +224,17 @@ class Coordinates:
 
 
 def find_role(name: str, variable: xr.Variable) -> str | None:
-    """Return the role of a coordinate, None if it has none.
+    """Return the role of a coordinate; None if it has no role.
 
-    The standard_name decides. If there is none, the units decide, then the attributes axis and positive, and last the
-    name.
+    The role is found from the first of these that defines it: the standard_name, the units, the attributes axis and
+    positive, and the name of the coordinate.
 
     Args:
         name: name of the coordinate.
         variable: values and attributes of the coordinate.
 
     Returns:
-        ``time``, ``level``, ``lat``, ``lon`` or None.
+        The role: ``time``, ``level``, ``lat``, ``lon`` or None.
     """
     attributes = variable.attrs
     standard_name = attributes.get("standard_name")
@@ -251,7 +251,7 @@ def find_role(name: str, variable: xr.Variable) -> str | None:
     if " since " in units:
         return "time"
     axis = attributes.get("axis")
-    # Only vertical coordinates point down.
+    # Only vertical coordinates have the attribute positive: down.
     if axis is None and str(attributes.get("positive", "")).lower() == "down":
         axis = "Z"
     # Coordinates along X and Y in other units, such as metres, belong to a map projection.
@@ -267,8 +267,8 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
     """Return True if a variable is a component of a vector, such as the eastward wind.
 
     Args:
-        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto``, which lets the standard name
-            decide.
+        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto``. With ``auto``, the result
+            depends on the standard name.
         standard_name: standard name of the variable; empty if it has none.
     """
     if choice == "auto":
@@ -279,10 +279,10 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
 def read_level_values(coordinate: xr.Variable, name: str, level_units: str, origin: str) -> np.ndarray:
     """Return the values of a level coordinate in the units of the config, (K,) float64 for K levels.
 
-    Pressures without units are taken to be in hPa if none is greater than 1100, else in Pa.
+    Pressures without units are assumed to be in hPa if all values are at most 1100, else in Pa.
 
     Args:
-        coordinate: the coordinate, 1-D or a scalar.
+        coordinate: level coordinate, 1-D or a scalar.
         name: name of the coordinate, for error messages.
         level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
         origin: name of the file, for error messages.
@@ -295,7 +295,7 @@ def read_level_values(coordinate: xr.Variable, name: str, level_units: str, orig
     units = str(coordinate.attrs.get("units", "")).strip()
     if not units and level_units != "model_level":
         units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
-    # Numbers of model levels have no unit of pressure, and pressures must have one.
+    # Model levels must not have a unit of pressure, and pressure levels must have one.
     hpa_per_unit = PRESSURE_IN_HPA.get(units.lower())
     if level_units == "model_level":
         if hpa_per_unit is not None:
@@ -315,7 +315,8 @@ def match_levels(
 ) -> tuple[int, ...]:
     """Return the index in the file of each requested level.
 
-    A level matches if its relative difference is at most 1e-5. The nearest level is not used instead.
+    Two levels match if their relative difference is at most 1e-5. A level without a match is never replaced with the
+    nearest level.
 
     Args:
         available: (K,) levels of the file, in the units of `requested`.
@@ -325,9 +326,9 @@ def match_levels(
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if levels are missing; the message lists them and the levels of the file.
+        DataError: if levels are missing; the message lists the missing levels and the levels of the file.
     """
-    # All missing levels are collected for one message.
+    # Collect all missing levels for one message.
     rows = []
     missing_levels = []
     for level in requested:

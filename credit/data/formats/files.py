@@ -1,4 +1,4 @@
-"""Finding and opening the source files: globs, date patterns, bundled sample data, and a cache of open files."""
+"""Search and opening of source files: globs, date patterns, sample data, and a cache of open files."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from credit.data.formats.zarr.remote import (
 )
 from credit.errors import ConfigError, DataError, did_you_mean
 
-# Mapping from a date code of a pattern (as in strftime) to the regular expression of its digits.
+# Date code of a pattern (as in strftime) -> regular expression of its digits.
 _DATE_CODES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 # A date code or a wildcard in a pattern.
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
-# Mapping from a wildcard of a glob to its regular expression.
+# Wildcard of a glob -> regular expression.
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
-# Files that describe a zarr store, of formats 3 and 2 (consolidated or not).
+# Names of the metadata files of zarr stores of format 3, and of format 2 (consolidated and not consolidated).
 _ZARR_DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
 _GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
-# Names of the formats in error messages.
-_KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
+# Format -> name in error messages.
+_FORMAT_NAMES = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
 def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
-    """Return the files and zarr stores of a source, each once; the files that match a pattern are sorted by name.
+    """Return the files and zarr stores of a source without duplicates; files that match a pattern are sorted by name.
 
-    A remote store is returned as its URL. For a source of a plugin, which has no files, one text stands for a file:
-    the key and the type of the source, such as ``data.sources.0 (mytype)``.
+    A remote store is returned as its URL. A source of a plugin has no files; for this source, the result is a single
+    string with the key and the type of the source, such as ``data.sources.0 (mytype)``.
 
     Args:
         source: section of the source in the config.
@@ -69,11 +69,11 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
 
 
 def expand_path(pattern: str, key: str) -> list[Path | str]:
-    """Return the files and zarr stores that match one path or pattern, at least one; see `expand_paths`.
+    """Return the files and zarr stores that match a path or pattern, at least one; see `expand_paths`.
 
     Args:
-        pattern: a path, a URL, a glob that may contain date codes such as %Y, or ``sample:NAME`` for sample data that
-            ship with the package.
+        pattern: a path, a URL, a glob that may contain date codes such as %Y, or ``sample:NAME`` for sample data of the
+            package.
         key: config key of the pattern, for error messages.
 
     Raises:
@@ -93,7 +93,7 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
         if path.is_dir() and not is_zarr(path):
             raise DataError(f"{key}: {pattern} is a folder, not a zarr store; write {path}/*.nc for the files in it")
         return [path]
-    # The glob finds candidates with any text for a date code; the regular expression selects those with digits.
+    # The glob accepts any characters for a date code; the regular expression then accepts only digits.
     regex = _build_regex(pattern, key)
     candidates = sorted(glob.glob(re.sub("%.", "*", pattern), recursive=True))
     matches = [Path(name) for name in candidates if re.fullmatch(regex, name)]
@@ -121,15 +121,15 @@ def _build_regex(pattern: str, key: str) -> str:
         elif token[0] in _DATE_CODES:
             pieces.append(_DATE_CODES[token[0]])
         else:
-            raise ConfigError(f"{key}: {pattern}: {token[0]} is not known; use {' '.join(_DATE_CODES)}, * or ?")
+            raise ConfigError(f"{key}: {pattern}: {token[0]} is not supported; use {' '.join(_DATE_CODES)}, * or ?")
         end = token.end()
     pieces.append(_escape(pattern[end:]))
     return "".join(pieces)
 
 
 def _escape(text: str) -> str:
-    """Escape text for a regular expression, apart from character sets of a glob such as [0-9], which are kept."""
-    # A group in the expression of `re.split` keeps the separators, which are the character sets here.
+    """Escape a string for a regular expression; character sets of a glob, such as [0-9], are not changed."""
+    # With a group in its pattern, `re.split` also returns the separators, which are the character sets here.
     pieces = []
     for piece in re.split(r"(\[[^\]]+\])", text):
         is_character_set = piece.startswith("[")
@@ -140,7 +140,7 @@ def _escape(text: str) -> str:
 
 
 def _find_sample_files(name: str, key: str) -> list[Path]:
-    """Return the netCDF files of the sample data `name` that ship with the package, sorted by name.
+    """Return the netCDF files of the sample data `name` in the package, sorted by name.
 
     Raises:
         DataError: if the package has no sample data of this name.
@@ -148,14 +148,14 @@ def _find_sample_files(name: str, key: str) -> list[Path]:
     root = Path(str(resources.files("credit.data.bundled")))
     names = [item.name for item in root.iterdir() if item.is_dir() and any(item.glob("*.nc"))]
     if name not in names:
-        raise DataError(f'{key}: the package has no sample "{name}"{did_you_mean(name, names)}')
+        raise DataError(f'{key}: the package has no sample data "{name}"{did_you_mean(name, names)}')
     return sorted((root / name).glob("*.nc"))
 
 
 def _describe_nearest_folder(path: Path) -> str:
     """Return the end of an error message about a missing file.
 
-    The text lists some names in the folder of the file, or says that the folder does not exist.
+    The message lists some names in the folder of the file, or reports that the folder does not exist.
     """
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
@@ -172,7 +172,7 @@ def _describe_nearest_folder(path: Path) -> str:
 
 
 def is_zarr(path: Path) -> bool:
-    """Return True if `path` is a zarr store, judged by the ending of its name or by the files in it."""
+    """Return True if `path` is a zarr store, based on the ending of its name or the files that it contains."""
     if path.suffix == ".zarr":
         return True
     return any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
@@ -183,8 +183,8 @@ def detect_format(path: Path, configured: str) -> str:
 
     Args:
         path: path of a file or zarr store on a disk.
-        configured: ``data.sources.N.format``. It is returned unless it is ``auto``. For ``auto``, the name and the
-            first bytes of the file decide.
+        configured: value of ``data.sources.N.format``, which is returned unless it is ``auto``. For ``auto``, the
+            format is found from the name and the first bytes of the file.
     """
     if configured != "auto":
         return configured
@@ -198,18 +198,18 @@ def detect_format(path: Path, configured: str) -> str:
             if file.read(4) == b"GRIB":
                 return "grib"
     except OSError:
-        # Opening it as netCDF reports why it cannot be read.
+        # Opening the file as netCDF then reports the reason.
         pass
     return "netcdf"
 
 
 def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT_FETCHES) -> xr.Dataset:
-    """Open a file lazily, and select the positions that ``select`` of its source gives.
+    """Open a file lazily, and select the positions that ``select`` of its source defines.
 
-    Times stay encoded, and packed values are unpacked when they are read.
+    Times are not decoded. Packed values are unpacked when they are read.
 
     Args:
-        path: the file, one of those that `expand_paths` returned.
+        path: path of the file, as `expand_paths` returned it.
         source: section of the source in the config.
         max_fetches: largest number of requests to a remote store that run at the same time.
 
@@ -219,7 +219,7 @@ def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT
     """
     if source.type is not None:
         return open_plugin_source(source, str(path))
-    # No dask arrays (`chunks`), and no copy of the values that were read (`cache`).
+    # Use no dask arrays (`chunks`), and keep no copy of the values that were read (`cache`).
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
         dataset = open_remote_store(path, source.storage_options, max_fetches, **options)
@@ -231,11 +231,11 @@ def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT
         return open_grib(path, source.select)
     # netCDF or zarr on a disk.
     if file_format == "netcdf":
-        _refuse_truncated(path)
+        _require_complete_file(path)
     engine = "netcdf4" if file_format == "netcdf" else "zarr"
     try:
         with warnings.catch_warnings():
-            # CMIP files have two fill values, 1e20 in float32 and float64. xarray warns, but both are read as missing.
+            # CMIP files have two fill values, 1e20 in float32 and float64. xarray warns, but reads both as missing.
             warnings.simplefilter("ignore", xr.SerializationWarning)
             if file_format == "zarr":
                 dataset = open_local_store(path, **options)
@@ -252,7 +252,7 @@ def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT
 
 
 def _cut_dataset(dataset: xr.Dataset, position_of_dim: Mapping[str, int]) -> xr.Dataset:
-    """Return the dataset at one position along each given dimension, with the encoding of the full dataset."""
+    """Select one position along each given dimension of a dataset, and keep the encoding of the full dataset."""
     if not position_of_dim:
         return dataset
     selected = dataset.isel(position_of_dim)
@@ -260,7 +260,7 @@ def _cut_dataset(dataset: xr.Dataset, position_of_dim: Mapping[str, int]) -> xr.
     return selected
 
 
-def _refuse_truncated(path: Path) -> None:
+def _require_complete_file(path: Path) -> None:
     """Raise DataError if a netCDF file is truncated, or cannot be read."""
     try:
         num_missing = count_missing_bytes(path)
@@ -275,16 +275,16 @@ def _refuse_truncated(path: Path) -> None:
 def _build_unreadable_error(path: Path, file_format: str, error: Exception) -> DataError:
     """Return the DataError for a file that cannot be read in the format `file_format`, ``netcdf`` or ``zarr``."""
     return DataError(
-        f"{path}: cannot be read as a {_KINDS[file_format]} ({error}); it may be truncated, still being written, or of "
-        "another format: copy it again, or set data.sources.N.format"
+        f"{path}: cannot be read as a {_FORMAT_NAMES[file_format]} ({error}); it may be truncated, still being "
+        "written, or of a different format: copy it again, or set data.sources.N.format"
     )
 
 
 def read_file_fingerprint(path: Path) -> list[int]:
     """Return the size of a file in bytes, and the time of its last change in nanoseconds since 1970.
 
-    For a zarr store, both are taken from its metadata file, because the modification time of a folder does not change
-    with the chunks in it.
+    For a zarr store, the metadata file is used, because the modification time of a folder does not change when chunks
+    change.
 
     Raises:
         OSError: if the file does not exist or cannot be accessed.
@@ -297,10 +297,11 @@ def read_file_fingerprint(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def file_key(path: Path | str) -> str:
+def build_file_key(path: Path | str) -> str:
     """Return the key under which a training store lists a source file.
 
-    It is the absolute path of a file, the URL of a remote store, or the text that `expand_paths` gives for a plugin.
+    The key is the absolute path of a file, the URL of a remote store, or the string that `expand_paths` returns for a
+    plugin.
     """
     if isinstance(path, Path):
         path = path.absolute()
@@ -308,18 +309,18 @@ def file_key(path: Path | str) -> str:
 
 
 class OpenFiles:
-    """Cache of opened source files, each as an xarray dataset; the files that were used last are kept open.
+    """Cache of the datasets of source files, which keeps the datasets that were used last.
 
-    Datasets of GRIB files and plugins are never dropped. The dataset of a netCDF file takes about 100 kB of memory.
-    xarray keeps the handles of at most 128 files open and reopens other files when they are read. This takes about half
-    as long as creating a dataset.
+    Datasets of GRIB files and plugins are never dropped. The dataset of a netCDF file uses about 100 kB of memory.
+    xarray keeps the handles of at most 128 files open and reopens other files when they are read. Reopening takes about
+    half as long as creating a dataset.
 
     After a fork, and after unpickling in a worker, files are opened again, because processes must not share handles.
-    GRIB files have no open handles between reads, and sources of plugins manage their own.
+    GRIB files have no open handles between reads, and sources of plugins manage their handles themselves.
 
     Args:
         sources: the sources of the config.
-        max_files: largest number of datasets to keep, not counting GRIB files and plugins.
+        max_files: largest number of datasets to keep, without GRIB files and plugins.
         max_fetches: largest number of requests to a remote store that run at the same time.
     """
 
@@ -329,25 +330,25 @@ class OpenFiles:
         self._sources = list(sources)
         self._max_fetches = max_fetches
         self._max_files = max_files
-        # Number of the process that opened the files.
+        # Id of the process that opened the files.
         self._owner = os.getpid()
         self._datasets: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
         self._datasets_of_parent = self._datasets
         self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
-        """Return the dataset of a file; the file is opened if it is not open yet.
+        """Return the dataset of a file, and open the file if necessary.
 
         Args:
-            path: the file, one of those that `expand_paths` returned.
+            path: path of the file, as `expand_paths` returned it.
             number: index of the source of the file in ``data.sources``.
 
         Raises:
-            DataError: see `open_file`.
-            ConfigError: see `open_file`.
+            DataError: for the same reasons as `open_file`.
+            ConfigError: for the same reasons as `open_file`.
         """
         if self._owner != os.getpid():
-            # After a fork the datasets of the parent stay referenced, so that its connections are not closed here.
+            # After a fork, keep a reference to the parent's datasets, so that this process does not close their files.
             self._datasets_of_parent = self._datasets
             self._datasets = OrderedDict()
             self._owner = os.getpid()
@@ -359,14 +360,14 @@ class OpenFiles:
             return self._datasets[key]
         source = self._sources[number]
         dataset = open_file(path, source, self._max_fetches)
-        # GRIB files and plugins hold no file open, and opening them again would be slow.
+        # Keep GRIB files and plugins: they have no open file, and opening them again is slow.
         is_plugin = source.type is not None
         is_grib = not is_plugin and not is_remote(path) and detect_format(path, source.format) == "grib"
         if is_plugin or is_grib:
             self._permanent_datasets[key] = dataset
             return dataset
         self._datasets[key] = dataset
-        # The dataset that was used longest ago is closed first.
+        # Close the least recently used dataset first.
         while len(self._datasets) > self._max_files:
             _, oldest_dataset = self._datasets.popitem(last=False)
             oldest_dataset.close()
@@ -375,11 +376,11 @@ class OpenFiles:
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
         """Return two integers that change when a file changes.
 
-        For a file on a disk they are its size and its time of change, see `read_file_fingerprint`. For a remote store
-        or a plugin they are the size and the checksum of its metadata.
+        For a file on a disk, the integers are its size and its time of change, see `read_file_fingerprint`. For a
+        remote store or a plugin, they are the size and the checksum of its metadata.
 
         Args:
-            path: the file, one of those that `expand_paths` returned.
+            path: path of the file, as `expand_paths` returned it.
             number: index of the source of the file in ``data.sources``.
 
         Raises:
@@ -393,5 +394,5 @@ class OpenFiles:
         return read_file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:
-        # No process has the number -1, so the process that unpickles this opens its files itself.
+        # No process has the id -1, so a process that unpickles this object opens the files again.
         return self.__dict__ | {"_owner": -1, "_datasets": OrderedDict(), "_datasets_of_parent": OrderedDict()}

@@ -1,7 +1,7 @@
-"""Detection of truncated classic netCDF files (CDF-1, 2, 5), by the file size that follows from the header.
+"""Detection of truncated classic netCDF files (CDF-1, 2, 5), by comparing the file size with the header.
 
-The netCDF library reads values beyond the end of a truncated classic file as zeros, without an error. Truncated HDF5
-files, on the other hand, cannot be opened. The layout is in Unidata's NetCDF Classic Format Specification.
+The netCDF library reads values beyond the end of a truncated classic file as zeros, without an error. In contrast,
+truncated HDF5 files cannot be opened. Unidata's NetCDF Classic Format Specification describes the layout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-# Mapping from the code of a type in the header to the bytes of a value.
+# Code of a data type in the header -> number of bytes of a value.
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
 
 
@@ -20,12 +20,12 @@ def count_missing_bytes(path: Path) -> int:
 
     Raises:
         EOFError: if the header itself is truncated.
-        KeyError: if the header is damaged and has the code of a type that does not exist.
-        IndexError: if the header is damaged and a variable refers to a dimension that does not exist.
+        KeyError: if the header is damaged and contains an undefined type code.
+        IndexError: if the header is damaged and a variable refers to an undefined dimension.
         OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
-        # A classic file begins with CDF and the number of its version.
+        # A classic file begins with the letters CDF and the version number of its format.
         magic = file.read(4)
         if magic[:3] != b"CDF" or magic[3:] not in (b"\x01", b"\x02", b"\x05"):
             return 0
@@ -34,9 +34,7 @@ def count_missing_bytes(path: Path) -> int:
 
 
 class _Header:
-    """Reader of the header of a classic netCDF file, from beginning to end.
-
-    Each method reads the next item of the header.
+    """Sequential reader of the header of a classic netCDF file. Each method reads the next item of the header.
 
     Args:
         file: the open file, positioned after its first 4 bytes.
@@ -45,42 +43,42 @@ class _Header:
 
     def __init__(self, file: BinaryIO, version: int) -> None:
         self._file = file
-        # Version 2 has wider positions in the file, version 5 also wider counts and lengths.
+        # Version 2 has 8-byte file positions. Version 5 also has 8-byte counts and lengths.
         self._count_bytes = 8 if version == 5 else 4
         self._offset_bytes = 4 if version == 1 else 8
 
     def compute_expected_bytes(self) -> int:
-        """Return the size in bytes that the file must have: the position after the last value of any variable."""
+        """Return the size in bytes that the complete file must have: the position after its last value."""
         num_records = self._read_number(self._count_bytes)
         if num_records == 256**self._count_bytes - 1:
-            # The file is still being written, and the number of records is not known.
+            # The file is still being written, and the number of records is unknown.
             num_records = 0
         # The header lists the dimensions, the attributes of the file, and the variables.
         dimensions = [self._read_dimension() for _ in range(self._read_list_length())]
         self._skip_attributes()
-        # Variables along the record dimension are stored record by record behind all others.
+        # Variables with a record dimension are stored record by record after all other variables.
         ends = [0]
         record_variables = []
         for _ in range(self._read_list_length()):
             shape, value_bytes, begin = self._read_variable(dimensions)
-            # The record dimension, which is always the first, has the length 0 in the header.
+            # The record dimension is always the first dimension and has the length 0 in the header.
             if shape and shape[0] == 0:
                 record_bytes = math.prod(shape[1:]) * value_bytes
                 record_variables.append((begin, record_bytes))
             else:
                 ends.append(begin + math.prod(shape) * value_bytes)
-        # The records of several variables alternate, each padded to four bytes; those of a single one are not padded.
+        # The records of several variables alternate and are padded to four bytes. A single variable is not padded.
         if len(record_variables) == 1:
             _, stride = record_variables[0]
         else:
-            stride = sum(_pad(record_bytes) for _, record_bytes in record_variables)
+            stride = sum(_round_up_to_four(record_bytes) for _, record_bytes in record_variables)
         if num_records:
             for begin, record_bytes in record_variables:
                 ends.append(begin + (num_records - 1) * stride + record_bytes)
         return max(ends)
 
     def _read_number(self, num_bytes: int) -> int:
-        """Return the next integer of the header, which has `num_bytes` (4 or 8) bytes.
+        """Return the next integer of the header, which is `num_bytes` (4 or 8) bytes long.
 
         Raises:
             EOFError: if the file ends before the integer is complete.
@@ -93,20 +91,20 @@ class _Header:
         return struct.unpack(code, data)[0]
 
     def _read_list_length(self) -> int:
-        """Return the number of items in the list that follows; a tag of 4 bytes before this number is skipped."""
+        """Skip the tag of a list (4 bytes), and return the number of items in the list."""
         self._read_number(4)
         return self._read_number(self._count_bytes)
 
     def _skip(self, num_bytes: int) -> None:
         """Skip values of `num_bytes` bytes, and the padding after them to a multiple of four bytes."""
-        self._file.seek(_pad(num_bytes), 1)
+        self._file.seek(_round_up_to_four(num_bytes), 1)
 
     def _skip_name(self) -> None:
         """Skip a name, which is preceded by its length."""
         self._skip(self._read_number(self._count_bytes))
 
     def _read_dimension(self) -> int:
-        """Return the length of the next dimension, 0 for the record dimension."""
+        """Read the entry of the next dimension, and return its length; 0 for the record dimension."""
         self._skip_name()
         return self._read_number(self._count_bytes)
 
@@ -131,12 +129,12 @@ class _Header:
         shape = [dimensions[self._read_number(self._count_bytes)] for _ in range(rank)]
         self._skip_attributes()
         value_bytes = _TYPE_BYTES[self._read_number(4)]
-        # The size of the variable follows. It overflows for large variables, so it is not used.
+        # Skip the size of the variable. The size is not used, because it overflows for large variables.
         self._read_number(self._count_bytes)
         return shape, value_bytes, self._read_number(self._offset_bytes)
 
 
-def _pad(num_bytes: int) -> int:
+def _round_up_to_four(num_bytes: int) -> int:
     """Return a number of bytes rounded up to a multiple of four."""
     # The two signs make the integer division round up.
     return -(-num_bytes // 4) * 4

@@ -16,15 +16,15 @@ _MAX_LISTED = 40
 
 
 def find_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> dict[str, int]:
-    """Return the position along each dimension whose coordinate is selected.
+    """Return a mapping from each dimension with a selected coordinate value to the position of this value.
 
     Args:
-        dataset: the file, opened lazily.
-        select: ``data.sources.N.select``, mapping from the name of a coordinate to the value to select.
+        dataset: dataset of the file, opened lazily.
+        select: ``data.sources.N.select``: name of a coordinate -> value to select.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if the file does not have the coordinate, or does not have the value exactly once.
+        DataError: if the file does not have the coordinate, or the coordinate does not contain the value exactly once.
     """
     position_of_dim: dict[str, int] = {}
     for name, selected in select.items():
@@ -35,17 +35,17 @@ def find_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str
                 problem = "its dimension has no coordinate"
             names = [str(key) for key, variable in dataset.variables.items() if variable.ndim <= 1]
             raise DataError(f"{origin}: data.sources.N.select names {name}, but {problem}{did_you_mean(name, names)}")
-        # A value that occurs twice does not say which position is meant.
+        # If a value occurs twice, the position is ambiguous.
         values = np.atleast_1d(coordinate.values)
         positions = [position for position, value in enumerate(values) if is_same_value(value, selected)]
         if len(positions) != 1:
-            problem = "not there"
+            problem = "not in the file"
             if positions:
-                problem = f"there {len(positions)} times"
+                problem = f"in the file {len(positions)} times"
             raise DataError(
                 f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {format_values(values)}"
             )
-        # A scalar coordinate has the value already.
+        # A scalar coordinate needs no position.
         if coordinate.ndim == 1:
             position_of_dim[str(coordinate.dims[0])] = positions[0]
     return position_of_dim
@@ -54,23 +54,23 @@ def find_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str
 def is_same_value(value: object, selected: Value) -> bool:
     """Return True if two values are equal.
 
-    Numbers are equal if their relative difference is at most 1e-6. Other values are compared as text.
+    Numbers are equal if their relative difference is at most 1e-6. Other values are compared as strings.
 
     Args:
-        value: value of a coordinate or a key in the file.
+        value: value of a coordinate or a GRIB key in the file.
         selected: value in the config.
     """
     if isinstance(value, bytes):
         value = value.decode()
     try:
-        # Coordinates are often float32, and a config holds float64.
+        # Coordinates are often float32, but numbers in a config are float64.
         return bool(np.isclose(float(value), float(selected), rtol=1e-6, atol=0.0))
     except (TypeError, ValueError):
         return str(value).strip() == str(selected).strip()
 
 
 def format_values(values: Iterable[object]) -> str:
-    """Return values as text for a message; of more than 40 values only the first and last 20 are shown."""
+    """Return a string that lists values for a message: all values, or the first 20 and last 20 if there are over 40."""
     texts = []
     for value in values:
         if isinstance(value, float | np.floating):

@@ -1,4 +1,4 @@
-"""Limits of physically plausible values for each quantity, by its units."""
+"""Limits of physically plausible values for each physical quantity and unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.data.formats.units import normalise_units
 
-# Least and greatest value of each quantity, by its units.
+# Quantity -> units -> least and greatest plausible value.
 _QUANTITY_LIMITS = {
     "temperature": {"K": (80.0, 400.0), "degC": (-193.0, 127.0)},
     "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
@@ -17,10 +17,10 @@ _QUANTITY_LIMITS = {
     "geopotential": {"m2 s-2": (-1e5, 5e6)},
     "geopotential height": {"m": (-1e4, 5e5)},
 }
-# These limits detect fractions whose values are in per cent. A fraction may have units that are not listed here, but
-# a quantity of `_QUANTITY_LIMITS` may not have the units of another quantity.
+# These limits detect fractions whose values are in per cent. Unlike a quantity in `_QUANTITY_LIMITS`, a fraction may
+# also have units that are not listed here.
 _FRACTION_LIMITS = {"area fraction": {"1": (-0.01, 1.01), "%": (-1.0, 101.0)}}
-# Names of each quantity: standard names, and usual short names for files without a standard name.
+# Quantity -> names of its variables: standard names, and usual short names for files without a standard name.
 _QUANTITIES = {
     "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
     "pressure at the surface or at sea level": (
@@ -32,15 +32,15 @@ _QUANTITIES = {
     "geopotential height": ("geopotential_height", "gh"),
     "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
 }  # fmt: skip
-# Mapping from a standard name or short name to the quantity.
+# Standard name or short name -> quantity.
 _QUANTITY_OF: dict[str, str] = {}
 for _quantity, _names in _QUANTITIES.items():
     _QUANTITY_OF |= dict.fromkeys(_names, _quantity)
 # All units of the quantities in `_QUANTITY_LIMITS`.
 _UNITS_OF_QUANTITIES = set().union(*_QUANTITY_LIMITS.values())
-# Limits of any other quantity in these units. They are wide: K includes differences and potential temperature at 100 km
-# (2e5 K), m2 s-2 energy per mass such as CAPE, kg kg-1 water in peat, Pa pressure in the deep ocean and stress, J m-2
-# sums over months.
+# Limits of all other quantities with these units. The limits are wide, because they include these quantities: K:
+# temperature differences, and potential temperature at 100 km (2e5 K); m2 s-2: energy per mass such as CAPE; kg kg-1:
+# water in peat; Pa: pressure in the deep ocean, and stress; J m-2: sums over months.
 _UNIT_LIMITS = {
     "K": (-1e6, 1e6),
     "degC": (-1e6, 1e6),
@@ -61,53 +61,53 @@ _UNIT_LIMITS = {
     "kg m-2 s-1": (-1e3, 1e3),
     "m3 m-3": (-10.0, 10.0),
 }
-# Limits in the thermosphere, that is at pressures up to `_THERMOSPHERE_HPA`. They also hold for all model levels,
-# because the pressure of these is not known.
+# Limits in the thermosphere (pressures up to `_THERMOSPHERE_HPA`). The limits also apply to all model levels, because
+# the pressure of model levels is unknown here.
 _THERMOSPHERE_LIMITS = {
     "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 2700.0)},
     "wind": {"m s-1": (-2000.0, 2000.0)},
 }
 _THERMOSPHERE_HPA = 1e-3
-# Up to this pressure the height of a pressure level is known within a factor of 2. At higher pressures heights are
-# close to 0, so a tolerance in m is used instead.
+# At pressures up to this value, the height of a pressure level is known within a factor of 2. At higher pressures,
+# heights are close to 0, so a tolerance in m is used instead.
 _UNCERTAIN_HEIGHT_HPA = 700.0
 _HEIGHT_TOLERANCE = 2000.0
 
 
 def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
-    """Return the physical quantity of a variable, such as ``temperature``; empty if it is not known.
+    """Return the physical quantity of a variable, such as ``temperature``; empty if it is unknown.
 
     Args:
-        name: name of the variable; it decides only if there is no standard name.
-        attributes: attributes of the variable, of which ``standard_name`` is used.
+        name: name of the variable, which is used only if there is no standard name.
+        attributes: attributes of the variable; only ``standard_name`` is used.
     """
     return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return True if there are limits for this quantity in these units.
+    """Return True if there are specific limits for a quantity in given units.
 
-    The limits in `_UNIT_LIMITS`, which hold for any quantity in these units, do not count.
+    The limits in `_UNIT_LIMITS`, which apply to all quantities with the same units, are ignored.
 
     Args:
-        quantity: the quantity, as `find_quantity` returns it.
+        quantity: quantity that `find_quantity` returned.
         units: units in the spelling of `normalise_units`.
     """
     return units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
 
 
 def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
-    """Return an error message if a variable has the units of another quantity, else None.
+    """Return an error message if a variable has the units of a different quantity, else None.
 
     The result is also None if the units or the quantity of the variable are unknown.
 
     Args:
         name: name of the variable.
-        attributes: attributes of the variable, of which ``units`` and ``standard_name`` are used.
+        attributes: attributes of the variable; only ``units`` and ``standard_name`` are used.
     """
     quantity = find_quantity(name, attributes)
     units = normalise_units(attributes.get("units", ""))
-    # Only units of another known quantity are an error; unusual units may be right.
+    # Only the units of a different known quantity are an error; unusual units may be correct.
     is_known = quantity in _QUANTITY_LIMITS and units in _UNITS_OF_QUANTITIES
     if not is_known or units in _QUANTITY_LIMITS[quantity]:
         return None
@@ -123,15 +123,15 @@ def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None
 def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
     """Return the least and the greatest plausible value of a quantity; -inf and inf if there are no limits.
 
-    The limits of geopotential and geopotential height follow from the height of the pressure level, which is about
-    7.5 km times ln(1013 hPa / p) in an atmosphere of about 256 K.
+    The limits of geopotential and geopotential height are computed from the height of the pressure level. This height
+    is about 7.5 km times ln(1013 hPa / p) in an atmosphere of about 256 K.
 
     Args:
-        quantity: the quantity, as `find_quantity` returns it; empty if it is not known.
+        quantity: quantity that `find_quantity` returned; empty if the quantity is unknown.
         units: units of the values in the spelling of `normalise_units`.
-        pressure: pressure of the level in hPa; NaN if it is not known, None for a variable without levels.
+        pressure: pressure of the level in hPa; NaN if the pressure is unknown, None for a variable without levels.
     """
-    # A comparison with NaN is false, so model levels have the limits of the thermosphere.
+    # A comparison with NaN is false, so the limits of the thermosphere apply to model levels.
     may_be_thermosphere = pressure is not None and not pressure > _THERMOSPHERE_HPA
     if may_be_thermosphere and units in _THERMOSPHERE_LIMITS.get(quantity, {}):
         return _THERMOSPHERE_LIMITS[quantity][units]
@@ -143,6 +143,6 @@ def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[floa
         if pressure <= _UNCERTAIN_HEIGHT_HPA:
             return 0.5 * height * gravity, 2.0 * height * gravity
         return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
-    # Limits of the quantity come before those of any quantity with these units.
+    # The limits of the quantity have priority over the general limits for the units.
     limits = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
     return limits or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)

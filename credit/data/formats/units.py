@@ -1,4 +1,4 @@
-"""Units: standard spelling of common units, and conversion by UDUNITS, the library that defines the units of CF."""
+"""Units: standard spelling of common units, and conversion with UDUNITS, the library that defines the units of CF."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 
-# Mapping from a spelling in lower case to the usual spelling. It has the spellings that UDUNITS does not know or takes
-# for another unit, such as C (coulomb) and mb (millibarn).
+# Spelling in lower case -> standard spelling. The table contains spellings that UDUNITS does not support or reads as a
+# different unit, such as C (coulomb) and mb (millibarn).
 _SPELLINGS = {
     "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
     "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
@@ -22,11 +22,11 @@ _SPELLINGS = {
     "(0 - 1)": "1", "fraction": "1",
 }  # fmt: skip
 
-# A unit's name with its power, or the number 1 alone; any other number is part of the unit and stays as it is.
+# A unit's name with an optional power, or the number 1. Any other number is part of the unit and is not changed.
 _FACTOR = re.compile(r"([A-Za-z]+)(-?[0-9]+)?|1")
-# The sign of a power after a name. After a number it must stay: 10**5 is not 105.
+# The sign of a power after a name. After a number, the sign is kept: 10**5 is not 105.
 _POWER_SIGN = re.compile(r"(?<=[A-Za-z])(\*\*|\^)")
-# A point that multiplies; one between two digits is decimal.
+# A multiplication sign. A point between two digits is a decimal point and does not match.
 _PRODUCT_SIGN = re.compile(r"(?<![0-9])\.|\.(?![0-9])|\*")
 
 
@@ -39,10 +39,10 @@ def normalise_units(units: str) -> str:
     if text.lower() in _SPELLINGS:
         return _SPELLINGS[text.lower()]
     powers = []
-    # The first product is the numerator; each of the others follows a solidus.
+    # The first product is the numerator; each further product follows a solidus.
     for number, product in enumerate(text.split("/")):
         factors = _PRODUCT_SIGN.sub(" ", product).split()
-        # Text that is not a product of plain powers is returned as it is.
+        # A string that is not a product of plain powers is returned unchanged.
         if not factors:
             return text
         for position, factor in enumerate(factors):
@@ -51,7 +51,7 @@ def normalise_units(units: str) -> str:
                 return text
             name, power = match.groups()
             if name is None:
-                # The factor 1 changes nothing.
+                # The factor 1 has no effect.
                 continue
             # Only the factor that follows a solidus directly is in the denominator.
             exponent = int(power or 1)
@@ -67,9 +67,9 @@ def normalise_units(units: str) -> str:
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Return True if two spellings, such as ``m2 s-2`` and ``m^2/s^2``, stand for the same unit.
+    """Return True if two spellings, such as ``m2 s-2`` and ``m^2/s^2``, mean the same unit.
 
-    Unusual spellings are compared by UDUNITS. If it is not installed, they count as different units.
+    Unusual spellings are compared with UDUNITS. If UDUNITS is not installed, they are treated as different units.
     """
     if normalise_units(first) == normalise_units(second):
         return True
@@ -80,9 +80,9 @@ def is_same_unit(first: str, second: str) -> bool:
 
 
 def is_convertible(first: str, second: str) -> bool:
-    """Return True if a unit, such as ``degC``, can be converted to another, such as ``K``.
+    """Return True if a unit, such as ``degC``, can be converted to a second unit, such as ``K``.
 
-    The result is also True if it cannot be known, because UDUNITS is not installed.
+    The result is also True if UDUNITS is not installed, because the conversion then cannot be checked.
     """
     try:
         find_conversion(first, second, "", "")
@@ -95,11 +95,11 @@ def is_convertible(first: str, second: str) -> bool:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Conversion from one unit to another: ``scale * value + offset``.
+    """Conversion from source units to target units: ``scale * value + offset``.
 
     Attributes:
         scale: number of target units in one source unit.
-        offset: 0 of the source units, expressed in target units.
+        offset: the value 0 in source units, expressed in target units.
     """
 
     scale: float
@@ -119,7 +119,7 @@ class ExpConversion:
 
 
 def find_conversion(source_units: str, target_units: str, name: str, origin: str, key: str = "") -> Conversion | None:
-    """Return the conversion of a variable from the units of a file to the units of the run, None if they are equal.
+    """Return the conversion of a variable from the units of a file to the units of the run; None if they are equal.
 
     Args:
         source_units: units in the file, empty if the file has none.
@@ -130,16 +130,16 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
             ``data.variable_options.NAME.units``.
 
     Raises:
-        ConfigError: if `target_units` is not a unit, or the package cf-units is needed and not installed.
+        ConfigError: if `target_units` is not a unit, or the package cf-units is required but not installed.
         DataError: if the file has no units, or units that cannot be converted to `target_units` by a linear formula.
     """
     key = key or f"data.variable_options.{name}.units"
     if not source_units.strip():
         raise DataError(
             f'{origin}: {name} has no units, so it cannot be converted to "{target_units}" ({key}); write its units '
-            f"into the file, or leave {key} out if you are sure of them"
+            f"into the file, or remove {key} if you are sure of the units"
         )
-    # Equal spellings need no UDUNITS, which is an optional package.
+    # Equal spellings do not need UDUNITS, which is an optional package.
     if normalise_units(source_units) == normalise_units(target_units):
         return None
     purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
@@ -147,24 +147,23 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     target_unit = _parse_units(target_units, purpose)
     if target_unit is None:
         raise ConfigError(
-            f'{key}: "{target_units}" is not a unit that UDUNITS knows, so {name} of {origin} cannot be converted from '
+            f'{key}: "{target_units}" is not a unit that UDUNITS supports; {name} of {origin} cannot be converted from '
             f'"{source_units}"; write for example K, Pa, m s-1 or kg m-2'
         )
     if source_unit is None or not source_unit.is_convertible(target_unit):
         reason = f'and "{target_units}" measure different quantities'
         if source_unit is None:
-            reason = "is not a unit that UDUNITS knows"
+            reason = "is not a unit that UDUNITS supports"
         raise DataError(
             f'{origin}: {name} is in "{source_units}" and cannot be converted to "{target_units}" ({key}): '
             f'"{source_units}" {reason}; correct the units in the file, or {key}'
         )
-    # Two values define a linear conversion; the third shows whether it is linear, unlike that from decibels.
+    # Two values define a linear conversion. The third value detects nonlinear conversions, such as from decibels.
     converted_values = [float(source_unit.convert(value, target_unit)) for value in (0.0, 1.0, 2.0)]
     at_0, at_1, at_2 = converted_values
     if not np.isclose(at_2 - at_1, at_1 - at_0, rtol=1e-9, atol=0.0):
         raise DataError(
-            f'{origin}: {name} is in "{source_units}", which is not proportional to "{target_units}" ({key}); leave '
-            "it out"
+            f'{origin}: {name} is in "{source_units}", which is not proportional to "{target_units}" ({key}); remove it'
         )
     if (at_0, at_1) == (0.0, 1.0):
         return None
@@ -172,11 +171,11 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
 
 
 def _parse_units(units: str, purpose: str) -> Any | None:
-    """Return units as an object of the package cf-units, None if UDUNITS does not know them.
+    """Return units as an object of the package cf-units; None if UDUNITS does not support the units.
 
     Args:
-        units: the units as text.
-        purpose: beginning of the error message if cf-units is not installed; it says why units must be converted.
+        units: the units as a string.
+        purpose: beginning of the error message if cf-units is not installed: the reason why units must be converted.
 
     Raises:
         ConfigError: if cf-units is not installed.
@@ -196,7 +195,7 @@ def _parse_units(units: str, purpose: str) -> Any | None:
 
 
 def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
-    """Require that the packing attributes of a variable are numbers, so that its values can be unpacked.
+    """Raise DataError if the packing attributes of a variable are not numbers, so that it cannot be unpacked.
 
     Args:
         name: name of the variable.

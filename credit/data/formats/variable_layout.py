@@ -1,7 +1,7 @@
 """Layout of a variable in its file, and reading of its fields on the grid and in the units of the run.
 
-Letters of shapes: T times, L levels that are read (1 for a 2-D variable), h and w rows and columns of the grid of the
-file, H and W those of the grid of the run.
+Letters of shapes: T times, L levels that are read (1 for a 2-D variable), h rows and w columns of the grid of the file,
+H rows and W columns of the grid of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from credit.errors import DataError
 from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import LevelMapping
 
-# Number of fields that are unpacked at once. It limits memory, because packed values become float64 for a moment.
+# Number of fields that are unpacked at once. A small number limits memory, because unpacking needs float64 copies.
 _FIELDS_AT_ONCE = 16
 
 
@@ -30,25 +30,25 @@ class VariableLayout:
 
     Attributes:
         name: name of the variable in the file.
-        dims: mapping from a role (``time``, ``level``, ``lat``, ``lon``) to the name of the dimension; all other
-            dimensions have length 1.
-        level_rows: (L,) index in the file of each level that is read; None for a 2-D variable.
-        level_mapping: mapping from the levels that are read to the levels of the run; None if they are the same and no
-            formula needs their pressure.
+        dims: role (``time``, ``level``, ``lat`` or ``lon``) -> name of the dimension; all other dimensions have
+            length 1.
+        level_rows: (L,) indices in the file of the levels that are read; None for a 2-D variable.
+        level_mapping: mapping from the levels that are read to the levels of the run; None if the levels are equal and
+            no formula needs their pressure.
         grid: grid of the file.
         orientation: reordering of rows and columns of the file into the order of `grid`.
-        regridder: interpolation to the grid of the run; None if the file is on that grid.
-        conversion: conversion from the units of the file to those of the run; None if they are the same.
-        to_si: conversion from the units of the file to the SI units of formulas; None if the file has these units, or
+        regridder: regridder to the grid of the run; None if the file is on the grid of the run.
+        conversion: conversion from the units of the file to the units of the run; None if the units are equal.
+        to_si: conversion from the units of the file to the SI units of formulas; None if the file has SI units, or
             if no formula needs the variable.
         times: (N,) int64 minutes since 1900, all times of the file; None if the file has no time.
-        window_bounds: (N, 2) int64 minutes since 1900, the bounds of the times; None if the file has none.
-        attributes: units (after the conversion), standard_name, long_name and cell_methods, if the file has them.
+        window_bounds: (N, 2) int64 minutes since 1900, the bounds of the times; None if the file has no time bounds.
+        attributes: units (after the conversion), standard_name, long_name and cell_methods, if they are in the file.
         packing_step: difference of adjacent packed values in the units of `attributes`; 0 without packing.
-        times_per_chunk: number of times in a chunk of the file; a chunk is always decompressed as a whole. 1 if the
-            file has no chunks.
+        times_per_chunk: number of times in a chunk of the file, which is always decompressed completely; 1 if the file
+            has no chunks.
         rules: checks of the values.
-        origin: names of file and variable, for error messages.
+        origin: names of the file and the variable, for error messages.
         calendar: calendar of `times`, for error messages; None if no file with a time has been opened yet.
     """
 
@@ -73,12 +73,12 @@ class VariableLayout:
     @property
     def values_per_time(self) -> int:
         """Number of values that are read from the file for one time, L * h * w."""
-        # A 2-D variable counts as one level.
+        # A 2-D variable has one level.
         num_levels = len(self.level_rows or (0,))
         return num_levels * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
-        """Return the largest number of the given times that lie in one chunk of the file, at least 1.
+        """Return the largest number of the given times that are in the same chunk of the file, at least 1.
 
         Args:
             times: (M,) int64 minutes since 1900, increasing.
@@ -88,7 +88,7 @@ class VariableLayout:
         num_times = len(self.times)
         if num_times < 2 or len(times) < 2:
             return 1
-        # Chunks may begin at any time of the file, so each time is taken as the first of a chunk.
+        # A chunk may begin at any time of the file, so each time is tried as the first time of a chunk.
         last_in_chunk = np.minimum(np.arange(num_times) + self.times_per_chunk, num_times) - 1
         # The given times in such a chunk are those from `start` to `stop` - 1.
         start = np.searchsorted(times, self.times)
@@ -106,14 +106,14 @@ class VariableLayout:
             (L, H, W) for one time, (T, L, H, W) for a slice.
 
         Raises:
-            DataError: if a value is implausible, see `credit.data.formats.unit_checks`.
+            DataError: if a value is implausible (see `credit.data.formats.unit_checks`).
         """
         return self.convert_to_run(self.orientation.apply(self._read_checked(dataset, position)))
 
     def read_on_file_grid(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
-        """Read fields as inputs of formulas: on the grid of the file and in SI units, ([T,] L, h, w).
+        """Read fields for formulas, on the grid of the file and in SI units, ([T,] L, h, w).
 
-        Arguments and errors are those of `read`.
+        The arguments and errors are the same as for `read`.
         """
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
@@ -124,8 +124,8 @@ class VariableLayout:
             time_shape = (position.stop - position.start,)
         chunks = dataset.variables[self.name].encoding.get("preferred_chunks", {})
         chunk_levels = chunks.get(self.dims["level"], 1)
-        # A few fields are unpacked at a time, because the temporary memory of one group then serves for the next. A
-        # group consists of whole chunks, because the library reads a chunk as a whole.
+        # Fields are unpacked in small groups, so that the groups reuse the same temporary memory. A group consists of
+        # complete chunks, because the library always reads a complete chunk.
         fields_per_chunk = chunk_levels * math.prod(time_shape)
         chunks_at_once = math.ceil(_FIELDS_AT_ONCE / fields_per_chunk)
         levels_at_once = chunks_at_once * chunk_levels
@@ -136,18 +136,18 @@ class VariableLayout:
         return fields
 
     def _read_in_si(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
-        """Read and check the fields of some levels, ([T,] levels, h, w) in the order of `grid` and in SI units."""
+        """Read and check the fields of a slice of levels, ([T,] levels, h, w) in the order of `grid` in SI units."""
         fields = self.orientation.apply(self._read_checked(dataset, position, levels))
         return fields if self.to_si is None else self.to_si.apply(fields)
 
     def convert_to_run(self, fields: np.ndarray) -> np.ndarray:
-        """Bring fields (..., h, w) of the file to the grid of the run, (..., H, W), and to the units of the run."""
+        """Regrid fields (..., h, w) of the file to the grid of the run, (..., H, W), and convert them to its units."""
         if self.regridder is not None:
             fields = self.regridder.apply(fields)
         return fields if self.conversion is None else self.conversion.apply(fields)
 
     def _read_checked(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
-        """Read and check the values of some levels, ([T,] levels, rows, columns) in order and units of the file.
+        """Read and check the values of a slice of levels, ([T,] levels, h, w) in the order and the units of the file.
 
         Raises:
             DataError: if a value is implausible.
@@ -159,10 +159,10 @@ class VariableLayout:
         return values
 
     def _describe_implausible(self, implausible: ImplausibleValues, position: int | slice) -> str:
-        """Return an error message about implausible values, with their level, their time and the first location."""
+        """Return an error message about implausible values with their level, their time and their first location."""
         levels = self.rules.levels
         level_and_time = ""
-        # The only level of a variable without levels is None.
+        # A variable without levels has the single level None.
         if levels[0] is not None or len(levels) > 1:
             level_and_time = f", level {levels[implausible.row]:g}"
         if self.times is not None and self.calendar is not None:
@@ -172,19 +172,19 @@ class VariableLayout:
             elif "time" in self.dims:
                 time_index = position
             level_and_time += f" at {self.calendar.format(self.times[time_index])}"
-        # The cells are in the order of the file, the coordinates in that of `grid`.
+        # The cells are in the order of the file, and the coordinates are in the order of `grid`.
         cells = self.orientation.apply(implausible.cells)
         row, column = np.argwhere(cells)[0]
         location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
         return f"{self.origin}{level_and_time}: {self.rules.describe(implausible, location)}"
 
     def _read_stored(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
-        """Read and unpack the values of some levels, ([T,] levels, rows, columns) in the order of the file.
+        """Read and unpack the values of a slice of levels, ([T,] levels, h, w) in the order of the file.
 
         Args:
             dataset: the open file.
             position: index of a time in the file, or a slice of T times.
-            levels: slice of `level_rows`; ignored for a 2-D variable, which gets one level.
+            levels: slice of `level_rows`; ignored for a 2-D variable, whose result has one level.
         """
         variable = dataset.variables[self.name]
         # Dimensions without a role have length 1.
@@ -193,12 +193,12 @@ class VariableLayout:
             index[self.dims["time"]] = position
         has_levels = self.level_rows is not None and "level" in self.dims
         if has_levels:
-            # netCDF reads increasing rows only; `inverse` brings them back into the order of the levels.
+            # netCDF reads only increasing indices; `inverse` restores the order of the levels.
             increasing_rows, inverse = np.unique(self.level_rows[levels], return_inverse=True)
             index[self.dims["level"]] = increasing_rows
         selected = variable.isel(index)
         ordered_dims = [self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims]
-        # The index of a single time has removed that dimension.
+        # An index of a single time removes the time dimension.
         remaining_dims = [dim for dim in ordered_dims if dim in selected.dims]
         values = selected.transpose(*remaining_dims).values
         if has_levels:
@@ -206,7 +206,7 @@ class VariableLayout:
         else:
             # A 2-D variable gets an axis of one level.
             values = values[..., None, :, :]
-        # A file without time dimension has one field, for any slice.
+        # A file without a time dimension has one field, which is returned for any slice.
         if isinstance(position, slice) and "time" not in self.dims:
             return values[None]
         return values

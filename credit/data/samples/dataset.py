@@ -18,13 +18,14 @@ class ForecastDataset(Dataset):
 
     Args:
         frames: reader of the frames.
-        initial: (N,) int64 initial times in minutes since 1900; the data must have every frame that a sample needs.
+        initial: (N,) int64 initial times in minutes since 1900; the data must contain all frames of each sample.
         step: time step in minutes.
         history_len: number of input frames of a sample.
         forecast_len: number of forecast steps of a sample.
-        as_forecast: True uses only forcing that a real forecast would have after its initial time (for validation).
-        placeholder: True reads nothing and returns tensors without values, on the meta device; for a process that
-            receives the fields from another process.
+        as_forecast: True to use, after the initial time, only forcing that is available to a real forecast (for
+            validation).
+        placeholder: True to read no data and return tensors without values on the meta device, for a process that
+            receives the fields from a different process.
 
     Attributes:
         initial: (N,) int64 initial times in minutes since 1900.
@@ -41,7 +42,7 @@ class ForecastDataset(Dataset):
         placeholder: bool = False,
     ) -> None:
         self._frames = frames
-        # The numbers of channels and the grid give the shapes of a batch.
+        # The numbers of channels and the grid define the shapes of a batch.
         channels = frames.reader.channels
         self._num_prognostic = len(channels.group("prognostic"))
         self._num_forcing = len(channels.group("dynamic_forcing"))
@@ -51,7 +52,7 @@ class ForecastDataset(Dataset):
         self._step = step
         self._history_len = history_len
         self._forecast_len = forecast_len
-        # Each forecast step but the first adds an input frame to those of the history.
+        # Each forecast step except the first adds an input frame to the frames of the history.
         self._num_inputs = history_len + forecast_len - 1
         self._as_forecast = as_forecast
         self._placeholder = placeholder
@@ -64,7 +65,7 @@ class ForecastDataset(Dataset):
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of the fields of a sample, which are float32; 0 if this process reads none."""
+        """Size in bytes of the float32 fields of a sample; 0 if this process does not read fields."""
         if self._placeholder:
             return 0
         num_fields = self._num_prognostic * self._history_len + self._num_forcing * self._num_inputs
@@ -75,10 +76,10 @@ class ForecastDataset(Dataset):
         return len(self.initial)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return several samples as one batch; torch's loader calls this instead of `__getitem__`.
+        """Return several samples as one batch; torch's loader calls this method instead of `__getitem__`.
 
         Args:
-            indices: indices of the samples, which are those of their initial times in `initial`.
+            indices: indices of the samples, which equal the indices of their initial times in `initial`.
 
         Raises:
             DataError: if a field cannot be read.
@@ -87,7 +88,7 @@ class ForecastDataset(Dataset):
         initial_minutes = tuple(self.initial[list(indices)].tolist())
         allocate = self._buffers.take
         if self._placeholder:
-            allocate = _meta_tensor
+            allocate = _build_meta_tensor
         batch = Batch(
             history_BCTHW=allocate(batch_size, self._num_prognostic, self._history_len, *self._grid_shape),
             forcing_BCTHW=allocate(batch_size, self._num_forcing, self._num_inputs, *self._grid_shape),
@@ -96,7 +97,7 @@ class ForecastDataset(Dataset):
         )
         if self._placeholder:
             return batch
-        # These arrays share the memory of the tensors, so the fields are read directly into the batch.
+        # These arrays share memory with the tensors, so the fields are read directly into the batch.
         history_BCTHW = batch.history_BCTHW.numpy()
         forcing_BCTHW = batch.forcing_BCTHW.numpy()
         target_BCTHW = batch.target_BCTHW.numpy()
@@ -107,6 +108,6 @@ class ForecastDataset(Dataset):
         return batch
 
 
-def _meta_tensor(*shape: int) -> torch.Tensor:
-    """Return a tensor of this shape without values, on the meta device."""
+def _build_meta_tensor(*shape: int) -> torch.Tensor:
+    """Return a tensor of the given shape on the meta device, without values."""
     return torch.empty(shape, device="meta")

@@ -1,9 +1,9 @@
 """Forcing that is computed from time and location: solar radiation, and encodings of time and location.
 
-The solar radiation is that at the top of the atmosphere. The position of the Sun is from the low-precision formula of
-the Astronomical Almanac (accurate to about an arc minute for two centuries around 2000). Over a time step the flux is
-integrated analytically between the hour angles of sunrise and sunset. So the accuracy does not depend on the length of
-the step, and polar night is exactly 0.
+The solar radiation is the incoming radiation at the top of the atmosphere. The position of the Sun is computed with the
+low-precision formula of the Astronomical Almanac (accurate to about an arc minute for two centuries around 2000). Over
+a time step, the flux is integrated analytically between the hour angles of sunrise and sunset. Therefore the accuracy
+does not depend on the length of the step, and the radiation in polar night is exactly 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SOLAR_CONSTANT = 1361.0  # W m-2, Kopp and Lean (2011), doi:10.1029/2010GL045777
 
 # Total solar irradiance at 1 au, yearly means 1940-2008, W m-2: the series recommended for CMIP5 (SOLARIS; Lean 2000
-# with a varying background). ERA5 uses it times 0.9965 and repeats the last cycle, 1996-2008, afterwards.
+# with a varying background). ERA5 uses this series times 0.9965, and repeats its last cycle (1996-2008) after 2008.
 _CMIP5_FIRST_YEAR = 1940
 _CMIP5_LAST_YEAR = 2008
 _CYCLE_YEARS = 13
@@ -37,15 +37,16 @@ _CMIP5_TSI = (
 )
 
 _DAYS_1900_TO_J2000 = 36524.5  # from 1900-01-01 00:00 to 2000-01-01 12:00
-# Days from J2000 to 2001-01-01. In calendars without leap days every year starts at this position of the Earth's orbit.
+# Days from J2000 to 2001-01-01. In calendars without leap days, the Earth's orbit at the start of a year is as on this
+# day.
 _JAN_2001_SINCE_J2000 = 365.5
 _TROPICAL_YEAR_DAYS = 365.2422
 _SECONDS_PER_RADIAN = 86400.0 / (2.0 * np.pi)
-# The declination of the Sun is constant in an interval of at most this length; it changes by at most 0.05 degrees.
+# The declination of the Sun is treated as constant over this interval; it changes by at most 0.05 degrees.
 _MAX_INTERVAL_MINUTES = 180
 
-# Mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, W m-2, rounded. Those
-# for ``step`` were computed with time steps of 6 h.
+# Rounded mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, in W m-2. The
+# values for ``step`` were computed with time steps of 6 h.
 _FLUX_STATISTICS = {"step": (297.0, 356.0), "daily": (297.0, 168.0)}
 
 
@@ -64,15 +65,16 @@ def toa_radiation(
     Args:
         lat_deg: (H,) degrees north.
         lon_deg: (W,) degrees east.
-        minutes: valid time t of the input frame, at which the time step starts, in minutes since 1900 UTC.
-        calendar: calendar of `minutes`. In the standard calendar the position of the Sun depends on the date and year,
-            in other calendars on the fraction of the year.
+        minutes: valid time t of the input frame (the start of the time step), in minutes since 1900 UTC.
+        calendar: calendar of `minutes`. In the standard calendar, the position of the Sun depends on date and year. In
+            other calendars, it depends on the fraction of the year.
         step_minutes: length dt of the time step in minutes.
-        window: ``past`` integrates over (t - dt, t], as ERA5 labels its accumulations; ``next`` over (t, t + dt].
+        window: ``past`` integrates over (t - dt, t], the interval of an ERA5 accumulation with the label t; ``next``
+            integrates over (t, t + dt].
         tsi: total solar irradiance: ``constant`` (1361 W m-2), or ``era5`` (yearly values of ERA5, interpolated
             linearly between the middles of the years; see `era5_irradiance`).
-        mean: ``step`` integrates the flux over the window. ``daily`` takes the mean flux of the day in which the
-            middle of the window lies, times dt.
+        mean: ``step`` integrates the flux over the window. ``daily`` uses the mean flux of the day that contains the
+            middle of the window, times dt.
 
     Returns:
         (H, W) float32, in J m-2.
@@ -90,7 +92,7 @@ def toa_radiation(
         mean_cosine = _compute_daily_mean(lat, start + step_minutes / 2.0, calendar)
         total = np.repeat(mean_cosine * step_minutes * 60.0, lon.shape[1], axis=1)
     else:
-        # The Sun moves little within an interval, so its position in the middle holds for all of it.
+        # The Sun moves little within an interval, so its position in the middle is used for the complete interval.
         num_intervals = max(1, int(np.ceil(step_minutes / _MAX_INTERVAL_MINUTES)))
         edges = start + np.linspace(0.0, step_minutes, num_intervals + 1)
         total = np.zeros((lat.shape[0], lon.shape[1]))
@@ -106,12 +108,12 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
     """Return the total solar irradiance of ERA5 in W m-2 at 1 au (the CMIP5 series times 0.9965).
 
     Args:
-        minutes: the time in minutes since 1900, to which the yearly means are interpolated.
+        minutes: time in minutes since 1900 to which the yearly means are interpolated.
         calendar: calendar of `minutes`.
     """
     calendar_year = calendar.datetime(int(minutes)).year
     year_fraction = float(calendar.year_fraction(np.array(int(minutes))))
-    # Yearly means are valid in the middle of the year, so integers stand for middles of years here.
+    # Yearly means are valid in the middle of the year, so an integer here means the middle of a year.
     year = calendar_year + year_fraction - 0.5
     earlier_year = int(np.floor(year))
     later_weight = year - earlier_year
@@ -123,7 +125,7 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
 def _find_cmip5_irradiance(year: int) -> float:
     """Return the mean total solar irradiance of a year in the CMIP5 series, in W m-2.
 
-    After the end of the series its last solar cycle is repeated. Before its beginning the first value is used.
+    After the end of the series, its last solar cycle is repeated. Before its beginning, the first value is used.
     """
     if year > _CMIP5_LAST_YEAR:
         first_cycle_year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1
@@ -134,7 +136,7 @@ def _find_cmip5_irradiance(year: int) -> float:
 
 
 def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, float]:
-    """Return declination (rad), equation of time (rad of hour angle) and squared inverse distance (au-2) of the Sun.
+    """Return the declination (rad), the equation of time (rad of hour angle) and the inverse squared distance (au-2).
 
     Source: "Approximate Solar Coordinates", The Astronomical Almanac, section C (also aa.usno.navy.mil/faq/sun_approx).
 
@@ -156,7 +158,7 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
     obliquity = np.deg2rad(23.439 - 0.00000036 * days)
     declination = np.arcsin(np.sin(obliquity) * np.sin(ecliptic_longitude))
     right_ascension = np.arctan2(np.cos(obliquity) * np.sin(ecliptic_longitude), np.cos(ecliptic_longitude))
-    # The equation of time is a small angle, so whole turns in the difference are removed.
+    # The equation of time is a small angle, so full turns are removed from the difference.
     equation_of_time = np.mod(mean_longitude - right_ascension + np.pi, 2.0 * np.pi) - np.pi
     return float(declination), float(equation_of_time), float(distance**-2)
 
@@ -176,8 +178,8 @@ def _compute_daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, 
     """
     sine_product = np.sin(lat) * np.sin(declination)
     cosine_product = np.cos(lat) * np.cos(declination)
-    # At sunset the cosine of the zenith angle is 0. Clipping covers polar night and polar day. The lower bound avoids a
-    # division by 0 at the poles.
+    # At sunset, the cosine of the zenith angle is 0. Clipping treats polar night and polar day. The lower bound avoids
+    # a division by 0 at the poles.
     cosine_of_sunset = np.clip(-sine_product / np.maximum(cosine_product, 1e-15), -1.0, 1.0)
     return sine_product, cosine_product, np.arccos(cosine_of_sunset)
 
@@ -187,7 +189,7 @@ def _compute_daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> 
 
     Args:
         lat: (H, 1) latitude in radians.
-        minutes: a time in minutes since 1900, whose position of the Sun is used for the whole day.
+        minutes: time in minutes since 1900; the position of the Sun at this time is used for the complete day.
         calendar: calendar of `minutes`.
 
     Returns:
@@ -219,21 +221,21 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
     half_day = sine_product * sunset + cosine_product * np.sin(sunset)
 
     def integrate_from_noon(minutes: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return, at a time, the number of whole days since an arbitrary noon and the integral since the last noon.
+        """Return the number of days since an arbitrary noon, (1, W), and the integral since the last noon, (H, W).
 
-        Both refer to local solar time; a day is one turn of the hour angle. The shapes are (1, W) and (H, W).
+        Days and noon refer to local solar time; a day is one turn of the hour angle.
         """
-        # Whole days are subtracted, so that the angle stays small and exact.
+        # Subtract whole days, so that the angle stays small and accurate.
         day = (minutes - 1440.0 * np.floor(start / 1440.0)) / 1440.0
         hour_angle = 2.0 * np.pi * (day - 0.5) + equation_of_time + lon
         turns = np.floor((hour_angle + np.pi) / (2.0 * np.pi))
-        # Nothing is added between sunset and sunrise, so the angle ends there.
+        # The integrand is 0 between sunset and sunrise, so clip the angle.
         angle = np.clip(hour_angle - 2.0 * np.pi * turns, -sunset, sunset)
         return turns, sine_product * angle + cosine_product * np.sin(angle)
 
     start_turns, start_integral = integrate_from_noon(start)
     end_turns, end_integral = integrate_from_noon(end)
-    # With this order of summation a night gives exactly 0: 2x + (-x - x).
+    # With this order of summation, the result for a night is exactly 0: 2x + (-x - x).
     integral = 2.0 * half_day * (end_turns - start_turns) + (end_integral - start_integral)
     return inverse_square * _SECONDS_PER_RADIAN * np.maximum(integral, 0.0)
 
@@ -241,12 +243,13 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
 def compute_dynamic_forcing(
     name: str, minutes: int, calendar: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
 ) -> np.ndarray:
-    """Compute one dynamic forcing for a time step, (H, W) float32.
+    """Compute a dynamic forcing for a time step, (H, W) float32.
 
     Args:
-        name: one of `credit.channels.COMPUTED_DYNAMIC`. ``sin_year`` and ``cos_year`` depend on the fraction of the
-            calendar year. ``sin_day`` and ``cos_day`` depend on local mean solar time (UTC plus one hour for each 15
-            degrees east). ``toa_incident_solar_radiation`` is in J m-2, see `toa_radiation`.
+        name: name of the forcing, from `credit.channels.COMPUTED_DYNAMIC`. ``sin_year`` and ``cos_year`` depend on the
+            fraction of the calendar year. ``sin_day`` and ``cos_day`` depend on local mean solar
+            time (UTC plus one hour for each 15 degrees east). ``toa_incident_solar_radiation`` is in J m-2, see
+            `toa_radiation`.
         minutes: start of the time step in minutes since 1900 UTC.
         calendar: calendar of `minutes`.
         grid: grid of the field, H rows and W columns.
@@ -276,16 +279,16 @@ def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
 
 
 def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:
-    """Return the mean and standard deviation by which a computed channel is normalised.
+    """Return the mean and the standard deviation with which a computed channel is normalised.
 
-    They do not depend on the data. Encodings of time and location are of order 1 already and have 0 and 1. For solar
-    radiation they are the statistics of the flux over a year and a latitude-longitude grid, times the length of the
-    time step in seconds, in J m-2.
+    The statistics do not depend on the data. Encodings of time and location are of order 1, so their mean is set to 0
+    and their standard deviation to 1. For solar radiation, the result is the statistics of the flux over a year and a
+    latitude-longitude grid, times the length of the time step in seconds, in J m-2.
 
     Args:
         name: name of a computed channel.
         step_minutes: length of the time step in minutes.
-        solar: settings of the solar radiation; ``mean`` decides between the flux of each step and its daily mean.
+        solar: settings of the solar radiation; ``mean`` selects the flux of each step or its daily mean.
     """
     if name != "toa_incident_solar_radiation":
         return 0.0, 1.0

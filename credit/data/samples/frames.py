@@ -1,8 +1,8 @@
-"""Input and target frames in physical units at any time: fields that are read, and forcing that is computed.
+"""Reader of input and target frames in physical units: fields that are read, and forcing that is computed.
 
-A frame is the set of fields valid at one time. A forecast must not be given analyses of its future. So after its
-initial time, forcing from data is the climatology plus the anomaly of the initial time, or the climatology alone, or,
-only where the config says ``observed``, read from the data. Computed forcing is exact at any time.
+A frame is the set of fields at one valid time. A forecast must not use analyses after its initial time. Therefore,
+forcing from data after the initial time is the climatology plus the anomaly at the initial time, or only the
+climatology. It is read from the data only if ``in_forecast`` is ``observed``. Computed forcing is exact at any time.
 
 Shape suffixes: C channels, T frames, H latitude rows, W longitude columns.
 """
@@ -23,11 +23,11 @@ from credit.data.samples.forcing import compute_dynamic_forcing, compute_static
 from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
 
-# A process caches the fields of a few times, for forecasts and for persisted forcing.
+# Limits of the cache of fields in number of times and in bytes. Forecasts and persisted forcing use this cache.
 _MIN_CACHED_TIMES = 4
 _MAX_CACHED_TIMES = 16
 _CACHE_BYTES = 2**30
-# Number of computed fields that a process caches; each is one forcing at one time.
+# Number of computed fields in the cache; each field is one forcing at one time.
 _CACHED_FORCINGS = 64
 
 
@@ -39,8 +39,8 @@ class FrameReader:
         conf: the ``data`` section of the config.
         climatology: climatology of the dynamic forcing that is read from data. If it is None, a forecast persists the
             value of this forcing instead of its anomaly.
-        hidden: mapping from the name of a variable to (H, W) bool, True in cells whose values are treated as missing.
-            None hides nothing.
+        hidden: name of a variable -> mask (H, W), True in cells whose values are treated as missing; None for no such
+            cells.
 
     Attributes:
         reader: reader of the fields.
@@ -61,7 +61,7 @@ class FrameReader:
         stored_names = [channel.name for channel in stored_channels]
         self._num_stored = len(stored_channels)
         self._grid_shape = reader.grid.shape
-        # These are looked up once, because reading a sample needs them for every channel and time.
+        # These values are computed once, because reading a sample needs them for every channel and time.
         self._forcing_channels = list(reader.channels.group("dynamic_forcing"))
         self._data_forcing = [channel for channel in self._forcing_channels if channel.source == "data"]
         self._stored_index = {channel.name: stored_names.index(channel.name) for channel in self._data_forcing}
@@ -70,14 +70,14 @@ class FrameReader:
         for index, channel in enumerate(stored_channels):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
-        # The cache of fields has a limited size. Computed forcing is cached too, because samples share times.
+        # Limit the size of the cache of fields. Computed forcing is also cached, because samples share times.
         bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
         read = reader.read
         if self._hidden_cells:
             read = self._read_masked
         self._cached_read = lru_cache(maxsize=cached_times)(read)
-        # With ``data.cache: memory`` all computed forcing is cached, like the fields that are read.
+        # With ``data.cache: memory``, all computed forcing is cached, as are the fields that are read.
         cached_forcings = _CACHED_FORCINGS
         if conf.cache == "memory":
             cached_forcings = None
@@ -90,24 +90,24 @@ class FrameReader:
             minutes: valid time in minutes since 1900.
 
         Raises:
-            DataError: if the data do not have this time, or it cannot be read.
+            DataError: if the data do not contain this time, or the fields cannot be read.
         """
         return self._read_stored(minutes)[: len(self.reader.channels.output)]
 
     def prognostic(self, minutes: int) -> np.ndarray:
-        """Return the prognostic channels valid at `minutes`, (C, H, W) float32; for units and errors see `state`."""
+        """Return the prognostic channels at one time, (C, H, W) float32, with the units and errors of `state`."""
         return self._read_stored(minutes)[: len(self.reader.channels.group("prognostic"))]
 
     def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
-        """Return the dynamic forcing for an input frame valid at `minutes`, (C, H, W) float32 in physical units.
+        """Return the dynamic forcing of an input frame, (C, H, W) float32 in physical units.
 
         Args:
             minutes: time of the frame in minutes since 1900.
-            initial: initial time of a forecast in minutes since 1900. Later forcing is not read from the data, unless
-                the config says ``observed``. None in training, where the values of the data are used.
+            initial: initial time of a forecast in minutes since 1900. Forcing after the initial time is read from the
+                data only if ``in_forecast`` is ``observed``. None in training, where all forcing is read from the data.
 
         Raises:
-            DataError: if the data do not have a time that is needed, or it cannot be read.
+            DataError: if the data do not contain a required time, or the fields cannot be read.
         """
         fields = []
         for channel in self._forcing_channels:
@@ -131,17 +131,17 @@ class FrameReader:
         target_CTHW: np.ndarray,
         as_forecast: bool,
     ) -> None:
-        """Fill the arrays of one sample. Each time is read once, and each field is read directly into its array.
+        """Fill the arrays of one sample. Each time is read once, directly into the arrays.
 
         Args:
             initial: initial time in minutes since 1900.
-            history_CTHW: array for the prognostic channels at the input frames, the last of which is at `initial`.
+            history_CTHW: array for the prognostic channels at the input frames; the last frame is at `initial`.
             forcing_CTHW: array for the dynamic forcing at the input frames and at all later inputs of the rollout.
             target_CTHW: array for the output channels at every forecast step.
-            as_forecast: True uses, after the initial time, only forcing that a real forecast would have.
+            as_forecast: True to use, after the initial time, only forcing that is available to a real forecast.
 
         Raises:
-            DataError: if the data do not have a time that is needed, or it cannot be read.
+            DataError: if the data do not contain a required time, or the fields cannot be read.
         """
         num_inputs = forcing_CTHW.shape[1]
         history_len = history_CTHW.shape[1]
@@ -155,11 +155,11 @@ class FrameReader:
                 fields_CHW = history_CTHW[:, number]
             else:
                 fields_CHW = target_CTHW[:, number - history_len]
-            # The stored channels begin with the prognostic and the diagnostic ones, as history and target do.
+            # The stored channels begin with the prognostic and then the diagnostic channels, as history and target do.
             targets: list[np.ndarray | None] = [None] * self._num_stored
             targets[: len(fields_CHW)] = fields_CHW
             # The value with this time label is the forcing of this frame. For means over the following step
-            # (window: next) it is the forcing of the frame before.
+            # (window: next), it is the forcing of the previous frame.
             for row, channel in enumerate(self._forcing_channels):
                 frame = number - self._label_offsets[channel.name] // self._step
                 is_input = 0 <= frame < num_inputs
@@ -168,13 +168,13 @@ class FrameReader:
                 if self._is_available(channel, minutes, forecast_initial):
                     targets[self._stored_index[channel.name]] = forcing_CTHW[row, frame]
             if as_forecast and minutes == initial:
-                # These fields are needed again to persist forcing, so they go through the cache.
+                # Read these fields through the cache, because they are needed again to persist forcing.
                 scatter_fields(self._read_stored(minutes), targets)
             else:
                 self.reader.read_into(self._require_index(minutes), targets)
                 self._mask_hidden_cells(targets)
 
-        # Fill in the forcing that is computed, or that a forecast cannot know.
+        # Fill in computed forcing, and forcing that is not available to a forecast.
         for frame in range(num_inputs):
             minutes = first_minutes + frame * self._step
             for row, channel in enumerate(self._forcing_channels):
@@ -201,11 +201,11 @@ class FrameReader:
         return np.stack(fields)
 
     def has(self, minutes: int) -> bool:
-        """Return True if the data have the time `minutes` (minutes since 1900)."""
+        """Return True if the data contain the time `minutes` (minutes since 1900)."""
         return self.reader.index_of(minutes) is not None
 
     def _require_index(self, minutes: int) -> int:
-        """Return the index of a time in the reader; raise DataError if the data do not have it."""
+        """Return the index of a time in the reader; raise DataError if the data do not contain the time."""
         index = self.reader.index_of(minutes)
         if index is None:
             time = self.reader.calendar.format(minutes)
@@ -222,7 +222,7 @@ class FrameReader:
         """Set hidden cells to NaN in the fields of one time, in place.
 
         Args:
-            fields: field (H, W) of each channel of ``time_varying_stored``, or None for a channel that is left out.
+            fields: field (H, W) of each channel of ``time_varying_stored``; None for a channel that is not read.
         """
         for row, hidden_cells in self._hidden_cells.items():
             field = fields[row]
@@ -230,17 +230,17 @@ class FrameReader:
                 field[hidden_cells] = np.nan
 
     def _read_stored(self, minutes: int) -> np.ndarray:
-        """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``, from a cache."""
+        """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``; they are cached."""
         return self._cached_read(self._require_index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
-        """Compute one dynamic forcing for the time step that starts at `minutes`, (H, W) float32."""
+        """Compute the dynamic forcing `name` for the time step that starts at `minutes`, (H, W) float32."""
         return compute_dynamic_forcing(
             name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
         )
 
     def _is_available(self, channel: Channel, label: int, initial: int | None) -> bool:
-        """Return True if a forecast may use the forcing that the data have at time `label`.
+        """Return True if a forecast may use the forcing in the data with the time label `label`.
 
         Args:
             channel: channel of the forcing.
@@ -252,10 +252,10 @@ class FrameReader:
         return self._conf.options_of(channel.variable).in_forecast == "observed"
 
     def _compute_label_offset(self, channel: Channel) -> int:
-        """Return the time difference between the time label of a forcing in the data and its input frame, in minutes.
+        """Return the time label of a forcing in the data minus the time of its input frame, in minutes.
 
-        It is one time step for a mean or sum over the step that follows the frame (``window: next``), because the data
-        label such a value with the end of the step. Otherwise it is 0.
+        For a mean or sum over the step that follows the frame (``window: next``), the difference is one time step,
+        because the data label this value with the end of the step. Otherwise the difference is 0.
         """
         options = self._conf.options_of(channel.variable)
         if options.temporal != "instant" and options.window == "next":
@@ -267,11 +267,11 @@ class FrameReader:
 
         Args:
             channel: channel of the forcing.
-            label: time label that the values would have in the data, in minutes since 1900.
+            label: time label of the values in the data, in minutes since 1900.
             initial: initial time of the forecast in minutes since 1900.
 
         Raises:
-            DataError: if the config asks for the climatology and there is none.
+            DataError: if the config requests the climatology, but there is no climatology.
         """
         row = self._data_forcing.index(channel)
         options = self._conf.options_of(channel.variable)
@@ -281,18 +281,18 @@ class FrameReader:
                     f"data.variable_options.{channel.variable}.in_forecast is climatology, but the training period is "
                     "too short to fit one; use persist"
                 )
-            return _clip(options, self._climatology.evaluate_lazily(label)[row])
+            return _clip_to_bounds(options, self._climatology.evaluate_lazily(label)[row])
         initial_field = self._read_stored(initial)[self._stored_index[channel.name]]
         if self._climatology is None:
             return initial_field
-        # The anomaly of the initial time is persisted.
+        # Persist the anomaly at the initial time.
         expected = self._climatology.evaluate_lazily(label)[row]
         initial_expected = self._climatology.evaluate_lazily(initial)[row]
-        return _clip(options, initial_field + expected - initial_expected)
+        return _clip_to_bounds(options, initial_field + expected - initial_expected)
 
 
-def _clip(options: VariableOptions, values: np.ndarray) -> np.ndarray:
-    """Clip values to the bounds of their variable in the config, which extrapolated values may exceed."""
+def _clip_to_bounds(options: VariableOptions, values: np.ndarray) -> np.ndarray:
+    """Return extrapolated values, clipped to the bounds of the variable in the config."""
     if options.minimum is None and options.maximum is None:
         return values
     return np.clip(values, options.minimum, options.maximum)

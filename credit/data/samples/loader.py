@@ -1,7 +1,7 @@
-"""Order in which training reads the samples, and its division among data-parallel ranks.
+"""Order of the samples in training, and distribution of the samples over data-parallel ranks.
 
-The order is a function of seed, epoch and position only. So a checkpoint needs only the position, and a run that
-restarts continues with exactly the next batch.
+The order depends only on seed, epoch and position. Therefore a checkpoint needs only the position, and a restarted run
+continues with exactly the next batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credit.data.samples.dataset import ForecastDataset
 from credit.errors import ConfigError
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+def build_epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the samples in an epoch, a permutation (num_samples,) of their indices.
 
     Args:
@@ -29,13 +29,17 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
-def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
+def find_block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
     """Return the index of the block of samples that an optimizer step uses.
 
-    Step s uses the s-th block among those that are not in `skipped_blocks`; see `ResumableSampler`. Steps and blocks
-    are counted from 0.
+    Step s uses the s-th of the blocks that are not in `skipped_blocks`; see `ResumableSampler`. Steps and blocks are
+    counted from 0.
+
+    Args:
+        step: number of the optimizer step.
+        skipped_blocks: indices of the blocks that no step uses.
     """
-    # Each skipped block at or before the block of this step moves the step on by one block.
+    # Each skipped block that is not after the block of this step increases the index of this block by one.
     block = step
     for skipped_block in sorted(skipped_blocks):
         if skipped_block <= block:
@@ -44,28 +48,28 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 
 
 class ResumableSampler(Sampler[list[int]]):
-    """Iterator over the micro-batches of this rank, each a list of sample indices.
+    """Sampler of the micro-batches of this rank; each micro-batch is a list of sample indices.
 
     Each epoch is a permutation of all samples, divided into blocks of ``batch_size * num_sample_groups *
-    accumulation`` samples. Samples that do not fill a block are dropped at the end of the epoch. Blocks are counted
-    from 0 over all epochs. Optimizer step s (from 0) uses the s-th block that is not skipped. In a block,
-    micro-step m gives group r the `batch_size` samples from position ``(m * num_sample_groups + r) * batch_size``
-    on. So a step uses the same samples for every number of ranks with the same global batch size.
+    accumulation`` samples. Remaining samples that do not fill a block are dropped at the end of the epoch. Blocks are
+    counted from 0 over all epochs. Optimizer step s (from 0) uses the s-th block that is not skipped. In micro-step m,
+    group r uses `batch_size` samples of this block, beginning at position ``(m * num_sample_groups + r) *
+    batch_size``. Therefore a step uses the same samples for every number of ranks with the same global batch.
 
     Args:
         num_samples: number of samples of the dataset.
-        batch_size: number of samples for each rank and micro-step.
-        accumulation: number of micro-steps (for gradient accumulation) of an optimizer step.
+        batch_size: number of samples per rank and micro-step.
+        accumulation: number of micro-steps (for gradient accumulation) per optimizer step.
         seed: seed of the order.
-        first_step: first optimizer step, from 0.
-        last_step: end of the optimizer steps, exclusive.
+        first_step: index of the first optimizer step, counted from 0.
+        last_step: index after the last optimizer step.
         sample_group_index: index of the group of ranks, from 0, to which this process belongs. The ranks of a group
             have the same samples; without tensor or ensemble parallelism, each rank is a group.
-        num_sample_groups: number of groups.
+        num_sample_groups: number of groups with different samples.
         skipped_blocks: indices of the blocks that no step uses.
 
     Attributes:
-        block_size: number of samples of an optimizer step over all ranks.
+        block_size: number of samples per optimizer step on all ranks together.
 
     Raises:
         ConfigError: if a step needs more samples than there are.
@@ -87,7 +91,7 @@ class ResumableSampler(Sampler[list[int]]):
         if self.block_size > num_samples:
             raise ConfigError(
                 f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {num_sample_groups} ranks "
-                f"with different samples = {self.block_size} samples a step, but the training period has "
+                f"with different samples = {self.block_size} samples per step, but the training period has "
                 f"{num_samples}; lower one of them"
             )
         self._num_samples = num_samples
@@ -99,56 +103,56 @@ class ResumableSampler(Sampler[list[int]]):
         self._sample_group_index = sample_group_index
         self._num_sample_groups = num_sample_groups
         self._skipped_blocks = skipped_blocks
-        # The epoch of the last step, and its order; one permutation serves all steps of an epoch.
+        # The most recent epoch and its order. All steps of an epoch use the same permutation.
         self._cached_order: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of optimizer steps of one pass over the samples."""
+        """Number of optimizer steps in one pass over the samples."""
         return self._num_samples // self.block_size
 
     def __len__(self) -> int:
         return (self._last_step - self._first_step) * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        # M are the micro-steps, R the groups of ranks and B the samples of one group in a micro-step.
+        # Suffixes: M micro-steps, R groups of ranks, B samples of a group in a micro-step.
         for step in range(self._first_step, self._last_step):
             samples_MRB = self.samples(step).reshape(self._accumulation, self._num_sample_groups, self._batch_size)
             for samples_RB in samples_MRB:
                 yield samples_RB[self._sample_group_index].tolist()
 
     def samples(self, step: int) -> np.ndarray:
-        """Return the indices of all samples of optimizer step `step`, over all ranks and micro-steps, (block_size,)."""
-        block = block_of_step(step, self._skipped_blocks)
+        """Return the indices (block_size,) of all samples of an optimizer step, over all ranks and micro-steps."""
+        block = find_block_of_step(step, self._skipped_blocks)
         epoch, block_in_epoch = divmod(block, self.steps_per_epoch)
         start = block_in_epoch * self.block_size
         return self._order(epoch)[start : start + self.block_size]
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Return the order of the samples in an epoch, which is cached for the next steps of the same epoch."""
+        """Return the order of the samples in an epoch. The order is cached for the next steps of the same epoch."""
         if self._cached_order is None or self._cached_order[0] != epoch:
-            order = epoch_order(self._num_samples, self._seed, epoch)
+            order = build_epoch_order(self._num_samples, self._seed, epoch)
             self._cached_order = (epoch, order)
         return self._cached_order[1]
 
 
 class SampleSchedule:
-    """Schedule of the samples of every optimizer step of a run, which builds the loaders of this rank.
+    """Schedule of the samples of every optimizer step of a training run, and builder of the loaders of this rank.
 
     Args:
-        dataset: the samples.
-        batch_size: number of samples for each rank and micro-step.
-        accumulation: number of micro-steps of an optimizer step.
+        dataset: dataset of the samples.
+        batch_size: number of samples per rank and micro-step.
+        accumulation: number of micro-steps per optimizer step.
         seed: seed of the run.
         workers: number of threads or processes of a loader.
         sample_group_index: index of the group of ranks, from 0, to which this process belongs. The ranks of a group
             have the same samples; without tensor or ensemble parallelism, each rank is a group.
-        num_sample_groups: number of groups.
+        num_sample_groups: number of groups with different samples.
 
     Attributes:
-        steps_per_epoch: number of optimizer steps of one pass over the samples.
-        samples_a_step: number of samples of an optimizer step over all ranks.
-        bytes_a_step: bytes of the fields that this rank reads for an optimizer step, as float32.
+        steps_per_epoch: number of optimizer steps in one pass over the samples.
+        samples_per_step: number of samples per optimizer step on all ranks together.
+        bytes_per_step: size in bytes of the float32 fields that this rank reads per optimizer step.
 
     Raises:
         ConfigError: if a step needs more samples than there are.
@@ -175,11 +179,11 @@ class SampleSchedule:
             sample_group_index=sample_group_index,
             num_sample_groups=num_sample_groups,
         )
-        # A sampler without steps checks the sizes, and knows the numbers that do not depend on the steps.
+        # A sampler without steps checks the sizes, and provides the numbers that do not depend on the steps.
         sampler = self._build_sampler(first_step=0, last_step=0)
         self.steps_per_epoch = sampler.steps_per_epoch
-        self.samples_a_step = sampler.block_size
-        self.bytes_a_step = dataset.sample_bytes * batch_size * accumulation
+        self.samples_per_step = sampler.block_size
+        self.bytes_per_step = dataset.sample_bytes * batch_size * accumulation
 
     def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
         """Return this rank's loader for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""
@@ -187,11 +191,11 @@ class SampleSchedule:
         return Loader(self._dataset, sampler, self._workers)
 
     def epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
-        """Return the epoch to which optimizer step `step` belongs; both are counted from 0."""
-        return block_of_step(step, skipped_blocks) // self.steps_per_epoch
+        """Return the epoch of optimizer step `step`. Epochs and steps are counted from 0."""
+        return find_block_of_step(step, skipped_blocks) // self.steps_per_epoch
 
     def initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
-        """Return the initial times of the samples of optimizer step `step` on all ranks, in minutes since 1900."""
+        """Return the initial times, in minutes since 1900, of all samples of optimizer step `step` on all ranks."""
         sampler = self._build_sampler(first_step=step, last_step=step + 1, skipped_blocks=skipped_blocks)
         return self._dataset.initial[sampler.samples(step)].tolist()
 
@@ -199,13 +203,13 @@ class SampleSchedule:
 class Loader:
     """Loader of batches in a given order.
 
-    A training store is read by threads. Source files must not be read by two threads at once. They are read by worker
-    processes or, without workers, by the caller when it needs a batch.
+    A training store is read by threads. Source files must not be read by two threads at once, so worker processes read
+    them. Without worker processes, the caller reads source files when it needs a batch.
 
     Args:
-        dataset: the samples.
-        order: for each batch the indices of its samples.
-        workers: number of threads or processes. With 0, a training store is still read by one thread.
+        dataset: dataset of the samples.
+        order: lists of sample indices, one list per batch.
+        workers: number of threads or processes. If it is 0, one thread still reads a training store.
     """
 
     def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
@@ -214,27 +218,27 @@ class Loader:
         self._workers = workers
 
     def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return the jobs that a prefetcher runs to load the batches, and their settings.
+        """Return the jobs that a prefetcher must run to load the batches, and their settings.
 
         Returns:
-            An iterator over functions without arguments, each of which returns the next batch; the number of threads
-            in which to call them, 0 if the caller shall call each when it needs the batch; and a function that ends
-            the loading. The last one must always be called: worker processes ignore signals, and would otherwise keep
-            the interpreter from exiting.
+            Three values: an iterator over functions without arguments, each of which returns the next batch; the number
+            of threads in which to call these functions, 0 if the caller must call each function when it needs the
+            batch; and a function that ends the loading. The function that ends the loading must always be called,
+            because worker processes ignore signals and otherwise prevent the interpreter from exiting.
         """
-        # A generator makes the calls one by one, because the order of a whole run may be long.
+        # A generator creates the calls one by one, because the order of a complete run may be long.
         calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
         if self._dataset.is_thread_safe:
             return calls, max(1, self._workers), calls.close
         if not self._workers:
             return calls, 0, calls.close
-        # Worker processes read the source files and pass on whole batches; a single thread waits for them.
+        # Worker processes read the source files and return complete batches; a single thread waits for the batches.
         batches = iter(
             DataLoader(
                 self._dataset,
                 batch_sampler=self._order,
                 num_workers=self._workers,
-                collate_fn=_keep_batch,
+                collate_fn=_identity_collate,
                 worker_init_fn=_ignore_signals,
             )
         )
@@ -243,15 +247,15 @@ class Loader:
         return next_batch_calls, 1, batches._shutdown_workers
 
 
-def _keep_batch(batch: Batch) -> Batch:
-    """Return the batch unchanged; used as ``collate_fn``, because the dataset builds whole batches itself."""
+def _identity_collate(batch: Batch) -> Batch:
+    """Return a batch unchanged; used as ``collate_fn``, because the dataset already returns complete batches."""
     return batch
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore SIGTERM and SIGINT in a worker process.
+    """Ignore SIGTERM and SIGINT in a worker process of the loader.
 
-    The training process decides when to stop, because it needs the workers until its last checkpoint.
+    The training process ends the workers itself, because it needs them until its last checkpoint.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Checks of missing values; only declared variables may have them, and only in cells that are the same at all times."""
+"""Checks of missing values. Only declared variables may have missing values, always in the same cells."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from credit.grid import LatLonGrid
 
 
 def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the mask of each declared variable, by name: (H, W) bool, True in cells that are missing.
+    """Return a mapping from each declared variable to its mask (H, W), True in cells with missing values.
 
     Args:
         fields: (C, H, W) fields of one time, with missing values as NaN.
-        channels: (C,) the channel of each field.
+        channels: (C,) channels of the fields.
         declared: names of the variables that may have missing values.
 
     Raises:
-        DataError: if different cells are missing on two levels of a variable, or all cells of a level are missing.
+        DataError: if two levels of a variable have different missing cells, or all cells of a level are missing.
     """
     masks: dict[str, np.ndarray] = {}
     for field, channel in zip(fields, channels, strict=True):
         if channel.variable not in declared:
             continue
-        # The first level of a variable sets its mask, with which the others must agree.
+        # The first level of a variable defines its mask; all other levels must have the same mask.
         missing = np.isnan(field)
         mask = masks.setdefault(channel.variable, missing)
         if not np.array_equal(missing, mask):
             raise DataError(
                 f"{channel.variable}: {missing.sum()} cells are missing at level {channel.level:g}, {mask.sum()} at "
-                "another; all levels must have the same mask: list fewer levels, or fill the values beforehand"
+                "another level; all levels must have the same mask: list fewer levels, or fill the values beforehand"
             )
         if missing.all():
             raise DataError(
@@ -49,25 +49,25 @@ def check_values(
     grid: LatLonGrid,
     describe_time: Callable[[], str],
 ) -> None:
-    """Require that all values are finite, except those of masked cells, which must be missing.
+    """Raise DataError unless values are missing in all masked cells and finite in all other cells.
 
     Args:
         fields: (C, H, W) float32 fields of one time, with missing values as NaN.
-        channels: (C,) the channel of each field.
-        masks: mapping from the name of a variable to its mask, (H, W) bool, True in cells that are always missing.
+        channels: (C,) channels of the fields.
+        masks: name of a variable -> mask (H, W), True in cells that are always missing.
         grid: grid of the fields, for the location in the error message.
-        describe_time: function that returns the time as text, for the error message.
+        describe_time: function that returns the time as a string, for the error message.
 
     Raises:
-        DataError: if there are wrong values. The message names the first channel that has any, their number and the
-            location of the first one.
+        DataError: if there are wrong values. The message contains the first channel with wrong values, their number and
+            the location of the first wrong value.
     """
     for field, channel in zip(fields, channels, strict=True):
         mask = masks.get(channel.variable)
-        # Nearly always all values of a variable without a mask are finite, and this single check suffices.
+        # Usually all values of a variable without a mask are finite, so no other check is needed.
         if mask is None and np.isfinite(field).all():
             continue
-        # A field without any value is an error even if missing values are declared.
+        # A field without valid values is an error, even if missing values are declared.
         is_missing = np.isnan(field)
         if is_missing.all():
             raise DataError(
@@ -75,11 +75,11 @@ def check_values(
                 "file, leave such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take "
                 "the variable out of data.variables"
             )
-        # An infinite value is wrong in any variable, and is not a missing one.
+        # An infinite value is an error in any variable, and is not treated as missing.
         is_infinite = np.isinf(field)
         if is_infinite.any():
             raise DataError(_describe_wrong_values(field, is_infinite, channel, grid, describe_time()))
-        # The cells that are missing must be those of the mask, no more and no fewer.
+        # The missing cells must be exactly the cells of the mask.
         if mask is None and is_missing.any():
             raise DataError(_describe_wrong_values(field, is_missing, channel, grid, describe_time()))
         if mask is not None and not np.array_equal(is_missing, mask):
@@ -97,10 +97,10 @@ def _describe_wrong_values(
 
     Args:
         field: (H, W) values.
-        is_wrong: (H, W) bool, True for the wrong values, which are either all missing or all infinite.
+        is_wrong: mask (H, W), True at wrong values; these values are all missing or all infinite.
         channel: channel of the field.
         grid: grid of the field.
-        when: time and file as text.
+        when: string with the time and the file.
     """
     row, column = np.argwhere(is_wrong)[0]
     kind = "infinite"
@@ -120,7 +120,7 @@ def _describe_wrong_values(
 
 
 def _describe_channel(channel: Channel) -> str:
-    """Return the variable of a channel as text, followed by the level if it has one."""
+    """Return a string with the variable of a channel, and the level if the channel has a level."""
     if channel.level is None:
         return channel.variable
     return f"{channel.variable}, level {channel.level:g}"

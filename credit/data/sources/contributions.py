@@ -1,4 +1,4 @@
-"""Contributions of the sources to a run, from which the files without effect are found and reported."""
+"""Contributions of the sources to a run, and the report of files from which nothing is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from credit.data.sources.source_index import SourceIndex
 
 logger = logging.getLogger(__name__)
 
-# A pattern that is too wide may match thousands of files. Up to this number are named; the others are only counted.
+# Largest number of files that are named in messages. A pattern that is too general may match thousands of files.
 _MAX_NAMED_FILES = 5
 
 
@@ -31,7 +31,7 @@ class _VariableLabel:
     Attributes:
         name: name of the variable.
         purpose: use of the variable, such as ``derived (wind_speed)`` or ``for relative_humidity``; empty for a
-            variable that is read as it is.
+            variable that is read without a formula.
     """
 
     name: str
@@ -45,7 +45,8 @@ class Contribution:
     Attributes:
         source: index of the source in ``data.sources``.
         num_files: number of files of the source.
-        variables: one text for each variable that the source gives, with its name in the files if the name differs.
+        variables: one description for each variable that is read from the source. The description contains the name in
+            the files if this name differs from the name in the run.
         times: (N,) int64 minutes since 1900, increasing: all times at which a time-varying variable has values.
         unused_files: mapping from a file to the reason why nothing is read from it.
     """
@@ -65,7 +66,7 @@ class Contribution:
         """
         files = "1 file" if self.num_files == 1 else f"{self.num_files} files"
         if self.unused_files:
-            files += f" ({len(self.unused_files)} of them give nothing)"
+            files += f" ({len(self.unused_files)} of them not used)"
         span = "no time"
         if len(self.times):
             span = f"{calendar.format(self.times[0])}..{calendar.format(self.times[-1])}, {len(self.times)} times"
@@ -74,11 +75,11 @@ class Contribution:
         return f"data.sources.{self.source} ({address}): {files}; {span}; {variables}"
 
     def describe_unused(self) -> list[str]:
-        """Return a line for each file from which nothing is read; of many files only the first ones are named."""
-        lines = [f"{path} gives nothing: {reason}" for path, reason in self.unused_files.items()]
+        """Return one line for each file from which nothing is read, with at most 5 files and a line for the rest."""
+        lines = [f"{path} is not used: {reason}" for path, reason in self.unused_files.items()]
         num_more = len(lines) - _MAX_NAMED_FILES
         if num_more > 0:
-            lines = [*lines[:_MAX_NAMED_FILES], f"{num_more} more files of data.sources.{self.source} give nothing"]
+            lines = [*lines[:_MAX_NAMED_FILES], f"{num_more} more files of data.sources.{self.source} are not used"]
         return lines
 
 
@@ -90,8 +91,8 @@ def list_contributions(
     Args:
         conf: the ``data`` section of the config.
         source_index: contents of the source files.
-        series: mapping from the name of each time-varying variable to its times and files. None if the sources have
-            problems; then it is not known which of two files with the same fields is read.
+        series: mapping from the name of each time-varying variable to its times and files; None if the sources have
+            problems. Without `series`, files whose fields are read from other files are not reported as unused.
 
     Returns:
         One contribution for each source, in the order of the config.
@@ -107,10 +108,10 @@ def list_contributions(
         for (source_number, path), reason in source_index.unused_files.items():
             if source_number == number:
                 unused_files[path] = reason
-        # The other files have at least one required variable.
+        # All other files have at least one required variable.
         num_matching_files = len(files) - len(unused_files)
         descriptions = []
-        # The empty array gives a source without time-varying variables no times.
+        # With the empty array, a source without time-varying variables has no times.
         times = [np.empty(0, dtype=np.int64)]
         variables_of_path: dict[Path | str, list[FileVariable]] = {}
         for label, file_variables in labelled_variables:
@@ -120,10 +121,10 @@ def list_contributions(
             descriptions.append(_describe_variable(label, source_variables, num_matching_files))
             for file_variable in source_variables:
                 variables_of_path.setdefault(file_variable.path, []).append(file_variable)
-                # A file of a static variable may have times, which mean nothing.
+                # A file of a static variable may have times, which are ignored.
                 if file_variable.times is not None and label.name not in static_variables:
                     times.append(file_variable.times)
-        # Files whose variables are all read from other files count as unused as well.
+        # A file is also unused if all its variables are read from other files.
         if used_paths is not None:
             for path, file_variables in variables_of_path.items():
                 if (number, path) not in used_paths:
@@ -134,7 +135,7 @@ def list_contributions(
 
 
 def warn_of_unused_files(contributions: Sequence[Contribution]) -> None:
-    """Log a warning for each file from which nothing is read."""
+    """Log warnings about the files from which nothing is read."""
     for contribution in contributions:
         for line in contribution.describe_unused():
             logger.warning("%s", line)
@@ -156,7 +157,7 @@ def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[
 
 
 def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable], num_files: int) -> str:
-    """Describe a variable in a source: its names in the files, if they differ, and how many files have it.
+    """Return a description of a variable in a source: its name, its names in the files, and the number of files.
 
     Args:
         label: name and purpose of the variable.
@@ -168,7 +169,7 @@ def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable]
         notes.append(label.purpose)
     names_in_files = dict.fromkeys(file_variable.layout.name for file_variable in file_variables)
     if list(names_in_files) != [label.name]:
-        notes.append(f"named {' or '.join(names_in_files)} there")
+        notes.append(f"named {' or '.join(names_in_files)} in the files")
     if len(file_variables) < num_files:
         notes.append(f"in {len(file_variables)} of {num_files} files")
     if not notes:
@@ -177,11 +178,11 @@ def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable]
 
 
 def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
-    """Return index of the source and path of every file from which at least one field is read."""
+    """Return the pairs (index of the source, path) of all files from which at least one field is read."""
     used_variables: list[FileVariable] = []
     for file_variables in source_index.inputs.values():
         used_variables += file_variables
-    # Joined and derived series consist of other series, which are visited in turn.
+    # Joined and derived series contain other series, which are appended to the list and visited later.
     remaining_series = list(series.values())
     while remaining_series:
         variable_series = remaining_series.pop()
@@ -191,10 +192,10 @@ def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSer
         if isinstance(variable_series, DerivedSeries):
             for input_series, _ in variable_series.inputs.values():
                 remaining_series.append(input_series)
-        # A file whose times all come from other files does not occur in `file_index`.
+        # If all times of a file are read from other files, the index of this file is not in `file_index`.
         for index in np.unique(variable_series.file_index):
             used_variables.append(variable_series.file_variables[index])
-    # Variables without a series are static. Of these only the first file of each source is read.
+    # Variables without a series are static. For a static variable, only the first file of each source is read.
     for name, file_variables in source_index.file_variables.items():
         if name not in series:
             used_variables += [source_variables[0] for source_variables in group_by_source(file_variables)]
@@ -202,7 +203,7 @@ def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSer
 
 
 def _describe_unused_file(file_variables: list[FileVariable], number: int) -> str:
-    """Return why no field is read from a file, as text.
+    """Return the reason why no field is read from a file.
 
     Args:
         file_variables: the variables of the file that the run could read.
@@ -210,13 +211,13 @@ def _describe_unused_file(file_variables: list[FileVariable], number: int) -> st
     """
     counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
-        return f"period and every of data.sources.{number} leave out all its times"
+        return f"period and every of data.sources.{number} exclude all its times"
     names = sorted({file_variable.layout.name for file_variable in file_variables})
-    return f"other files have the same and come first ({format_values(names)})"
+    return f"its variables are read from other files that come first ({format_values(names)})"
 
 
 def _describe_address(source: SourceConfig) -> str:
-    """Return the paths of a source as text; for a plugin's source, return its type."""
+    """Return the paths of a source as one string; for a source of a plugin, return its type."""
     if source.type is not None:
         return source.type
     return source.path if isinstance(source.path, str) else format_values(source.path)

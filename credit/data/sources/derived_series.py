@@ -1,4 +1,4 @@
-"""Time series of variables that are computed when they are read: interpolated to other levels, or derived."""
+"""Time series of variables that are interpolated vertically or derived from other variables when they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
-from credit.data.formats.files import OpenFiles, file_key
+from credit.data.formats.files import OpenFiles, build_file_key
 from credit.data.formats.units import Conversion
 from credit.data.formats.variable_layout import VariableLayout
 from credit.data.sources.derived_variables import compute_derived, find_extrapolated_quantity
@@ -29,14 +29,15 @@ logger = logging.getLogger(__name__)
 class DerivedSeries(VariableSeries):
     """Time series of a variable that is interpolated vertically or derived from several inputs when it is read.
 
-    The attributes of the base class are those of the main input: the variable to be interpolated, or the first input of
-    the formula. Letters of shapes: N times, K levels of the file, h and w rows and columns of the grid of the file.
+    The main input is the variable that is interpolated, or the first input of the formula. The attributes of the base
+    class describe the main input. Letters of shapes: N times, K levels of the file, h and w rows and columns of the
+    grid of the file.
 
     Attributes:
         name: name of the variable in the run.
         kind: the derived quantity (``data.variable_options.NAME.derive``); None for an interpolated variable.
-        inputs: for each input besides the main one, by its role in the formula: its series, and the (N,) indices in
-            this series of the times of the main input.
+        inputs: mapping from the role in the formula to a pair, for each input except the main input. The pair is the
+            series of the input, and the (N,) indices in this series of the times of the main input.
         ground: (h, w) float64 surface geopotential in m2 s-2; None if it is not known.
         ground_file: file from which `ground` was read; None if `ground` is None.
     """
@@ -48,21 +49,21 @@ class DerivedSeries(VariableSeries):
     ground_file: FileVariable | None
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return (N,) bool, True at the times at which any input comes from one of the given files.
+        """Return (N,) bool, True at the times at which any input is read from one of the given files.
 
         Args:
-            keys: keys of the files, see `credit.data.formats.files.file_key`.
+            keys: keys of the files, see `credit.data.formats.files.build_file_key`.
         """
         is_affected = super().is_from_files(keys)
         for series, input_index in self.inputs.values():
             is_affected = is_affected | series.is_from_files(keys)[input_index]
         # The height of the surface is an input at every time.
-        if self.ground_file is not None and file_key(self.ground_file.path) in keys:
+        if self.ground_file is not None and build_file_key(self.ground_file.path) in keys:
             is_affected = np.ones_like(is_affected)
         return is_affected
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the computed fields at some times, each (levels or 1, H, W) float32 on grid and levels of the run.
+        """Yield the computed fields at each time, (levels or 1, H, W) float32 on the grid and levels of the run.
 
         Args:
             files: cache that opens the files.
@@ -71,7 +72,7 @@ class DerivedSeries(VariableSeries):
         Raises:
             DataError: see `credit.data.sources.derived_variables.compute_derived`.
         """
-        # There is an iterator over the fields of each input; they advance together, one time after the other.
+        # There is one iterator over the fields of each input; all iterators advance together by one time.
         fields_of_role = {FIELD: self.read_on_file_grid(files, indices)}
         for role, (series, input_index) in self.inputs.items():
             fields_of_role[role] = series.read_on_file_grid(files, input_index[indices])
@@ -81,7 +82,7 @@ class DerivedSeries(VariableSeries):
             yield self._compute(file_variable, fields_at_time)
 
     def _compute(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
-        """Compute the fields of one time, (levels or 1, H, W) float32 on the grid and levels of the run.
+        """Return the computed fields of one time, (levels or 1, H, W) float32 on the grid and levels of the run.
 
         Args:
             file_variable: the main input in its file.
@@ -89,11 +90,11 @@ class DerivedSeries(VariableSeries):
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
-            # The axis of levels has one entry. Pressures are computed in float64.
+            # The level axis has length 1. Pressures are computed in float64.
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
             fields[SURFACE_GEOPOTENTIAL] = self.ground
-        # An interpolated variable is converted back to the units of its file, because `convert_to_run` expects these.
+        # An interpolated variable is converted back to the units of its file, because `convert_to_run` expects them.
         si_conversion = None
         if self.kind is None and isinstance(layout.to_si, Conversion):
             si_conversion = layout.to_si
@@ -118,13 +119,13 @@ def require_static_source(
     """
     if is_derived(name, file_variables, conf):
         problems.add(
-            f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
-            "it under dynamic_forcing"
+            f"{name} is static and on levels, and its source has vertical, but interpolated fields vary in time; list "
+            f"{name} under dynamic_forcing"
         )
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
-    """Return True if a variable is derived or interpolated, False if it is read as it is in the files.
+    """Return True if a variable is derived or interpolated vertically, False if it is read without a formula.
 
     Args:
         name: name of the variable.
@@ -136,7 +137,7 @@ def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) 
 
 
 def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
-    """Build the time series of a variable, which may come from several sources that follow each other in time.
+    """Build the time series of a variable; several sources that follow each other in time are joined.
 
     Args:
         name: name of the variable.
@@ -160,7 +161,7 @@ def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig
 def build_derived_series(
     name: str, main_variables: list[FileVariable], source_index: SourceIndex, conf: DataConfig, files: OpenFiles
 ) -> DerivedSeries:
-    """Build the time series of an interpolated or derived variable; its times are those of its main input.
+    """Build the time series of an interpolated or derived variable, at the times of its main input.
 
     Args:
         name: name of the variable.
@@ -170,17 +171,17 @@ def build_derived_series(
         files: cache that opens the files.
 
     Raises:
-        DataError: if an input is missing at a time, or is on another grid or other levels.
+        DataError: if an input is missing at a time, or its grid or levels differ from those of the main input.
     """
     calendar = source_index.calendar
     kind = conf.options_of(name).derive
     main = build_series(name, main_variables, files, calendar, on_file_grid=True)
     number = main.file_variables[0].source_number
     first_layout = main.file_variables[0].layout
-    # Mapping from the role to the name of each input, without the first input, which is the main one.
+    # Mapping from the role to the name of each input, without the first input, which is the main input.
     roles = dict(list(conf.options_of(name).derived_from.items())[1:])
     variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
-    # On hybrid levels surface pressure is a further input, and the height of the surface is read once.
+    # On hybrid levels, surface pressure is an additional input, and the height of the surface is read once.
     vertical = conf.sources[number].vertical
     ground = None
     ground_file = None
@@ -193,7 +194,7 @@ def build_derived_series(
             _require_grid(name, main.file_variables, [ground_file])
             ground_fields = read_static_variable(files, ground_name, ground_file, on_file_grid=True)
             ground = ground_fields[0].astype(np.float64)
-    # Every other input has its own series, which must have all times of the main input.
+    # Each additional input has a separate series, which must have all times of the main input.
     inputs = {}
     for role, input_variables in variables_of_role.items():
         input_name = roles[role]
@@ -211,18 +212,20 @@ def build_derived_series(
 
 
 def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> None:
-    """Log how a variable is interpolated vertically, and how it is extrapolated below the surface."""
+    """Log the method of vertical interpolation of a variable, and of extrapolation below the lowest level."""
     mapping = layout.level_mapping
     if mapping is None or mapping.target_levels is None:
         return
     below = "kept constant"
     if kind == "geopotential" or find_extrapolated_quantity(name, layout.attributes.get("standard_name", "")):
         below = "extrapolated"
-    logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(mapping.levels), below)
+    logger.info(
+        "%s: interpolated linearly in ln p from %d levels; %s below the lowest level", name, len(mapping.levels), below
+    )
 
 
 def _prefer_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
-    """Return the files of an input that belong to source `number`, the source of the main input, or else all files."""
+    """Return the files of an input that are in source `number`; if there are none, return all files of the input."""
     in_source = [file_variable for file_variable in file_variables if file_variable.source_number == number]
     return in_source or file_variables
 
@@ -233,7 +236,7 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
     Args:
         name: name of the variable.
         main: the main input in each of its files.
-        others: another input in each of its files.
+        others: a different input in each of its files.
     """
     for file_variable in (*main, *others):
         difference = main[0].layout.grid.describe_mismatch(file_variable.layout.grid)
@@ -254,34 +257,34 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
         levels = file_variable.layout.level_mapping.levels
         if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
             raise DataError(
-                f"{name}: its inputs are on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
-                f"{file_variable.path} ({file_variable.layout.name}); they must be on the same levels"
+                f"{name}: its inputs are on {len(first)} levels in {main[0].path} and on {len(levels)} different "
+                f"levels in {file_variable.path} ({file_variable.layout.name}); they must be on the same levels"
             )
 
 
 def _match_times(
     name: str, main: VariableSeries, input_name: str, series: VariableSeries, calendar: Calendar
 ) -> np.ndarray:
-    """Return, for each time of the main input, the index of this time in the series of another input, (N,) int64.
+    """Return the index of each time of the main input in the series of an additional input, (N,) int64.
 
     Args:
         name: name of the derived variable.
         main: series of the main input.
-        input_name: name of the other input.
-        series: series of the other input.
+        input_name: name of the additional input.
+        series: series of the additional input.
         calendar: calendar of the times, for error messages.
 
     Raises:
-        DataError: if the other input does not have all times of the main input.
+        DataError: if the additional input does not have all times of the main input.
     """
     index = np.searchsorted(series.times, main.times)
-    # A time after the last one of the series has no index there, so it is compared with the last one.
+    # A time after the last time of the series has no index in it, so the time is compared with the last time.
     is_present = series.times[np.minimum(index, len(series.times) - 1)] == main.times
     if not is_present.all():
         missing = np.flatnonzero(~is_present)
         raise DataError(
             f"{name} needs {input_name} at the same times, but {input_name} is missing at {len(missing)} of "
-            f"{len(main.times)}, the first is {calendar.format(main.times[missing[0]])}; add the files that have it, "
-            "or name only files with both"
+            f"{len(main.times)} times, the first is {calendar.format(main.times[missing[0]])}; add the files with "
+            f"{input_name}, or name only files with both variables"
         )
     return index

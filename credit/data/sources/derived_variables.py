@@ -1,17 +1,18 @@
-"""Vertical interpolation of fields from the levels of a file to those of the run, and derived variables.
+"""Vertical interpolation of fields from the levels of a file to the levels of the run, and derived variables.
 
-Interpolation is linear in ln p (p is pressure). Between the lowest model level and the surface, and below the surface:
+Interpolation is linear in ln p (p is pressure). Fields are extrapolated below the lowest model level, and below the
+surface, as follows:
 
 - temperature is linear in pressure down to the surface and then follows a lapse rate, after Trenberth et al. (1993);
-- derived geopotential continues hydrostatically with this temperature;
+- derived geopotential is integrated hydrostatically with this temperature;
 - all other variables (winds, humidity) keep the value of the lowest level, as in the method of ECMWF.
 
 Below the lowest pressure level of a source, temperature follows the standard lapse rate, and geopotential continues
 linearly in ln p.
 
-Letters of shapes: K are the levels of a file, L those of the run, both from the top down; h and w are rows and columns
-of the grid of the file. ``N...`` stands for the dimensions (rows of the block, w) of a block of rows. Surface fields
-have no dimension for levels.
+Letters of shapes: K levels of a file and L levels of the run, both from the top down; h and w rows and columns of the
+grid of the file. ``N...`` are the dimensions (rows of the block, w) of a block of rows. Surface fields have no level
+dimension.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SATURATION = {
     "relative_humidity": thermodynamics.saturation_pressure_mixed,
     "relative_humidity_water": thermodynamics.saturation_pressure_water,
 }
-# Scale and offset to SI units of each input of a formula, by the role of the input and its units.
+# Scale and offset that convert each input of a formula to SI units, by the role and the units of the input.
 _UNITS = {
     "temperature": {"K": (1.0, 0.0), "degC": (1.0, 273.15)},
     "specific_humidity": {"kg kg-1": (1.0, 0.0), "1": (1.0, 0.0), "g kg-1": (1e-3, 0.0)},
@@ -53,9 +54,9 @@ _EXTRAPOLATED = {
     "temperature": ("air_temperature", "t", "ta", "temp", "temperature"),
     "geopotential": ("geopotential", "geopotential_height", "z", "z3", "zg", "gh", "hgt"),
 }
-# Number of values in a block, so that its float64 copies need little memory and stay in the cache.
+# Largest number of values in a block of rows, chosen so that the float64 copies of a block stay in the CPU cache.
 _BLOCK_VALUES = 300_000
-# Limits of surface pressure in Pa; values outside are in other units, or of another variable.
+# Limits of surface pressure in Pa. Values outside the limits have wrong units, or are of a different variable.
 _MIN_SURFACE_PA = 2e4
 _MAX_SURFACE_PA = 1.2e5
 
@@ -70,10 +71,10 @@ def build_derived_attributes(kind: str) -> dict[str, str]:
 
 
 def find_extrapolated_quantity(name: str, standard_name: str) -> str:
-    """Return the quantity by which a variable is extrapolated below the surface.
+    """Return the quantity that determines how a variable is extrapolated below the surface.
 
     Args:
-        name: name of the variable; it decides only if there is no standard name.
+        name: name of the variable; it is used only if the variable has no standard name.
         standard_name: standard name of the variable; empty if it has none.
 
     Returns:
@@ -101,14 +102,14 @@ def find_si_conversion(
     """
     units = normalise_units(attributes.get("units", ""))
     name_and_description = f"{name} {attributes.get('long_name', '')}".lower()
-    # Archives of model levels hold the logarithm of surface pressure, which has no units of pressure.
+    # Archives of model levels contain the logarithm of surface pressure, which has no units of pressure.
     is_logarithm = "lnsp" in name_and_description or "logarithm" in name_and_description
     if role == SURFACE_PRESSURE and units not in _UNITS[role] and is_logarithm:
         return ExpConversion()
     if units not in _UNITS[role]:
         allowed_units = " or ".join(_UNITS[role])
         raise DataError(
-            f'{origin}: {name} is in "{units}", but as {role} it must be in {allowed_units}; correct its units'
+            f'{origin}: {name} is in "{units}", but the units of {role} must be {allowed_units}; correct the units'
         )
     scale, offset = _UNITS[role][units]
     if (scale, offset) == (1.0, 0.0):
@@ -123,20 +124,19 @@ def compute_derived(
     inputs: Mapping[str, np.ndarray],
     si_conversion: Conversion | None,
 ) -> np.ndarray:
-    """Compute a derived or interpolated variable at one time, (L, h, w) float32 on the grid of the file.
+    """Return a derived or interpolated variable at one time, (L, h, w) float32 on the grid of the file.
 
-    It is computed in blocks of rows that fit into the processor's cache.
+    The variable is computed in blocks of rows that fit into the CPU cache.
 
     Args:
         kind: the derived quantity (``data.variable_options.NAME.derive``); None for a variable that is interpolated.
-        quantity: quantity by which an interpolated variable is extrapolated below the surface, see
-            `find_extrapolated_quantity`.
-        level_mapping: mapping from the levels of the file to those of the run; None if they are the same, or if there
-            are no levels.
+        quantity: result of `find_extrapolated_quantity`, which determines the extrapolation below the surface.
+        level_mapping: mapping from the levels of the file to the levels of the run; None if the levels are the same, or
+            if there are no levels.
         inputs: mapping from the role of each input to its field: (K, h, w), or (h, w) for a surface field. Inputs of
             formulas are in SI units.
-        si_conversion: conversion to SI units that was applied to an interpolated variable and is undone in the result;
-            None if there was none.
+        si_conversion: conversion to SI units that was applied to an interpolated variable, and that is inverted in the
+            result; None if the variable was not converted.
 
     Raises:
         DataError: if a level of the run is above the uppermost level of the file, surface pressure has impossible
@@ -147,10 +147,10 @@ def compute_derived(
     if pressure is not None:
         lowest = np.nanmin(pressure)
         highest = np.nanmax(pressure)
-        # A comparison with NaN is false, so a field without values is refused as well.
+        # A comparison with NaN is false, so a field without values is also an error.
         if not (lowest > _MIN_SURFACE_PA and highest < _MAX_SURFACE_PA):
             raise DataError(
-                f"surface pressure runs from {lowest:g} to {highest:g} Pa; check the units of the variable that "
+                f"surface pressure ranges from {lowest:g} to {highest:g} Pa; check the units of the variable that "
                 "data.sources.N.vertical.surface_pressure names, or in a forecast inference.surface_pressure"
             )
     rows_at_once = max(1, _BLOCK_VALUES // (num_levels * width))
@@ -158,7 +158,7 @@ def compute_derived(
     for start in range(0, height, rows_at_once):
         rows = slice(start, start + rows_at_once)
         block = {role: field[..., rows, :] for role, field in inputs.items()}
-        # Either way the result has the levels of the run.
+        # In both cases, the result is on the levels of the run.
         if kind is None:
             values = _interpolate_block(quantity, level_mapping, block)
         else:
@@ -170,11 +170,11 @@ def compute_derived(
 
 
 def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Interpolate a variable of the file to the levels of the run in a block of rows, (L, N...).
+    """Return a variable of the file interpolated to the levels of the run in a block of rows, (L, N...).
 
     Args:
-        quantity: quantity by which it is extrapolated below the surface, see `find_extrapolated_quantity`.
-        level_mapping: mapping from the levels of the file to those of the run.
+        quantity: result of `find_extrapolated_quantity`, which determines the extrapolation below the surface.
+        level_mapping: mapping from the levels of the file to the levels of the run.
         block: mapping from the role of each input to its values in the block, (K, N...), or (N...) for surface fields.
 
     Raises:
@@ -185,25 +185,25 @@ def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mappin
         return interpolator.interpolate_constant(block[FIELD])
     if quantity == "temperature":
         return _interpolate_temperature(level_mapping, interpolator, block)
-    # Only pressure levels remain, below which geopotential continues linearly in ln p.
+    # Below the lowest pressure level, geopotential continues linearly in ln p. On hybrid levels this is an error.
     if level_mapping.levels.b.any():
         level_names = _describe_levels(level_mapping, interpolator.is_below_source)
         raise DataError(
-            f"{level_names} is below the lowest level of the source in some cells, where geopotential needs a "
-            "temperature: derive it (data.variable_options.NAME.derive: geopotential)"
+            f"{level_names} is below the lowest level of the source in some cells, where geopotential can only be "
+            "computed from temperature: derive geopotential (data.variable_options.NAME.derive: geopotential)"
         )
     return interpolator.interpolate_linear(block[FIELD])
 
 
 def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Compute a derived variable on the levels of the run in a block of rows, (L, N...).
+    """Return a derived variable on the levels of the run in a block of rows, (L, N...).
 
     Args:
         kind: the derived quantity.
         level_mapping: see `compute_derived`.
         block: mapping from the role of each input to its values in the block, (K, N...), or (N...) for surface fields.
     """
-    # These two formulas interpolate themselves, or need the lowest level only.
+    # The next two formulas need no interpolation afterwards.
     if kind == "mean_sea_level_pressure":
         surface_pressure = block[SURFACE_PRESSURE]
         lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
@@ -213,7 +213,7 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
         return sea_level_pressure[None]
     if kind == "geopotential":
         return _derive_geopotential(level_mapping, block)
-    # All others are computed on the levels of the file and then brought to those of the run.
+    # All other variables are computed on the levels of the file, and then interpolated to the levels of the run.
     if kind == "wind_speed":
         values = np.hypot(block[FIELD], block["northward_wind"])
     else:
@@ -229,14 +229,14 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
 
 
 def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Compute geopotential in m2 s-2 on the levels of the run in a block of rows, (L, N...).
+    """Return geopotential in m2 s-2 on the levels of the run in a block of rows, (L, N...).
 
-    It is integrated hydrostatically on the levels of the file. To get it on pressure levels, it is interpolated from
-    the edges of the layers, because there it is exact for the given layer temperatures. Between two edges, temperature
-    is taken to be linear in ln p.
+    Geopotential is integrated hydrostatically on the levels of the file. For pressure levels, geopotential is
+    interpolated from the edges of the layers, where it is exact for the given layer temperatures. Temperature is
+    assumed to be linear in ln p between two edges.
 
     Args:
-        level_mapping: mapping from the levels of the file to those of the run.
+        level_mapping: mapping from the levels of the file to the levels of the run.
         block: mapping from the role to the values of temperature (role `FIELD`), specific humidity, surface pressure
             and surface geopotential, (K, N...), or (N...) for surface fields.
     """
@@ -250,16 +250,16 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
     at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, surface_geopotential)
     if level_mapping.target_levels is None:
         return at_levels[list(level_mapping.rows)]
-    # Values at the uppermost level, then at the lower edge of every layer; the last edge is the surface.
+    # Geopotential at the uppermost level, and then at the lower edge of every layer; the last edge is the surface.
     uppermost_pressure = levels.select([0]).lowest_pressure(surface_pressure)
     top_thickness = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / uppermost_pressure)
     values = np.concatenate([at_edges[:1] + top_thickness, at_edges])
-    # Temperature at the same points: that of the outermost layers at both ends, means of two layers at the other edges.
+    # Temperature at the same points: the outermost layers at both ends, and the means of two layers in between.
     temperature = np.concatenate([virtual[:1], 0.5 * (virtual[:-1] + virtual[1:]), virtual[-1:]])
     interpolator = build_interpolator(levels.lower_edges(), level_mapping.target_levels, surface_pressure)
-    # The derivative of geopotential by ln p is -R T in hydrostatic balance.
+    # In hydrostatic balance, the derivative of geopotential with respect to ln p is -R T.
     geopotential = interpolator.interpolate_hydrostatic(values, -thermodynamics.R_DRY * temperature)
-    # Extrapolation below the surface, level by level, because most levels need none.
+    # Extrapolation below the surface, level by level, because most levels are above the surface.
     lowest_pressure = levels.lowest_pressure(surface_pressure)
     for row, is_below in enumerate(interpolator.is_below_source):
         if is_below.any():
@@ -273,25 +273,25 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
 def _interpolate_temperature(
     level_mapping: LevelMapping, interpolator: VerticalInterpolator, block: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Interpolate temperature in K to the levels of the run in a block of rows, (L, N...).
+    """Return temperature in K interpolated to the levels of the run in a block of rows, (L, N...).
 
-    Below the lowest level of the file it is extrapolated.
+    Below the lowest level of the file, temperature is extrapolated.
 
     Args:
-        level_mapping: mapping from the levels of the file to those of the run.
+        level_mapping: mapping from the levels of the file to the levels of the run.
         interpolator: interpolator built from `level_mapping` and the surface pressure of the block.
         block: mapping from the role to the values of temperature (role `FIELD`) and, on hybrid levels, of surface
             pressure and surface geopotential; (K, N...), or (N...) for surface fields.
 
     Raises:
-        DataError: if a level lies below the surface and `block` has no surface geopotential.
+        DataError: if a level is below the surface and `block` has no surface geopotential.
     """
     temperature = interpolator.interpolate_constant(block[FIELD])
     surface_pressure = _surface_pressure_or_0(block)
     lowest_temperature = block[FIELD][-1]
     lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
     if not level_mapping.levels.b.any():
-        # On pressure levels the surface is not known, so the standard lapse rate continues from the lowest level.
+        # On pressure levels the surface is not known, so the standard lapse rate starts at the lowest level.
         extrapolated = lowest_temperature * (interpolator.pressure / lowest_pressure) ** thermodynamics.ALPHA
         return np.where(interpolator.is_below_source, extrapolated, temperature)
     is_below_ground = interpolator.pressure > surface_pressure
@@ -313,12 +313,12 @@ def _interpolate_temperature(
 
 
 def _surface_pressure_or_0(block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return surface pressure (N...) in Pa, or zeros if `block` has none, because pressure levels do not need it."""
+    """Return surface pressure in Pa (N...), or zeros if `block` has no surface pressure (on pressure levels)."""
     return block.get(SURFACE_PRESSURE, np.zeros(block[FIELD].shape[1:]))
 
 
 def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
-    """Return a text such as ``level 1000, 925`` with the levels of the run for which a mask is true in any cell.
+    """Return ``level 1000, 925`` for the levels of the run on which a mask is True in any cell.
 
     Args:
         level_mapping: mapping whose target levels are those of the run.

@@ -35,7 +35,7 @@ from credit.physics.vertical import LevelMapping
 
 logger = logging.getLogger(__name__)
 
-# Attributes of a variable in a file that its layout has as well.
+# Attributes of a variable in a file that are copied to its layout.
 _LAYOUT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
 
 
@@ -47,8 +47,8 @@ class FileVariable:
         path: path of the file, or URL.
         source_number: index of the source of the file in ``data.sources``.
         layout: layout of the variable in the file.
-        positions: (M,) int64 indices in the file of the used times. These are the times of `find_used_times` at which
-            all levels are present. None if the file has no time.
+        positions: (M,) int64 indices in the file of the used times; None if the file has no time. A time is used if
+            `find_used_times` selects it and all levels are present.
     """
 
     path: Path | str
@@ -65,19 +65,19 @@ class FileVariable:
 
 
 class FileScanner:
-    """Inspection of one file, which finds out how each variable is to be read; no field is read.
+    """Scanner of one file, which determines how each variable must be read; it reads no fields.
 
     Args:
         path: path of the file, or URL.
         dataset: the open file.
         number: index of the source of the file in ``data.sources``.
         conf: the ``data`` section of the config.
-        shared: grid and calendar that all files share; the first file that is inspected decides them.
-        level_resolver: mapping from the levels of files to those of the run.
+        shared: grid and calendar that all files share; the first file that is scanned determines them.
+        level_resolver: finder of the mapping from the levels of files to the levels of the run.
 
     Attributes:
         names: names in the file of all variables with at least two dimensions.
-        unusable: mapping from the name of each variable that cannot be read to the reason.
+        unusable: mapping from the name of each variable in the file that cannot be read to the reason.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FileScanner:
         self._decoded_times: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def build_file_variable(self, request: VariableRequest, name_in_file: str) -> FileVariable:
-        """Describe a variable of the file: its layout, and the times that are used.
+        """Return the description of a variable of the file: its layout, and the times that are used.
 
         Args:
             request: the variable that the run needs.
@@ -123,7 +123,7 @@ class FileScanner:
         # GRIB files can lack single levels at some times.
         absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
         if absent is not None and layout.level_rows is not None:
-            # Only absence of the levels that are read matters.
+            # Only missing levels that the run reads are considered.
             is_incomplete = is_used & absent[:, list(layout.level_rows)].any(axis=1)
             is_used &= ~is_incomplete
             if is_incomplete.any():
@@ -146,8 +146,8 @@ class FileScanner:
             name_in_file: name of this variable in the file.
 
         Raises:
-            DataError: if values are not numbers, dimensions are unknown, levels or coefficients are missing, or grid,
-                calendar or units do not match those of the run.
+            DataError: if values are not numbers, dimensions are unknown, levels or coefficients are missing, or the
+                grid, calendar or units do not match the run.
             ConfigError: if ``units`` in the config are not known, or cf-units is needed and not installed.
         """
         variable = self._dataset.variables[name_in_file]
@@ -157,7 +157,7 @@ class FileScanner:
         dims = self._coordinates.find_dims(name_in_file, self._origin, level_units)
         options = self._options_of(request)
         rows, level_mapping = self._find_rows(request, dims)
-        # Attributes and units. The attributes of a derived variable are not those of its inputs, and it is not packed.
+        # Attributes and units. A derived variable does not have the attributes of its inputs, and it is not packed.
         file_attributes = {key: str(variable.attrs[key]) for key in _LAYOUT_ATTRIBUTES if key in variable.attrs}
         to_si = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
         attributes = file_attributes.copy()
@@ -205,14 +205,15 @@ class FileScanner:
         dtype = self._dataset.variables[name_in_file].dtype
         if dtype.kind not in "biuf":
             raise DataError(
-                f"{self._origin}: {name_in_file} has values of type {dtype}, not numbers; write numbers, or name "
-                f"another variable (data.sources.N.rename: {{{request.name}: NAME}})"
+                f"{self._origin}: {name_in_file} has values of type {dtype}, not numbers; write numbers, or name a "
+                f"different variable (data.sources.N.rename: {{{request.name}: NAME}})"
             )
 
     def _options_of(self, request: VariableRequest) -> VariableOptions:
         """Return the options in the config for a requested variable.
 
-        They are those of the target variable. For inputs of a formula other than the first, defaults are returned.
+        For the main input of a formula, the options of the target variable are returned; for any other input, the
+        default options.
         """
         if request.role == FIELD:
             return self._conf.options_of(request.target_variable)
@@ -227,7 +228,7 @@ class FileScanner:
     ) -> Conversion | ExpConversion | None:
         """Return the conversion of a variable to the SI units of formulas.
 
-        The result is None if the variable is in SI units, or if no formula needs it.
+        The result is None if the variable is in SI units, or if no formula uses the variable.
 
         Raises:
             DataError: if a formula needs the variable and its units are missing or not known.
@@ -235,7 +236,7 @@ class FileScanner:
         is_main_input = request.role == FIELD
         role: str | None = request.role
         if is_main_input:
-            # The first input of a derived variable is its main one.
+            # The first input of a derived variable is its main input.
             role = next(iter(self._options_of(request).derived_from), None)
         if role is None and level_mapping is not None:
             role = find_extrapolated_quantity(request.target_variable, attributes.get("standard_name", ""))
@@ -253,18 +254,18 @@ class FileScanner:
         level_mapping: LevelMapping | None,
         conversion: Conversion | None,
     ) -> ValueRules:
-        """Build the checks of the values of a variable, in the units of the file.
+        """Build the rules that check the values of a variable, in the units of the file.
 
         Raises:
-            DataError: if the variable has the units of another quantity.
+            DataError: if the variable has the units of a different quantity.
         """
         options = self._options_of(request)
-        # A range that the config declares applies to a variable that is read as it is, not to inputs of formulas.
+        # A range that the config declares applies to a variable that is not derived, and not to inputs of formulas.
         is_read = request.role == FIELD and options.derive is None
         valid_range = None
         if is_read:
             valid_range = options.valid_range
-        # A declared range means that the units are to be accepted as they are.
+        # If a range is declared, the units are accepted without a check.
         if is_read and valid_range is None:
             require_plausible_units(request.target_variable, attributes, self._origin)
         packing = None
@@ -278,7 +279,7 @@ class FileScanner:
         # Packed numbers are searched for undeclared fill values only if the file declares none.
         if has_fill_value:
             packing = None
-        # Levels that are mapped are not those of the run, whose limits would not apply to them.
+        # The limits are defined for the levels of the run, so they do not apply to levels that are interpolated.
         levels: tuple[float | None, ...] = (None,)
         if request.levels is not None and level_mapping is None:
             levels = request.levels
@@ -296,17 +297,17 @@ class FileScanner:
     def _find_rows(
         self, request: VariableRequest, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Find the levels to read in the file, and their relation to the levels of the run.
+        """Return the indices of the levels to read from the file, and their mapping to the levels of the run.
 
         Returns:
-            The indices of the levels in the file, None for a variable without levels; and the mapping from these
-            levels to those of the run, None if they are the same and no formula needs their pressure.
+            The indices of the levels in the file, None for a variable without levels; and the mapping from the levels
+            of the file to the levels of the run, None if they are the same and no formula needs their pressure.
 
         Raises:
             DataError: if levels are missing, a 2-D variable has several levels, or a 3-D variable has none.
         """
         kind = self._conf.options_of(request.target_variable).derive
-        # Mean sea level pressure has no levels itself, but its input is on levels.
+        # Mean sea level pressure has no levels, but its input is on levels.
         if request.levels is None and kind != "mean_sea_level_pressure":
             return self._find_single_row(request.name, dims, request.role == FIELD), None
         coordinates = self._coordinates
@@ -327,13 +328,13 @@ class FileScanner:
         return rows, level_mapping
 
     def _find_single_row(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
-        """Return the index of the only level of a 2-D variable, (0,); None if it has no dimension for levels.
+        """Return the index of the only level of a 2-D variable, (0,); None if the variable has no level dimension.
 
         Args:
             name: name of the variable.
             dims: mapping from a role to the name of the dimension.
-            is_field: True if the variable is listed in the config, False for a further input of a formula; this
-                decides the advice of the error message.
+            is_field: True if the variable is listed in the config, False for an additional input of a formula; the
+                advice in the error message depends on it.
 
         Raises:
             DataError: if the variable has several levels.
@@ -343,19 +344,19 @@ class FileScanner:
         num_levels = self._dataset.sizes[dims["level"]]
         if num_levels > 1 and is_field:
             raise DataError(
-                f"{self._origin}: {name} is in vars_2D but lies on {num_levels} levels in the file; list it in vars_3D"
+                f"{self._origin}: {name} is in vars_2D but is on {num_levels} levels in the file; list it in vars_3D"
             )
         if num_levels > 1:
-            raise DataError(f"{self._origin}: {name} lies on {num_levels} levels in the file, but must have none")
+            raise DataError(f"{self._origin}: {name} is on {num_levels} levels in the file, but must have no levels")
         return (0,) if num_levels else None
 
     def _read_times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the times (N,) and their bounds (N, 2), in int64 minutes since 1900.
+        """Return the times (N,) and the time bounds (N, 2), in int64 minutes since 1900.
 
-        Each is None if the file does not have it. A scalar time coordinate counts as one time.
+        If the file has no times or no time bounds, None is returned instead. A scalar time coordinate is one time.
 
         Raises:
-            DataError: if the times cannot be decoded, or the calendar differs from that of the other files.
+            DataError: if the times cannot be decoded, or the calendar differs from the calendar of the other files.
         """
         coordinates = self._coordinates
         if "time" in dims:

@@ -1,6 +1,6 @@
-"""Variables required from the files: those of the channels, the inputs of derived variables, and surface fields.
+"""Variables that the files must contain: variables of the channels, inputs of derived variables, and surface fields.
 
-A surface field here is surface pressure or surface geopotential, which vertical interpolation needs.
+A surface field is surface pressure or surface geopotential, which vertical interpolation needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credit.data.formats.grib.dataset import LEFT_OUT
 from credit.data.formats.select import format_values
 from credit.errors import did_you_mean
 
-# Roles of variables in formulas. The other inputs of a derived variable have roles that depend on the formula.
+# Roles of variables in formulas. Further inputs of a derived variable have roles that depend on the formula.
 FIELD = "field"
 SURFACE_PRESSURE = "surface_pressure"
 SURFACE_GEOPOTENTIAL = "surface_geopotential"
@@ -28,14 +28,14 @@ Levels = tuple[float, ...] | None
 
 @dataclass(frozen=True)
 class VariableRequest:
-    """A variable to be found in the files.
+    """Request for a variable that the files must contain.
 
     Attributes:
         name: name of the variable in the run.
-        role: `FIELD` for a variable that is read as it is, and for the first input of a derived variable. The first
-            input determines the files and times of the derived variable. For the other inputs it is their role in the
-            formula, such as ``northward_wind``. For surface fields it is `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
-        target_variable: name of the model variable for which this variable is needed; empty for a surface field.
+        role: `FIELD` for a variable that is not derived, and for the first input of a derived variable, which
+            determines the files and times of the derived variable. Any other input has its role in the formula, such as
+            ``northward_wind``. A surface field has the role `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
+        target_variable: name of the model variable that needs the requested variable; empty for a surface field.
         levels: levels of the run, in ``data.level_units``; None for a variable without levels.
         key: config key that requires the variable, for error messages.
     """
@@ -48,7 +48,7 @@ class VariableRequest:
 
 
 def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
-    """Return the levels of each variable that is read from data, by name of the variable; None for a 2-D variable."""
+    """Return a mapping from the name of each variable that is read from data to its levels, None if it is 2-D."""
     levels: dict[str, Levels] = {}
     for channel in channels.time_varying_stored + channels.static_stored:
         if channel.level is None:
@@ -59,7 +59,7 @@ def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
 
 
 def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
-    """Return the variables that the files must have, in the order of the channels, followed by the surface fields."""
+    """Return the requests for all variables, in the order of the channels, followed by the surface fields."""
     requests = []
     for variable, levels in find_required_levels(conf.channel_map()).items():
         options = conf.options_of(variable)
@@ -68,7 +68,7 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
         if options.derive:
             key = f"data.variable_options.{variable}.inputs"
         for number, (role, name) in enumerate(inputs.items()):
-            # The first input decides the files and times of a derived variable.
+            # The first input determines the files and times of a derived variable.
             if number == 0:
                 role = FIELD
             requests.append(VariableRequest(name, role, variable, levels, key))
@@ -84,11 +84,11 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
 def find_source_requests(
     source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
-    """Yield each request that a source may serve, with the names that the variable may have in the files.
+    """Yield each request that the config allows a source to serve, with the possible names of the variable in files.
 
     Args:
         source: section of the source in the config.
-        requests: all variables that the files must have.
+        requests: requests for all variables that the files must contain.
     """
     ground_names = _find_ground_variables(source).values()
     for request in requests:
@@ -102,14 +102,15 @@ def find_source_requests(
 def match_requests(
     source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]
 ) -> dict[VariableRequest, str]:
-    """Find the requests that a file can serve.
+    """Return the requests that a file can serve, with the names of the variables in the file.
 
     Args:
         source_requests: the requests to the source of the file and their possible names, see `find_source_requests`.
         names: names of the variables in the file.
 
     Returns:
-        Mapping from a request to the first of its possible names that the file has; requests without one are left out.
+        Mapping from a request to the first of its possible names that is in the file. Requests that the file cannot
+        serve are not in the mapping.
     """
     name_of_request = {}
     for request, names_in_file in source_requests:
@@ -120,9 +121,9 @@ def match_requests(
 
 
 def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
-    """Return a message about a file that can serve no request, with the possible names and the names in the file.
+    """Return a message about a file that can serve no request, with the requested names and the names in the file.
 
-    Arguments are those of `match_requests`.
+    The arguments are described at `match_requests`.
     """
     requested_names = []
     for _, names_in_file in source_requests:
@@ -130,17 +131,17 @@ def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]
     present_names = "no variable with two dimensions"
     if names:
         present_names = format_values(sorted(names))
-    return f"it has none of the variables that are read here ({format_values(requested_names)}), but {present_names}"
+    return f"it has none of the requested variables ({format_values(requested_names)}), but {present_names}"
 
 
 def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
-    """Return the reason for each variable of a file that cannot be read, by name of the variable.
+    """Return a mapping from the name of each variable of a file that cannot be read to the reason.
 
     Args:
         dataset: the open file.
         number: index of the source of the file in ``data.sources``.
     """
-    left_out_reason = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
+    left_out_reason = f"data.sources.{number}.select excludes it: read it from a second source with the same path"
     unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
     for name, variable in dataset.data_vars.items():
         if variable.ndim < 2:
@@ -150,7 +151,7 @@ def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
 
 
 def _find_ground_variables(source: SourceConfig) -> dict[str, str]:
-    """Return the names of the surface fields in the section of a source, by role; empty if it has none."""
+    """Return a mapping from role to name of the surface fields that ``vertical`` of a source names."""
     if source.vertical is None:
         return {}
     names = {SURFACE_PRESSURE: source.vertical.surface_pressure}
@@ -166,16 +167,16 @@ def report_missing_variables(
     unusable: Sequence[Mapping[str, str]],
     problems: ErrorCollector,
 ) -> None:
-    """Report variables that no file has, and entries of ``data.sources.N.variables`` that the source lacks.
+    """Report variables that no file has, and variables in ``data.sources.N.variables`` that source N lacks.
 
     Args:
         conf: the ``data`` section of the config.
-        requests: the variables that the files must have.
+        requests: requests for all variables that the files must contain.
         present: for each source, the names of the variables in its files that can be read.
         unusable: for each source, a mapping from the name of a variable that cannot be read to the reason.
         problems: collector to which a message for each missing variable is added.
     """
-    # Variables that a source lists but lacks come first, then those that no source has.
+    # Variables that a source lists but lacks come first, then variables that no source has.
     reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
         for request, names in find_source_requests(source, requests):
@@ -194,7 +195,7 @@ def report_missing_variables(
 def _describe_lack_in_source(
     number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why source `number` does not have a variable that its section lists, as text.
+    """Return the reason why a source lacks a variable that its section in the config lists.
 
     Args:
         number: index of the source in ``data.sources``.
@@ -211,8 +212,8 @@ def _describe_lack_in_source(
 def _describe_missing(
     conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why no source has a variable, and what to do, as text; for arguments see `report_missing_variables`."""
-    # The files may have the variable, although it is not read from them.
+    """Return the reason why no source has a variable, with advice; see `report_missing_variables` for the arguments."""
+    # The files may contain the variable although the config does not allow it to be read from them.
     for number, source in enumerate(conf.sources):
         for name in source.names_in_files(request.name):
             if name in present[number]:
@@ -231,13 +232,13 @@ def _describe_missing(
     hint = did_you_mean(names[0], set().union(*present))
     select_hint = ""
     if any(source.select for source in conf.sources):
-        select_hint = "; data.sources.N.select may leave it out"
+        select_hint = "; data.sources.N.select may exclude it"
     return (
         f"{_quote_names(names)} is in no file of data.sources{hint} "
-        f"(data.sources.N.rename maps our name to that in the files{select_hint})"
+        f"(data.sources.N.rename maps the name in the config to the name in the files{select_hint})"
     )
 
 
 def _quote_names(names: Sequence[str]) -> str:
-    """Return the names that a variable may have, in quotes, as text."""
+    """Return the possible names of a variable in quotes, joined by "or"."""
     return " or ".join(f'"{name}"' for name in names)

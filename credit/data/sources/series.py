@@ -1,4 +1,7 @@
-"""Time series of variables over several files; H, W are rows and columns of the run's grid, h, w of a file's grid."""
+"""Time series of variables over several files.
+
+Letters of shapes: H and W rows and columns of the grid of the run, h and w rows and columns of the grid of a file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.calendar import Calendar
-from credit.data.formats.files import OpenFiles, file_key
+from credit.data.formats.files import OpenFiles, build_file_key
 from credit.data.formats.select import format_values
 from credit.data.formats.units import is_convertible, is_same_unit
 from credit.data.sources.file_scanner import FileVariable
@@ -18,18 +21,18 @@ from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# Standard name that netCDF files of ECMWF have if CF defines none.
+# Standard name in netCDF files of ECMWF for variables that have no CF standard name.
 _NO_STANDARD_NAME = "unknown"
-# Largest number of times at which the fields of two files are compared, if both files have these times.
+# Largest number of common times at which the fields of two files are compared.
 _MAX_COMPARED = 8
 
 
 class SourceOverlapError(DataError):
-    """Error if two sources have the same variables at the same times.
+    """Error that two sources have the same variables at the same times.
 
     Attributes:
         names: names of the variables.
-        message_end: rest of the message, after the names and "is" or "are".
+        message_end: part of the message that follows the names and "is" or "are".
     """
 
     def __init__(self, names: list[str], message_end: str) -> None:
@@ -46,7 +49,7 @@ class VariableSeries:
     Attributes:
         file_variables: the variable in each of its files.
         times: (N,) int64 minutes since 1900, increasing.
-        file_index: (N,) int64, for each time the index in `file_variables` of the file that has it.
+        file_index: (N,) int64, for each time the index in `file_variables` of the file that contains the time.
         position: (N,) int64, for each time its index along the time axis of this file.
     """
 
@@ -56,16 +59,16 @@ class VariableSeries:
     position: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return (N,) bool, True at the times that come from one of the given files.
+        """Return (N,) bool, True at the times that are read from one of the given files.
 
         Args:
-            keys: keys of the files, see `credit.data.formats.files.file_key`.
+            keys: keys of the files, see `credit.data.formats.files.build_file_key`.
         """
-        is_given = [file_key(file_variable.path) in keys for file_variable in self.file_variables]
+        is_given = [build_file_key(file_variable.path) in keys for file_variable in self.file_variables]
         return np.array(is_given, dtype=bool)[self.file_index]
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at some times, each (levels or 1, H, W) on the grid and in the units of the run.
+        """Yield the fields at each of some times, (levels or 1, H, W) on the grid and in the units of the run.
 
         Args:
             files: cache that opens the files.
@@ -77,17 +80,17 @@ class VariableSeries:
         return self._read(files, indices, on_file_grid=False)
 
     def read_on_file_grid(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at some times as inputs of formulas: in SI units, (levels or 1, h, w) on the file's grid.
+        """Yield the fields at each of some times in SI units, (levels or 1, h, w) on the grid of the file.
 
-        Arguments and errors are those of `read`.
+        These fields are inputs of formulas. The arguments and errors are described at `read`.
         """
         return self._read(files, indices, on_file_grid=True)
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at some times, as `read_on_file_grid` does if `on_file_grid` is True, else as `read` does.
+        """Yield the fields at each of some times: the result of `read_on_file_grid` or, if it is False, of `read`.
 
-        Adjacent times are read at once. So are times in the same chunk of a file, together with the times between
-        them, because the library decompresses the whole chunk anyway.
+        Adjacent times are read at once. Times in the same chunk of a file are also read at once, together with the
+        times between them, because the library decompresses the complete chunk anyway.
         """
         file_index = self.file_index[indices]
         position = self.position[indices]
@@ -109,11 +112,11 @@ class VariableSeries:
 
 @dataclass(frozen=True)
 class JoinedSeries(VariableSeries):
-    """Time series of one variable from several sources, each of which has other times.
+    """Time series of one variable from several sources that have different times.
 
     Attributes:
         parts: the series of each source.
-        part_index: (N,) int64, for each time the index in `parts` of the series that has it.
+        part_index: (N,) int64, for each time the index in `parts` of the series that contains the time.
         index_in_part: (N,) int64, for each time its index in this series.
     """
 
@@ -122,7 +125,7 @@ class JoinedSeries(VariableSeries):
     index_in_part: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return (N,) bool, True at times that come from one of the given files; see `VariableSeries`."""
+        """Return (N,) bool, True at the times that are read from one of the given files; see `VariableSeries`."""
         is_from_files = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
             is_in_series = self.part_index == number
@@ -130,12 +133,12 @@ class JoinedSeries(VariableSeries):
         return is_from_files
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at some times, each read by the series that has the time; see `VariableSeries._read`."""
+        """Yield the fields at each of some times, read from the series of the time; see `VariableSeries._read`."""
         part_index = self.part_index[indices]
         index_in_part = self.index_in_part[indices]
         # Adjacent times of one series are read together.
         for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(part_index)) + 1):
-            # Without indices there is one empty group.
+            # If `indices` is empty, there is one empty group.
             if len(rows):
                 series = self.parts[part_index[rows[0]]]
                 # A derived series overrides `read`, so `_read` of the part is not called directly.
@@ -144,7 +147,7 @@ class JoinedSeries(VariableSeries):
 
 
 def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
-    """Group the files of a variable by source; the sources are in the order of the config."""
+    """Return the files of a variable grouped by source, with the sources in the order of the config."""
     variables_of_source: dict[int, list[FileVariable]] = {}
     for file_variable in file_variables:
         variables_of_source.setdefault(file_variable.source_number, []).append(file_variable)
@@ -152,7 +155,7 @@ def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariabl
 
 
 def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
-    """Join the time series of a variable from several sources; a single series is returned unchanged.
+    """Join the time series of a variable from several sources into one series; return a single series unchanged.
 
     Args:
         name: name of the variable, for error messages.
@@ -164,7 +167,7 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     """
     if len(parts) == 1:
         return parts[0]
-    # The times of all series are concatenated, together with the series that each comes from, and sorted.
+    # The times of all series are concatenated and sorted, together with the indices of their series.
     times = np.concatenate([series.times for series in parts])
     order = np.argsort(times, kind="stable")
     lengths = [len(series.times) for series in parts]
@@ -191,24 +194,24 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
 def _build_overlap_error(
     name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
 ) -> SourceOverlapError:
-    """Return the error for two sources with common times; it proposes a period without overlap."""
-    # The source that ends later could begin where the other one ends.
+    """Return the error for two sources with common times; its message proposes a period without overlap."""
+    # The source that ends later could begin after the end of the source that ends earlier.
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
     early_number = early.file_variables[0].source_number
     late_number = late.file_variables[0].source_number
-    advice = "say with data.sources.N.variables which of them gives it"
+    advice = "list the variables of each source in data.sources.N.variables"
     remaining_times = late.times[late.times > early.times[-1]]
     if len(remaining_times):
         first = calendar.format(remaining_times[0])
         last = calendar.format(remaining_times[-1])
         period = f'data.sources.{late_number}.period: ["{first}", "{last}"]'
-        advice = f"begin one where the other ends ({period}), or {advice}"
+        advice = f"begin one source where the other source ends ({period}), or {advice}"
     return SourceOverlapError(
         [name],
         f"in data.sources {early_number} and {late_number} at the same {len(shared_times)} times, from "
         f"{calendar.format(shared_times[0])} to {calendar.format(shared_times[-1])}; sources may follow each other in "
-        f"time, but each time must come from one of them: {advice}",
+        f"time, but each time must come from one source: {advice}",
     )
 
 
@@ -217,17 +220,17 @@ def build_series(
 ) -> VariableSeries:
     """Build the time series of a variable from its files in one source.
 
-    If two files have the same time, they must have equal fields; the first file is used.
+    If two files contain the same time, their fields must be equal; the first file is used.
 
     Args:
         name: name of the variable, for error messages.
         file_variables: the variable in each of its files.
         files: cache that opens the files.
         calendar: calendar of the times, for error messages.
-        on_file_grid: True compares fields on the grid of the files, False on the grid of the run.
+        on_file_grid: True to compare the fields of two files on the grid of the files, False on the grid of the run.
 
     Raises:
-        DataError: if a file has no time, has a time twice, or differs from another file with the same time.
+        DataError: if a file has no time axis or contains a time twice, or if two files differ at the same time.
     """
     # Concatenate the times of all files, then sort them.
     for file_variable in file_variables:
@@ -237,14 +240,14 @@ def build_series(
     if not len(times):
         raise DataError(
             f"data.sources.{file_variables[0].source_number}: period, every and the attributes valid_time_start and "
-            f"valid_time_stop of its files leave {name} no time; {_describe_span(file_variables, calendar)}"
+            f"valid_time_stop of its files exclude all times of {name}; {_describe_span(file_variables, calendar)}"
         )
     lengths = [len(file_variable.times) for file_variable in file_variables]
     file_index = np.repeat(np.arange(len(file_variables)), lengths)
     position = np.concatenate([file_variable.positions for file_variable in file_variables])
     order = np.argsort(times, kind="stable")
     series = VariableSeries(file_variables, times[order], file_index[order], position[order])
-    # Of a time in several files the first file counts, because the sort is stable.
+    # If several files contain a time, the first file is used, because the sort is stable.
     repeated = np.flatnonzero(np.diff(series.times) == 0) + 1
     _require_equal_fields(name, series, repeated, files, calendar, on_file_grid)
     unique = np.setdiff1d(np.arange(len(times)), repeated)
@@ -252,7 +255,7 @@ def build_series(
 
 
 def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
-    """Return a text with the first and last of all times in files, see `find_used_times`."""
+    """Return a phrase with the first and the last time in the files of a variable, used or not."""
     times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
@@ -260,14 +263,14 @@ def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> st
 def _require_equal_fields(
     name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, on_file_grid: bool
 ) -> None:
-    """Raise DataError if a file has a time twice, or two files have different fields at the same time.
+    """Raise DataError if a file contains a time twice, or if two files have different fields at the same time.
 
-    The fields are compared at a few of the repeated times.
+    The fields are compared at only a few of the repeated times.
 
     Args:
         name: name of the variable.
         series: series of the variable, in which times may be repeated.
-        repeated: indices of the times that are equal to the time before.
+        repeated: indices of the times that are equal to the previous time.
         files: cache that opens the files.
         calendar: calendar of the times, for error messages.
         on_file_grid: see `build_series`.
@@ -278,7 +281,7 @@ def _require_equal_fields(
         if series.file_index[index] == series.file_index[index - 1]:
             path = series.file_variables[series.file_index[index]].path
             raise DataError(f"{path}: {calendar.format(series.times[index])} occurs twice ({name}); remove one")
-    # A few fields, spread over all repeated times, show whether the files hold the same data.
+    # A few fields, evenly distributed over all repeated times, show whether the files contain the same data.
     compared = np.unique(np.linspace(0, len(repeated) - 1, _MAX_COMPARED).astype(int))
     for index in repeated[compared]:
         earlier_file = series.file_variables[series.file_index[index - 1]]
@@ -290,11 +293,11 @@ def _require_equal_fields(
                 f"{name} at {calendar.format(series.times[index])} differs between {earlier_file.path} and "
                 f"{later_file.path}; name only one of them in data.sources"
             )
-    logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(repeated))
+    logger.info("%s: %d times are in two files with equal fields; the first file is used", name, len(repeated))
 
 
 def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
-    """Return the attributes of a variable for the run, taken from its first file.
+    """Return the attributes of a variable for the run, which are copied from its first file.
 
     Args:
         name: name of the variable, for error messages.
@@ -305,18 +308,18 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
         ``units``, ``standard_name``, ``long_name`` and, unless the variable is instantaneous, ``temporal``.
 
     Raises:
-        DataError: if the units in two files differ; the message names both.
+        DataError: if the units in two files differ; the message names both files.
     """
     first = file_variables[0].layout.attributes
     for file_variable in file_variables[1:]:
         units = file_variable.layout.attributes.get("units", "")
         first_units = first.get("units", "")
         if not is_same_unit(units, first_units):
-            advice = f"set data.variable_options.{name}.units to the unit that all are to be converted to"
+            advice = f"set data.variable_options.{name}.units to the unit to which all files should be converted"
             if not is_convertible(units, first_units):
                 advice = (
-                    "these are not units of one quantity: name the variable with this quantity "
-                    f"(data.sources.N.rename), leave {name} out of one source (data.sources.N.variables), or correct "
+                    "these are units of different quantities: name the variable with the right quantity "
+                    f"(data.sources.N.rename), remove {name} from one source (data.sources.N.variables), or correct "
                     "the units in the file"
                 )
             raise DataError(
@@ -331,7 +334,7 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
 
 
 def _warn_of_different_standard_names(name: str, file_variables: list[FileVariable]) -> None:
-    """Warn if a variable has different standard names in two files; one file may have a different variable."""
+    """Log a warning if a variable has different standard names in two files, which may be different variables."""
     first_file_of_name: dict[str, FileVariable] = {}
     for file_variable in file_variables:
         standard_name = file_variable.layout.attributes.get("standard_name", _NO_STANDARD_NAME)
@@ -340,4 +343,6 @@ def _warn_of_different_standard_names(name: str, file_variables: list[FileVariab
     if len(first_file_of_name) > 1:
         descriptions = [f"{standard} in {variable.path}" for standard, variable in first_file_of_name.items()]
         two_names = " and ".join(descriptions[:2])
-        logger.warning("%s is called %s; is it one variable? (data.sources.N.rename)", name, two_names)
+        logger.warning(
+            "%s is called %s; check that these are the same variable (data.sources.N.rename)", name, two_names
+        )

@@ -1,4 +1,4 @@
-"""Index of the source files: the variables that each has, and their layout, grid and times."""
+"""Index of the source files: the variables in each file, and their layout, grid and times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from credit.data.sources.shared_coordinates import SharedCoordinates
 from credit.grid import LatLonGrid
 from credit.utils.progress import ProgressBar
 
-# Smallest number of files for which the inspection shows a progress bar.
+# Smallest number of files for which the scan shows a progress bar.
 _FILES_WITH_BAR = 50
 
 
@@ -38,9 +38,9 @@ class SourceIndex:
         grid: grid of the run.
         calendar: calendar that all files share.
         file_variables: mapping from the name of each variable of the run to the variable in each of its files, in the
-            order of the config. For a derived variable it is the first input in each of its files.
-        inputs: mapping from the pair (derived variable, input) to the input in each of its files, for all inputs but
-            the first. Surface fields have an empty name as the derived variable.
+            order of the config. For a derived variable, the values describe its first input in each file.
+        inputs: mapping from the pair (derived variable, input) to the input in each of its files, for all inputs except
+            the first. For surface fields, the name of the derived variable is empty.
         files: for each source, the list of its files.
         coefficient_files: files with the coefficients of hybrid levels.
         unused_files: for the files that have none of the required variables, a mapping from the pair (index of the
@@ -57,7 +57,7 @@ class SourceIndex:
 
     @property
     def paths(self) -> dict[Path | str, int]:
-        """Mapping from each file to the index of the first source that has it."""
+        """Mapping from each file to the index of the first source that contains the file."""
         first_source: dict[Path | str, int] = {}
         for number, files in enumerate(self.files):
             for path in files:
@@ -66,17 +66,17 @@ class SourceIndex:
 
 
 def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -> SourceIndex | None:
-    """Inspect all files of all sources.
+    """Scan all files of all sources, and return the index of their contents.
 
     Args:
         conf: the ``data`` section of the config.
         files: cache that opens the files.
-        problems: collector to which the problems of all files are added; none of them is raised as an error here.
+        problems: collector to which the problems of all files are added; this function does not raise them.
 
     Returns:
         The index, which may be incomplete if there are problems; None if no file has a grid, or no file has a time.
     """
-    # Without the levels of the run, no file can be inspected.
+    # Without the levels of the run, no file can be scanned.
     grid = None
     level_resolver = None
     with problems.collect():
@@ -93,7 +93,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
 
 
 class _SourceScanner:
-    """Scanner that inspects the sources one by one and collects the contents of the index.
+    """Scanner of all sources, which collects the contents of the `SourceIndex`.
 
     Args:
         conf: the ``data`` section of the config.
@@ -117,24 +117,24 @@ class _SourceScanner:
         self._shared = shared
         self._level_resolver = level_resolver
         self._requests = list_variable_requests(conf)
-        # Every request has an entry, which stays empty if no file has the variable.
+        # Every request has an entry; the entry is empty if no file has the variable.
         self._file_variables: dict[str, list[FileVariable]] = {}
         self._inputs: dict[tuple[str, str], list[FileVariable]] = {}
         for request in self._requests:
             if request.target_variable:
                 self._file_variables[request.target_variable] = []
             self._inputs[request.target_variable, request.name] = []
-        # For each source: its files, the variables in them, and why some of these cannot be read.
+        # For each source: its files, the names of the variables in them, and the unusable variables with the reasons.
         self._files: list[list[Path | str]] = [[] for _ in conf.sources]
         self._names: list[set[str]] = [set() for _ in conf.sources]
         self._unusable: list[dict[str, str]] = [{} for _ in conf.sources]
         self._unused_files: dict[tuple[int, Path | str], str] = {}
         self._faulty_requests: set[VariableRequest] = set()
-        # Number of files, and of sources without files, whose contents are not known.
+        # Number of files that could not be read, plus the number of sources without files.
         self._num_unread = 0
 
     def scan_source(self, number: int) -> None:
-        """Inspect the files of ``data.sources[number]``. Errors are collected, not raised."""
+        """Scan the files of ``data.sources[number]``; errors are collected and not raised."""
         source = self._conf.sources[number]
         with self._problems.collect():
             self._files[number] = expand_paths(source, f"data.sources.{number}")
@@ -142,15 +142,15 @@ class _SourceScanner:
         if not paths:
             self._num_unread += 1
         source_requests = list(find_source_requests(source, self._requests))
-        # None shows the bar on a terminal only.
+        # With None, the bar is shown only on a terminal.
         is_bar_hidden = len(paths) < _FILES_WITH_BAR or None
-        for path in ProgressBar(paths, "looking at files", unit="file", disable=is_bar_hidden):
+        for path in ProgressBar(paths, "scanning files", unit="file", disable=is_bar_hidden):
             self._scan_file(path, number, source_requests)
 
     def _scan_file(
         self, path: Path | str, number: int, source_requests: Sequence[tuple[VariableRequest, list[str]]]
     ) -> None:
-        """Inspect one file of a source. Errors are collected, not raised.
+        """Scan one file of a source; errors are collected and not raised.
 
         Args:
             path: the file.
@@ -170,10 +170,10 @@ class _SourceScanner:
         if not name_of_request:
             self._unused_files[number, path] = describe_no_match(source_requests, scanner.names)
         for request, name_in_file in name_of_request.items():
-            # A problem in one file is mostly in all files, so it is reported once.
+            # A problem in one file usually occurs in all files, so it is reported once.
             if request in self._faulty_requests:
                 continue
-            # The request counts as faulty until its variable in this file is described without an error.
+            # The request is treated as faulty until its variable in this file has been described without an error.
             self._faulty_requests.add(request)
             with self._problems.collect():
                 file_variable = scanner.build_file_variable(request, name_in_file)
@@ -181,22 +181,23 @@ class _SourceScanner:
                     self._file_variables[request.target_variable].append(file_variable)
                 else:
                     self._inputs[request.target_variable, request.name].append(file_variable)
-                # An error leaves the block before this line.
+                # After an error, this line is not reached.
                 self._faulty_requests.discard(request)
 
     def report_missing(self) -> None:
-        """Collect problems about variables that no file has, and about a time axis if no file has one."""
+        """Add problems for variables that no file has, and for a missing time axis if no file has a time axis."""
         # A file that could not be read may have the variables that are missing.
         if not self._num_unread:
             report_missing_variables(self._conf, self._requests, self._names, self._unusable, self._problems)
         if self._shared.calendar is None and not self._problems.messages:
             self._problems.add(
-                f"no file of data.sources has a time axis (standard_name time), {self._files[0][0]} neither; "
-                "prognostic variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
+                f"no file of data.sources has a time axis (standard_name time), for example {self._files[0][0]}; "
+                "prognostic variables need times: add a time axis, for example with cdo "
+                "settaxis,2000-01-01,00:00,6hour IN OUT"
             )
 
     def build_index(self) -> SourceIndex | None:
-        """Return the index of the files inspected so far; None if no file had a grid, or no file had a time."""
+        """Return the index of the files scanned so far; None if no file had a grid, or no file had a time."""
         if self._shared.grid is None or self._shared.calendar is None:
             return None
         return SourceIndex(

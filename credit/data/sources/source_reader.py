@@ -1,4 +1,4 @@
-"""Reader of fields directly from source files (netCDF, zarr, GRIB, plugins), at the times that all variables have."""
+"""Reader of fields directly from source files (netCDF, zarr, GRIB, plugins), at the times common to all variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
-from credit.data.formats.files import OpenFiles, file_key
+from credit.data.formats.files import OpenFiles, build_file_key
 from credit.data.samples.missing_values import check_values, find_masks
 from credit.data.sources.accumulation import TimeAggregation, build_time_aggregation
 from credit.data.sources.contributions import Contribution, list_contributions, warn_of_unused_files
@@ -37,7 +37,7 @@ from credit.grid import LatLonGrid
 
 logger = logging.getLogger(__name__)
 
-# Fields that are read at once. Reading more at once is not faster.
+# Number of bytes of fields that are read at once. Reading more bytes at once is not faster.
 _BYTES_AT_ONCE = 2**25
 
 
@@ -48,17 +48,20 @@ class SourceReader:
         channels: the channels of the run.
         source_index: contents of the files.
         series: time series of every time-varying variable, by name, in the order of the channels.
-        aggregations: for each of these variables, how its values for a time step are computed from the file values.
-        policies: for each of these variables ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
+        aggregations: mapping from the name of each time-varying variable to the weighted sums that compute its values
+            for a time step from the values in the files.
+        policies: mapping from the name of each time-varying variable to ``exact``, ``persist`` or ``cyclic``, see
+            `credit.data.sources.time_axis`.
         attributes: attributes of each variable by name, see `FieldReader`.
         files: cache that opens the files.
         fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:
-        packing_steps: quantisation step of each packed variable, by name, in the units of the variable.
-        times_per_chunk: largest number of `times` that lie in one chunk of a file; 1 without chunks.
-        bytes_per_time: memory in bytes that each time takes while several times are read at once.
-        fetch_plan: chunks of remote stores that the times need.
+        packing_steps: mapping from the name of each packed variable to its quantisation step, in the units of the
+            variable.
+        times_per_chunk: largest number of `times` in one chunk of a file; 1 if the files have no chunks.
+        bytes_per_time: memory in bytes that each time needs while several times are read at once.
+        fetch_plan: chunks of remote stores that must be fetched for each time.
 
     Raises:
         DataError: if static fields have missing values, or if there is no time at which all variables have a value.
@@ -81,10 +84,10 @@ class SourceReader:
         self.grid: LatLonGrid = source_index.grid
         self.calendar: Calendar = source_index.calendar
         self.channels = channels
-        # `_aggregation_index` has, for each variable, the (N,) indices of `times` in the times of its aggregation.
+        # Name of a variable -> (N,) indices of `times` in the times of its aggregation.
         self.times, self._aggregation_index = align_times(aggregations, policies, source_index.calendar)
         self.attributes = attributes
-        # Files with coefficients of hybrid levels influence the values as well, so they count as source files.
+        # Files with coefficients of hybrid levels also influence the values, so they are treated as source files.
         self._paths = source_index.paths | dict.fromkeys(source_index.coefficient_files, 0)
         self.packing_steps: dict[str, float] = {}
         for name, file_variables in source_index.file_variables.items():
@@ -103,34 +106,35 @@ class SourceReader:
         self._static = self._read_static(source_index)
         self.masks = find_masks(self._static, channels.static_stored, fillable)
         check_values(self._static, channels.static_stored, self.masks, self.grid, lambda: "any time")
-        # Memory for the fields of the run, and for what is read of the files for the largest variable.
+        # Memory for the fields of the run, and for the fields that are read from the files for the largest variable.
         largest_variable_bytes = 0
         for name, variable_series in series.items():
             times_read = max(len(aggregations[name].terms), count_file_times_per_time(variable_series, self.times))
             largest_variable_bytes = max(largest_variable_bytes, count_read_bytes(variable_series) * times_read)
         fields_bytes = len(channels.time_varying_stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
-        # The mask of a variable is taken from the first time; `check_values` requires it at all other times.
+        # The mask of a variable is read at the first time; `check_values` requires the same mask at all other times.
         masked_channels = [channel for channel in channels.time_varying_stored if channel.variable in fillable]
         first_fields = self._read_unchecked([0], fillable)[0]
         self.masks |= find_masks(first_fields, masked_channels, fillable)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, NaN where masked.
+        """Return the fields of one time, (C, H, W) float32, with NaN in masked cells.
 
-        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
+        The channels are in the order of ``channels.time_varying_stored``.
 
         Raises:
-            DataError: if a value is missing where it must not be, is infinite, or cannot be read.
+            DataError: if a field cannot be read, or has a missing value in a cell that is not masked, or an infinite
+                value.
         """
         return self._read_variables([index], set(self._series))[0]
 
     def read_each(self, indices: Sequence[int], held_bytes: int = _BYTES_AT_ONCE) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them; several of them are read at once.
+        """Yield for each of several times the fields that `read` returns; adjacent times are read at once.
 
         Args:
-            indices: indices of the times.
-            held_bytes: memory in bytes that may be used to read a whole chunk of the files at once.
+            indices: indices of the times in `times`.
+            held_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
 
         Raises:
             DataError: see `read`.
@@ -140,25 +144,27 @@ class SourceReader:
             yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
     def count_times_at_once(self, held_bytes: int) -> int:
-        """Return the number of time steps that `read_each` reads together, at least 1.
+        """Return the number of times that `read_each` reads at once, at least 1.
 
-        These are as many as fit into 32 MiB, or the times of a whole chunk if they are more and fit into `held_bytes`.
+        This is the number of times that fit into 32 MiB. If a complete chunk contains more times, and these fit into
+        `held_bytes`, this is the number of times in the chunk.
 
         Args:
-            held_bytes: memory in bytes that may be used to read a whole chunk of the files at once.
+            held_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
         """
         return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 
     def count_chunk_times_in_memory(self, held_bytes: int) -> int:
-        """Return `times_per_chunk`, or the number of times that fit into `held_bytes` of memory if it is smaller."""
+        """Return `times_per_chunk`, limited to the number of times that fit into `held_bytes` of memory."""
         return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays.
+        """Read the fields of one time into the arrays `targets`.
 
         Args:
             index: index of the time in `times`.
-            targets: for each of ``channels.time_varying_stored`` an array (H, W) float32, or None to skip the channel.
+            targets: for each channel of ``channels.time_varying_stored``, an array (H, W) float32, or None to skip the
+                channel.
 
         Raises:
             DataError: see `read`.
@@ -180,16 +186,16 @@ class SourceReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index in `times` of a time in minutes since 1900, None if the files do not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the files do not have this time."""
         index = int(np.searchsorted(self.times, minutes))
         if index < len(self.times) and self.times[index] == minutes:
             return index
         return None
 
     def times_of_files(self) -> np.ndarray:
-        """Return increasing indices in `times`; reading these times reads every file of the time-varying variables."""
+        """Return increasing indices in `times` that cover every file of the time-varying variables at least once."""
         indices: set[int] = set()
-        # Joined and derived series consist of other series, which are visited in turn.
+        # Joined and derived series contain other series, which are appended to the list and visited later.
         remaining_series = list(self._series.values())
         while remaining_series:
             series = remaining_series.pop()
@@ -198,44 +204,44 @@ class SourceReader:
                 continue
             remaining_series += list_inputs(series)
             _, first_of_file = np.unique(series.file_index, return_index=True)
-            # The first time of a file may lie between two times of the run; then the next one is taken.
+            # If the first time of a file is between two times of the run, the later time is used.
             index = np.searchsorted(self.times, series.times[first_of_file])
             indices.update(np.minimum(index, len(self.times) - 1).tolist())
         return np.array(sorted(indices))
 
     def fingerprint_files(self) -> dict[str, list[int]]:
-        """Return the fingerprint of every file by its key, see `OpenFiles.fingerprint` and `file_key`."""
+        """Return a mapping from the key of every file to its fingerprint; see `OpenFiles.fingerprint`."""
         fingerprints = {}
         for path, number in self._paths.items():
-            fingerprints[file_key(path)] = self._files.fingerprint(path, number)
+            fingerprints[build_file_key(path)] = self._files.fingerprint(path, number)
         return fingerprints
 
     def has_static_from(self, keys: set[str]) -> bool:
-        """Return True if a static field comes from one of the given files.
+        """Return True if a static field is read from one of the given files.
 
         Args:
             keys: keys of the files, see `fingerprint_files`.
         """
         for name in {channel.variable for channel in self.channels.static_stored}:
             for file_variable in self._source_index.file_variables[name]:
-                if file_key(file_variable.path) in keys:
+                if build_file_key(file_variable.path) in keys:
                     return True
         return False
 
     def find_times_from(self, keys: set[str]) -> np.ndarray:
-        """Return the times at which a time-varying field comes from a given file, (M,) int64 minutes since 1900.
+        """Return the times at which any given file provides a time-varying field, (M,) int64 minutes since 1900.
 
         Args:
             keys: keys of the files, as in `fingerprint_files`.
         """
         # Coefficients of levels affect all interpolated fields.
-        if not keys.isdisjoint(map(file_key, self._source_index.coefficient_files)):
+        if not keys.isdisjoint(map(build_file_key, self._source_index.coefficient_files)):
             return self.times
         is_affected = np.zeros(len(self.times), dtype=bool)
         for name, series in self._series.items():
             is_value_affected = series.is_from_files(keys)
             aggregation = self._aggregations[name]
-            # A window is affected if one of the values that it sums up is.
+            # A window is affected if one of its values is affected.
             is_window_affected = np.zeros(len(aggregation.times), dtype=bool)
             for weights, indices in aggregation.terms:
                 is_window_affected |= (weights != 0) & is_value_affected[indices]
@@ -243,11 +249,11 @@ class SourceReader:
         return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
-        """Return the number of files, the variables and the times of each source; `conf` is that of `open_sources`."""
+        """Return the number of files, the variables and the times of each source; `conf` is the ``data`` section."""
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the result of `_read_unchecked`; raise DataError for values that are wrongly missing or infinite."""
+        """Return the result of `_read_unchecked`; raise DataError for undeclared missing values and infinite values."""
         channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
@@ -256,14 +262,15 @@ class SourceReader:
         return fields
 
     def _read_unchecked(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the stored channels of some variables at some times, without checking for missing values.
+        """Return the fields of some variables at some times, without checking for missing values.
 
         Args:
             indices: indices of the times in `times`.
             names: names of the variables.
 
         Returns:
-            For each time (C, H, W) float32, the channels of these variables in the order of the stored channels.
+            For each time, the channels of these variables, (C, H, W) float32, in the order of
+            ``channels.time_varying_stored``.
         """
         num_channels = sum(channel.variable in names for channel in self.channels.time_varying_stored)
         fields = [np.empty((num_channels, *self.grid.shape), dtype=np.float32) for _ in indices]
@@ -271,7 +278,7 @@ class SourceReader:
         for name, series in self._series.items():
             if name not in names:
                 continue
-            # Weights and indices in the series of the values that make up each time.
+            # For each time, the weights and the indices in the series of the values that are summed.
             terms_of_time = []
             needed_indices: list[int] = []
             for index in indices:
@@ -279,15 +286,15 @@ class SourceReader:
                 weights, term_indices = self._aggregations[name].terms_at(window_index)
                 terms_of_time.append((weights, term_indices))
                 needed_indices += term_indices
-            # Windows may share values of the series, and each value is read once.
+            # Windows may share values of the series, but each value is read only once.
             series_indices = np.unique(needed_indices)
             series_fields = series.read(self._files, series_indices)
             fields_of_index = dict(zip(series_indices.tolist(), series_fields, strict=True))
-            # All fields have the same levels; without a time there is no field.
+            # All fields have the same levels; if there are no times, there are no fields.
             num_levels = len(next(iter(fields_of_index.values()), ()))
             for (weights, term_indices), fields_CHW in zip(terms_of_time, fields, strict=True):
                 values = [fields_of_index[index] for index in term_indices]
-                # Sums are taken in float64. A single value is copied as it is; its weight is 1.
+                # Sums are computed in float64. A single value, whose weight is 1, is copied unchanged.
                 if len(values) > 1:
                     values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
                 fields_CHW[row : row + num_levels] = values[0]
@@ -295,7 +302,7 @@ class SourceReader:
         return fields
 
     def _read_static(self, source_index: SourceIndex) -> np.ndarray:
-        """Read the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
@@ -303,7 +310,7 @@ class SourceReader:
         return np.concatenate(fields, dtype=np.float32, casting="same_kind")
 
     def _read_static_variable(self, name: str, file_variables: list[FileVariable]) -> np.ndarray:
-        """Read a static variable from the first file of each source that has it; they must have equal fields."""
+        """Return a static variable, (levels or 1, H, W); raise DataError if it differs between two sources."""
         first, *others = [source_variables[0] for source_variables in group_by_source(file_variables)]
         fields = read_static_variable(self._files, name, first)
         for other in others:
@@ -321,16 +328,16 @@ def open_sources(conf: DataConfig, files: OpenFiles | None = None) -> SourceRead
 
     Args:
         conf: the ``data`` section.
-        files: opener of the files; by default, of those that the config names.
+        files: cache that opens the files; None to open the files that the config names.
 
     Raises:
-        DataError: if there are problems with files, variables, levels, grids, units or times; it lists all of them.
+        DataError: if there are problems with files, variables, levels, grids, units or times; it lists all problems.
     """
     problems = ErrorCollector()
     files = files or OpenFiles(conf.sources)
     source_index = scan_sources(conf, files, problems)
     if problems.messages and source_index is not None:
-        # The reason may be a file from which nothing is read.
+        # A file from which nothing is read may be the cause of the problems.
         warn_of_unused_files(list_contributions(conf, source_index))
     problems.raise_any()
     # Attributes, and the series of every time-varying variable.
@@ -342,7 +349,7 @@ def open_sources(conf: DataConfig, files: OpenFiles | None = None) -> SourceRead
     series: dict[str, VariableSeries] = {}
     aggregations: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
-    # Variables with the same overlap of two sources, by the end of the message; mostly they are many.
+    # End of the message -> variables with the same overlap of two sources. Often many variables have the same overlap.
     overlaps: dict[str, list[str]] = {}
     predicted_variables = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.time_varying_stored):
@@ -356,8 +363,8 @@ def open_sources(conf: DataConfig, files: OpenFiles | None = None) -> SourceRead
             number, policies[name] = find_policy(name, source_index, conf)
             if name in predicted_variables and policies[name] != "exact":
                 raise DataError(
-                    f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
-                    f"times: exact, or list the forcings in a separate source (data.sources.{number}.variables)"
+                    f"data.sources.{number}.times: {policies[name]} is for forcing, but {name} is predicted; set "
+                    f"times: exact, or list the forcing in a separate source (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
         require_static_source(name, source_index.file_variables[name], conf, problems)

@@ -1,10 +1,9 @@
-"""Times of the run, and the choice of the value that each variable has at each of these times.
+"""Times of the run, and the selection of the value of each variable at each time.
 
-The policy of a source (``data.sources.N.times``) decides:
+The policy of a source (``data.sources.N.times``) determines the selection:
 
-- ``exact``: a value is used at its own time only;
-- ``persist``: a value is used until the next one. The last value is used for as long as the longest interval between
-  two values;
+- ``exact``: a value is used only at its time;
+- ``persist``: a value is used until the next value. The last value is used for the longest interval between two values;
 - ``cyclic``: the source has one representative year. In every year, the value of the same date is used, or the last
   value before this date.
 """
@@ -29,35 +28,34 @@ logger = logging.getLogger(__name__)
 def align_times(
     aggregations: Mapping[str, TimeAggregation], policies: Mapping[str, str], calendar: Calendar
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Find the times at which every variable has a value, and the value that each variable has at these times.
+    """Return the times at which every variable has a value, and the indices of these values.
 
     Args:
-        aggregations: mapping from the name of a variable to its values, of which only the attributes ``times`` and
-            ``terms`` are used.
+        aggregations: mapping from the name of a variable to the weighted sums that compute its values.
         policies: mapping from the name of a variable to ``exact``, ``persist`` or ``cyclic``; at least one variable
             has ``exact``.
         calendar: calendar of the times.
 
     Returns:
         The times, (N,) int64 minutes since 1900; and a mapping from the name of a variable to the (N,) indices of its
-        values, in the times of its aggregation.
+        values in `TimeAggregation.times`.
 
     Raises:
         DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover a year or more.
     """
-    # Exact variables decide the times of the run; other variables only have to have a value at these times.
+    # Exact variables determine the times of the run; each other variable must have a value at these times.
     exact = [aggregation for name, aggregation in aggregations.items() if policies[name] == "exact"]
-    # Means and sums of shorter windows end at more times than the others have, such as every hour. The others then do
-    # not count as incomplete.
+    # Means and sums of shorter intervals have values at more times, such as every hour. The additional times are
+    # ignored, because instantaneous variables are not expected to have values at these times.
     instantaneous = [aggregation for aggregation in exact if len(aggregation.terms) == 1]
     times = np.unique(np.concatenate([aggregation.times for aggregation in instantaneous or exact]))
-    # For each variable the index of the value that is used at each time, -1 where there is none.
+    # Name of a variable -> index of the value that is used at each time, -1 if there is no value.
     index_of: dict[str, np.ndarray] = {}
     for name, aggregation in aggregations.items():
         variable_times = aggregation.times
         if policies[name] == "exact":
             index = np.searchsorted(variable_times, times)
-            # A time after the last value has no index there, so it is compared with the last value.
+            # A time after the last value has no index, so it is compared with the last value.
             is_present = variable_times[np.minimum(index, len(variable_times) - 1)] == times
             index_of[name] = np.where(is_present, index, -1)
         elif policies[name] == "persist":
@@ -73,18 +71,18 @@ def align_times(
             last = calendar.format(aggregation.times[-1])
             spans.append(f"{name} {first}..{last} ({len(aggregation.times)} times)")
         raise DataError(
-            f"data.sources: the variables have no time in common: {'; '.join(spans)}; name files of one period"
+            f"data.sources: the variables have no time in common: {'; '.join(spans)}; name files of the same period"
         )
     if not has_all.all():
         incomplete = ", ".join(name for name, index in index_of.items() if (index < 0).any())
         logger.warning(
-            "%d of %d times are left out, because %s do not have them", int((~has_all).sum()), len(times), incomplete
+            "%d of %d times are left out, because %s lack values", int((~has_all).sum()), len(times), incomplete
         )
     return times[has_all], {name: index[has_all] for name, index in index_of.items()}
 
 
 def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple[int, str]:
-    """Return the index of the first source of a variable, and the policy (``times``) that all its sources have.
+    """Return the index of the first source of a variable, and the common policy (``times``) of all its sources.
 
     Args:
         name: name of the variable.
@@ -100,7 +98,7 @@ def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple
         if conf.sources[number].times != conf.sources[first].times:
             raise DataError(
                 f"{name} is in data.sources {first} and {number}, whose times are {conf.sources[first].times} and "
-                f"{conf.sources[number].times}; the sources of a variable must have the same; change one of them"
+                f"{conf.sources[number].times}; times must be the same in all sources of a variable; change one of them"
             )
     return first, conf.sources[first].times
 
@@ -113,31 +111,31 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
         times: (N,) times of the run in minutes since 1900.
 
     Returns:
-        (N,) indices in `source_times`; -1 if there is no earlier value, or if it is older than the longest interval
-        between two values.
+        (N,) indices in `source_times`; -1 if there is no earlier value, or if the value is older than the longest
+        interval between two values.
     """
     index = np.searchsorted(source_times, times, side="right") - 1
     longest_interval = 0
     if len(source_times) > 1:
         longest_interval = int(np.diff(source_times).max())
-    # Index -1 gives the last value here, and the condition on `index` drops it.
+    # Index -1 selects the last value here, but the condition on `index` excludes it.
     age = times - source_times[index]
     return np.where((index >= 0) & (age <= longest_interval), index, -1)
 
 
 def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray, calendar: Calendar) -> np.ndarray:
-    """Return the index of the value in a representative year that is used at each time of the run, (N,) int64.
+    """Return the index of the value of the representative year that is used at each time of the run, (N,) int64.
 
     Args:
         name: name of the variable, for error messages.
-        source_times: (M,) times of the values in minutes since 1900, all within a year.
+        source_times: (M,) times of the values in minutes since 1900, all in the same year-long period.
         times: (N,) times of the run in minutes since 1900.
         calendar: calendar of `source_times` and `times`.
 
     Raises:
-        DataError: if the values cover a year or more, so that a date occurs twice.
+        DataError: if the values cover a year or more, so that a date could occur twice.
     """
-    # Dates without the year are compared, and the last date at or before each time is found.
+    # Dates without the year are compared, to find the last date at or before each time.
     source_dates = np.array([_encode_date(calendar, minutes) for minutes in source_times])
     first_year = calendar.datetime(source_times[0]).year
     last_year = calendar.datetime(source_times[-1]).year
@@ -145,17 +143,17 @@ def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray,
     if (last_year, source_dates[-1]) >= (first_year + 1, source_dates[0]):
         raise DataError(
             f"data.sources: {name} is from a source with times: cyclic, which is for one representative year, but its "
-            f"times run from {calendar.format(source_times[0])} to {calendar.format(source_times[-1])}; cut them to a "
-            "year, or set times: exact"
+            f"times range from {calendar.format(source_times[0])} to {calendar.format(source_times[-1])}; restrict "
+            "them to less than a year, or set times: exact"
         )
     dates = np.array([_encode_date(calendar, minutes) for minutes in times])
     order = np.argsort(source_dates, kind="stable")
     rank = np.searchsorted(source_dates[order], dates, side="right") - 1
-    # A date before the first one of the year has rank -1, which selects the last value of the year.
+    # A date before the first date of the year has rank -1, which selects the last value of the year.
     return order[rank]
 
 
 def _encode_date(calendar: Calendar, minutes: int) -> int:
-    """Return month, day, hour and minute of a time as one number MMDDhhmm, which increases through the year."""
+    """Return month, day, hour and minute of a time as the number MMDDhhmm, which increases through the year."""
     date = calendar.datetime(minutes)
     return ((date.month * 100 + date.day) * 100 + date.hour) * 100 + date.minute

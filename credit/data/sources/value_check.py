@@ -1,4 +1,4 @@
-"""Check of the values at some times of a period, at least one of each file, before a run reads all times."""
+"""Check of the values at some times of a period, at least one time of each file, before a run reads all times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Fields that are read at once. Reading more at once is not faster.
+# Number of bytes of fields that are read at once. Reading more bytes at once is not faster.
 _BYTES_AT_ONCE = 2**25
-# Total bytes of fields that are read, which takes seconds; and the least number of times that are read in any case.
+# Number of bytes of fields that are read in total, which takes a few seconds; and the minimum number of times.
 _CHECKED_BYTES = 2**30
 _MIN_CHECKED_TIMES = 8
-# Least number of times that are read of remote stores, from which a time may take a minute.
+# Minimum number of times for remote stores, from which reading one time may take a minute.
 _MIN_CHECKED_REMOTE_TIMES = 2
 # Smallest number of times for which a check shows a progress bar.
 _TIMES_WITH_BAR = 50
@@ -30,8 +30,8 @@ class ValueCheckResult:
     """Result of the check of the values of a period.
 
     Attributes:
-        num_checked: number of times that were read, at least one of each file.
-        num_times: number of times of the period.
+        num_checked: number of times that were read, at least one time of each file.
+        num_times: number of times in the period.
         problems: one message for each time with wrong or unreadable fields.
     """
 
@@ -43,8 +43,8 @@ class ValueCheckResult:
 def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
     """Read at least one time of each file in a period, and collect the problems with the values.
 
-    Some other times, evenly distributed over the period, are read as well. Their number is limited so that reading them
-    takes seconds. The problems are wrongly missing, infinite or implausible values, and fields that cannot be read.
+    Further times, evenly distributed over the period, are also read. Their number is limited so that reading takes only
+    a few seconds. Problems are undeclared missing values, infinite or implausible values, and unreadable fields.
 
     Args:
         reader: reader of the sources.
@@ -52,7 +52,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
         last_minutes: last time of the period in minutes since 1900, inclusive.
     """
     period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    # Every file is read, however many there are, because each may have other units.
+    # Every file is read, even if there are many files, because the units may differ between files.
     file_indices = np.intersect1d(reader.times_of_files(), period_indices)
     bytes_per_time = 4 * len(reader.channels.time_varying_stored) * math.prod(reader.grid.shape)
     min_times = _MIN_CHECKED_REMOTE_TIMES if reader.fetch_plan.urls else _MIN_CHECKED_TIMES
@@ -61,27 +61,27 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
     other_indices = _select_evenly(remaining_indices, max_times - len(file_indices))
     time_indices = np.union1d(file_indices, other_indices)
     logger.info(
-        "looking at the values of %d of %d times, %d of them to see each file",
+        "checking the values of %d of %d times, %d of them to read each file",
         len(time_indices),
         len(period_indices),
         len(file_indices),
     )
     problems: list[str] = []
     times_at_once = reader.count_times_at_once(_BYTES_AT_ONCE)
-    # None shows the bar on a terminal only.
+    # With None, the bar is shown only on a terminal.
     is_bar_hidden = len(time_indices) < _TIMES_WITH_BAR or None
-    with ProgressBar(total=len(time_indices), desc="looking at values", unit="time", disable=is_bar_hidden) as bar:
+    with ProgressBar(total=len(time_indices), desc="checking values", unit="time", disable=is_bar_hidden) as bar:
         for start in range(0, len(time_indices), times_at_once):
             batch_indices = time_indices[start : start + times_at_once].tolist()
             try:
-                # Reading alone checks the values; the fields are dropped.
+                # Reading checks the values; the fields are not used.
                 for _ in reader.read_each(batch_indices):
                     pass
             except UnavailableError:
-                # Every other time would wait for the same server.
+                # Reading any other time would wait for the same server.
                 raise
             except DataError:
-                # The common read does not tell which of the times are bad, so each is read again alone.
+                # The error does not show which of the times are bad, so each time is read again separately.
                 for time_index in batch_indices:
                     problem = _read_problem(reader, time_index)
                     if problem is not None:
@@ -91,7 +91,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
 
 
 def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
-    """Select at most `max_count` of the indices, evenly distributed over them; return all if they are fewer."""
+    """Return `max_count` evenly distributed elements of the indices, or all indices if there are fewer."""
     if len(time_indices) <= max_count:
         return time_indices
     selected = np.linspace(0, len(time_indices) - 1, max(0, max_count)).round().astype(int)
@@ -99,7 +99,7 @@ def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
 
 
 def _read_problem(reader: SourceReader, time_index: int) -> str | None:
-    """Return the message of the error that reading the fields of a time raises, None if it raises none."""
+    """Return the message of the error that occurs when the fields of a time are read; None if no error occurs."""
     try:
         reader.read(time_index)
     except DataError as error:

@@ -1,7 +1,8 @@
 """Node-local cache of the chunk files of a training store, for a store on a shared parallel file system.
 
-The processes of a node read each file of the store once, together. The first one that needs a file copies it to a disk
-of the node, or to a folder in memory such as /dev/shm. The others wait for the copy and read it.
+The processes of a node share the cache, so each file of the store is read only once per node. The first process that
+needs a file copies it to a local disk, or to a folder in memory such as /dev/shm. The other processes wait for the
+copy and read it.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 # Fraction of the disk that is left free for other users.
 _MIN_FREE_FRACTION = 0.1
-# Number of lock files of a cache. Files that share a lock are copied one after the other.
+# Number of lock files of a cache. Files with the same lock file are copied one after the other.
 _NUM_LOCKS = 64
 
 
 class ChunkCache:
-    """Cache of files that are copied when they are first needed. Several processes may share its folder.
+    """Cache of files that are copied when they are first needed; several processes may share the folder.
 
-    The cache only saves time. A lost or damaged copy is made again. If there is no space, or the disk fails, the
-    original files are read.
+    If a copy is lost or damaged, the file is copied again. If there is no space, or the disk fails, the original files
+    are read.
 
     Args:
-        folder: folder for the copies of one store, which no other store may use.
+        folder: folder for the copies of one store; each store needs a separate folder.
 
     Attributes:
         folder: folder for the copies.
@@ -42,13 +43,13 @@ class ChunkCache:
         self._accepts_copies = True
 
     def read_cached(self, name: str, origin: str, read_file: Callable[[str], None]) -> None:
-        """Call `read_file` with the path of the copy of a file, or of the original if there is no valid copy.
+        """Call `read_file` with the path of the copy of a file; without a valid copy, use the path of the original.
 
         A file without a copy is copied first, unless the disk has no space for more copies.
 
         Args:
             name: file name of the copy in `folder`.
-            origin: path of the original.
+            origin: path of the original file.
             read_file: function that reads the file at a path. It must raise `FileNotFoundError` if the file does not
                 exist, and `OSError`, `ValueError` or `RuntimeError` if it is damaged.
 
@@ -63,25 +64,25 @@ class ChunkCache:
         if self._accepts_copies:
             try:
                 with self._locked(name):
-                    # Another process may have made the copy while this one waited.
+                    # Another process may have made the copy while this process waited for the lock.
                     if self._read_copy(copy, read_file):
                         return
                     self._copy_file(copy, origin)
             except OSError as error:
-                # A lost original is no fault of the cache.
+                # A lost original is not an error of the cache.
                 if os.path.exists(origin):
                     self._accepts_copies = False
                     logger.warning(
-                        "data.cache_folder: %s takes no more copies (%s); the original files are read", copy, error
+                        "data.cache_folder: %s cannot be written (%s); the original files are read", copy, error
                     )
             else:
                 if self._read_copy(copy, read_file):
                     return
-        # An error of the original names the damage.
+        # If the original is damaged, this call raises the error.
         read_file(origin)
 
     def _read_copy(self, copy: Path, read_file: Callable[[str], None]) -> bool:
-        """Read a copy, and return whether it exists and is intact; a damaged copy is removed."""
+        """Read a copy; return True if it exists and is intact, and remove it if it is damaged."""
         try:
             read_file(str(copy))
         except FileNotFoundError:
@@ -94,13 +95,13 @@ class ChunkCache:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """Context in which no other process or thread of the node copies the file `name`.
+        """Return a context in which no other process or thread of the node copies the file `name`.
 
         Raises:
             OSError: if the folder cannot be written to, or its file system has no locks.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        # A few lock files serve all copies. The system releases the lock of a process that is killed.
+        # All copies share a few lock files. The operating system releases the lock of a process that is killed.
         lock = self.folder / f".lock_{zlib.crc32(name.encode()) % _NUM_LOCKS:02d}"
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -117,12 +118,12 @@ class ChunkCache:
         """
         disk = shutil.disk_usage(self.folder)
         if disk.free - os.stat(origin).st_size < _MIN_FREE_FRACTION * disk.total:
-            raise OSError(f"{disk.free / 1e9:.1f} GB are left")
-        # The name differs between threads and processes, one of which may have been killed here.
+            raise OSError(f"only {disk.free / 1e9:.1f} GB are free")
+        # Each thread of each process uses a different name, because a killed process may have left a partial file.
         temporary = copy.with_name(f".{copy.name}.{os.getpid()}.{threading.get_ident()}.partial")
         try:
             shutil.copyfile(origin, temporary)
-            # Other processes see the whole copy or none.
+            # After this atomic rename, other processes can read the complete copy.
             temporary.replace(copy)
         except OSError:
             temporary.unlink(missing_ok=True)

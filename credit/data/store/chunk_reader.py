@@ -1,13 +1,13 @@
 """Reader of the chunks of a training store, directly into the target arrays of the fields.
 
-zarr reads a chunk into one buffer, decodes it into another, and then copies it to its place in a batch. This causes
-three to four times the memory traffic that is needed. A chunk of a store has one time, with the fields of its channels
-one after the other, so each field can be read into its target array directly.
+zarr reads a chunk into one buffer, decodes it into a second buffer, and then copies it into the batch. This causes
+three to four times the memory traffic that is needed. A chunk of a store contains the fields of all channels of one
+time, one after the other, so each field can be read into its target array directly.
 
 The fields of a time may also be divided into blocks of rows and columns (``preprocess.blocks``). Then the file of a
-time is a shard of the zarr 3 codec ``sharding_indexed``. It begins with an index of the position and the size of each
-block. Each block has its own checksum, so that a rank with a part of the field reads only the blocks in its part. All
-blocks have the same size; the last ones may reach beyond the grid, where their values are missing.
+time is a shard of the zarr 3 codec ``sharding_indexed``. The shard begins with an index of the position and the size of
+each block. Each block has a separate checksum, so that a rank can read only the blocks in its part of the grid. All
+blocks have the same size; the last blocks may extend beyond the grid, where their values are missing.
 
 Letters of shapes: C channels, H latitude rows, W longitude columns, h and w rows and columns of a part of the grid.
 """
@@ -28,7 +28,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ShardingCodec
 
 from credit.data.store.chunk_cache import ChunkCache
 
-# Bytes that are read before their checksum is computed: few enough to stay in the processor's cache.
+# Number of bytes that are read before their checksum is computed, so that they are still in the CPU cache.
 _BYTES_PER_READ = 2**20
 # Linux accepts at most 1024 buffers in one call of preadv (IOV_MAX).
 _MAX_BUFFERS = 1000
@@ -39,7 +39,7 @@ _CHECKSUM = np.dtype("<u4")
 _BLOSC_HEADER_BYTES = 16
 # An entry of the index of a shard: position and size of a block in bytes.
 _INDEX_ENTRY = np.dtype([("offset", "<u8"), ("size", "<u8")])
-# Position and size of a block that was not written.
+# Value of position and size in the index for a block that was not written.
 _NO_BLOCK = 2**64 - 1
 
 
@@ -47,21 +47,21 @@ class ChunkReader:
     """Reader of an array (time, channel, latitude, longitude) of float32 with one file for each time.
 
     Args:
-        array: zarr array on a disk. The file of a time is a chunk, or a shard of several chunks (blocks) whose index is
-            at its start. The codecs of a chunk must be ``bytes``, optionally followed by Blosc and by CRC32C.
+        array: zarr array on a file system. The file of a time is a chunk, or a shard of several chunks (blocks) that
+            begins with an index. The codecs of a chunk must be ``bytes``, optionally followed by Blosc and by CRC32C.
         folder: folder of the array.
 
     Attributes:
-        block_shape: number of rows and columns of a block; those of the grid if the fields are not divided.
+        block_shape: number of rows and columns of a block; the shape of the grid if the fields are not divided.
         num_blocks: number of blocks along the latitudes and along the longitudes.
-        folder: folder of the array. It may be set to another path, where another host has the same chunks.
+        folder: folder of the array. It may be set to a different path to the same chunks on another host.
         has_checksums: True if the chunks end with a checksum, which is then verified at every read.
-        cache: cache of node-local copies through which the chunks are read; None reads the original files.
+        cache: cache of node-local copies from which the chunks are read; None to read the original files.
     """
 
     def __init__(self, array: zarr.Array, folder: Path) -> None:
         _, self._num_channels, *self._grid_shape = array.shape
-        # A chunk has the shape (1, C, H, W), that of a block in a divided field.
+        # The shape of a chunk is (1, C, rows of a block, columns of a block).
         block_rows, block_columns = array.chunks[2:]
         self.block_shape = (block_rows, block_columns)
         # `-(-a // b)` is a / b, rounded up.
@@ -80,14 +80,14 @@ class ChunkReader:
         self.cache: ChunkCache | None = None
 
     def read(self, number: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None) -> None:
-        """Read the fields of one time, or a part of them.
+        """Read the fields of one time, or a part of them, into the arrays `targets`.
 
         Args:
             number: number of the chunk, which is the index of its time in the store.
-            targets: for each channel a contiguous array (H, W) float32, or None to leave the channel out. With `part`,
-                (h, w).
-            part: rows and columns to read, with a start and a stop. Of divided fields only the blocks that overlap them
-                are read. None reads the whole fields.
+            targets: for each channel, a contiguous array (H, W) float32, or (h, w) if `part` is given; None to skip the
+                channel.
+            part: rows and columns to read, with a start and a stop; None to read the complete fields. If the fields are
+                divided into blocks, only the blocks that overlap the part are read.
 
         Raises:
             OSError: if the chunk file does not exist, or cannot be read.
@@ -101,7 +101,7 @@ class ChunkReader:
             self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets, part))
 
     def find_fault(self, number: int) -> str | None:
-        """Return a description of the problem with a chunk's file, None if it exists in full size.
+        """Return a description of the problem with a chunk's file; None if the file exists and has its full size.
 
         The fields are not read.
 
@@ -117,11 +117,11 @@ class ChunkReader:
 
     @property
     def _plain_block_bytes(self) -> int:
-        """Size in bytes of the uncompressed values of a block, or of the whole fields if they are not divided."""
+        """Size in bytes of the uncompressed values of a block, or of the complete fields if they are not divided."""
         return 4 * self._num_channels * math.prod(self.block_shape)
 
     def _find_shard_fault(self, path: str) -> str | None:
-        """Return a description of the problem with the file of divided fields; see `find_fault`."""
+        """Return a description of the problem with a file of divided fields, None if it has none; see `find_fault`."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -139,11 +139,11 @@ class ChunkReader:
         return None
 
     def _chunk_path(self, number: int) -> str:
-        """Return the path of a chunk's file, which zarr names by the index of the chunk along each axis."""
+        """Return the path of a chunk's file, which zarr derives from the index of the chunk along each axis."""
         return f"{self.folder}/c/{number}/0/0/0"
 
     def _read_file(self, path: str, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None) -> None:
-        """Read the fields, or a part of them, from a file into their targets; for arguments and errors see `read`."""
+        """Read the fields, or a part of them, from a file into the targets; for arguments and errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if self._is_sharded or part is not None:
@@ -215,10 +215,10 @@ class ChunkReader:
         """Read an uncompressed block, and copy some of its rows and columns to the targets.
 
         Args:
-            descriptor: the open file.
+            descriptor: descriptor of the open file.
             offset: position of the block in the file in bytes.
             size: size of the block in bytes.
-            targets: for each channel an array of the shape of `block_part`, or None to leave the channel out.
+            targets: for each channel, an array with the shape of `block_part`, or None to skip the channel.
             block_part: rows and columns of the block that are copied.
 
         Raises:
@@ -227,7 +227,7 @@ class ChunkReader:
         checksum_bytes = _CHECKSUM.itemsize if self.has_checksums else 0
         if size != self._plain_block_bytes + checksum_bytes:
             raise ValueError(f"it has {size} bytes instead of {self._plain_block_bytes + checksum_bytes}")
-        # The buffer stays in the processor's cache, so that copying from it costs little.
+        # The buffer fits into the CPU cache, so that copying from it is fast.
         field_bytes = 4 * math.prod(self.block_shape)
         channels_per_read = max(1, min(self._num_channels, _BYTES_PER_READ // field_bytes))
         buffer_CHW = np.empty((channels_per_read, *self.block_shape), dtype=np.float32)
@@ -245,8 +245,8 @@ class ChunkReader:
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of an uncompressed chunk directly into their targets; for errors see `read`."""
-        # The checksum covers all fields, so those that are left out are read as well.
+        """Read the fields of an uncompressed chunk directly into the targets; for errors see `read`."""
+        # The checksum covers all fields, so the fields of skipped channels must also be read.
         arrays = []
         for target in targets:
             if target is None:
@@ -259,7 +259,7 @@ class ChunkReader:
         for start in range(0, len(arrays), arrays_per_read):
             read_arrays = arrays[start : start + arrays_per_read]
             offset += _read_fully(descriptor, read_arrays, offset)
-            # The checksum is computed while the bytes are still in the processor's cache.
+            # The checksum is computed while the bytes are still in the CPU cache.
             if self.has_checksums:
                 for array in read_arrays:
                     checksum = google_crc32c.extend(checksum, array)
@@ -269,12 +269,12 @@ class ChunkReader:
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_compressed(self, descriptor: int, offset: int, size: int) -> np.ndarray:
-        """Return the fields, (C, h, w) float32, of a chunk or block that was compressed by Blosc.
+        """Return the fields of a chunk or block that was compressed by Blosc, (C, h, w) float32.
 
         Args:
-            descriptor: the open file.
+            descriptor: descriptor of the open file.
             offset: position of the chunk in the file in bytes.
-            size: size of the chunk in bytes, with its checksum.
+            size: size of the chunk in bytes, including its checksum.
 
         Raises:
             ValueError, RuntimeError: if the chunk is damaged.
@@ -293,28 +293,28 @@ class ChunkReader:
         else:
             _read_fully(descriptor, [compressed], offset)
         fields_CHW = np.empty((self._num_channels, *self.block_shape), dtype=np.float32)
-        # Blosc trusts the sizes in the header, which stores of format 1 do not protect by a checksum.
+        # Blosc does not verify the sizes in its header, and stores of format 1 have no checksum for the header.
         header = compressed[:_BLOSC_HEADER_BYTES].tobytes()
         uncompressed_size = int.from_bytes(header[4:8], "little")
         compressed_size = int.from_bytes(header[12:16], "little")
         if uncompressed_size != fields_CHW.nbytes or compressed_size != size:
-            raise ValueError(f"it has {size} bytes, which is not its full size, or it has other fields")
+            raise ValueError(f"it has {size} bytes, which is not its full size, or it has different fields")
         blosc.decompress(compressed, fields_CHW)
         return fields_CHW
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
-    """Return a description of the problem with a chunk's file, None if the file exists in full size.
+    """Return a description of the problem with a chunk's file; None if the file exists and has its full size.
 
     The values are not read.
 
     Args:
         path: path of the file.
-        plain_bytes: size of the values in bytes if they are not compressed. None for values compressed by Blosc; then
-            the size is taken from Blosc's header in the file.
+        plain_bytes: size of the values in bytes if they are not compressed; None if the values are compressed by Blosc,
+            so that the size is read from the Blosc header in the file.
         has_checksum: True if a CRC32C checksum follows the values.
     """
-    # The size that the file should have follows from the shape, or is in the header of Blosc.
+    # The expected size of the file is determined by the shape, or by the header of Blosc.
     try:
         if plain_bytes is not None:
             size = os.stat(path).st_size
@@ -341,18 +341,20 @@ def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> s
 
 
 def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None]) -> None:
-    """Copy each of the fields (C, H, W) to its target array (H, W); a target None leaves the field out."""
+    """Copy each of the fields (C, H, W) to its target array (H, W); skip fields whose target is None."""
     for target, field in zip(targets, fields_CHW, strict=True):
         if target is not None:
             target[...] = field
 
 
 def _list_overlaps(cells: slice, block_length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield the number of each block with some of the cells of an axis, and these cells in the block and in `cells`.
+    """Yield, for each block that overlaps `cells` along an axis, its number and two slices that select the overlap.
+
+    The first slice selects the overlap in the block, and the second slice selects the overlap in `cells`.
 
     Args:
         cells: consecutive cells of the axis, with a start and a stop.
-        block_length: number of cells of a block.
+        block_length: number of cells in a block.
     """
     for number in range(cells.start // block_length, -(-cells.stop // block_length)):
         block_start = number * block_length
@@ -362,7 +364,7 @@ def _list_overlaps(cells: slice, block_length: int) -> Iterator[tuple[int, slice
 
 
 def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> int:
-    """Fill arrays one after the other with the bytes of a file from `offset` on, and return the number of bytes.
+    """Fill the arrays one after the other with the bytes of a file, starting at `offset`; return the number of bytes.
 
     Raises:
         ValueError: if the file ends before the arrays are full.
@@ -374,8 +376,8 @@ def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> i
         if count == 0:
             raise ValueError(f"it ends after {position} bytes")
         position += count
-        # A call may read less than was requested; drop the buffers that are full, and cut the next one, which may be
-        # partly filled.
+        # A call may read fewer bytes than requested. Drop the full buffers, and cut off the filled part of the next
+        # buffer.
         while buffers and count >= len(buffers[0]):
             count -= len(buffers.pop(0))
         if count:
@@ -384,6 +386,6 @@ def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> i
 
 
 def _require_same_checksum(computed: int, stored: int) -> None:
-    """Raise `ValueError` if the CRC32C of the bytes that were read is not the one that was written with them."""
+    """Raise `ValueError` if the computed CRC32C of the bytes differs from the CRC32C that is stored with them."""
     if computed != stored:
         raise ValueError(f"stored and computed checksum do not match: {stored:08x}, {computed:08x}")

@@ -19,25 +19,26 @@ from credit.utils.progress import ProgressBar
 
 # Mapping from a value of `preprocess.cluster` to the class of dask_jobqueue.
 _CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
-# Interval at which this process checks if the parts of other processes are done.
+# Interval in seconds at which this process checks if other processes have finished their parts.
 _POLL_SECONDS = 2.0
 _WORKER_KILLED = (
     "a process that was writing the store has been killed, perhaps for lack of memory; run the same command again (it "
     "continues where it stopped), with a smaller preprocess.workers"
 )
-# Writes the part with a given number and returns how many items it added. It is pickled and sent to other processes.
+# Function that writes the part with a given number and returns the number of times that it wrote. The function is
+# pickled and sent to other processes.
 WritePart = Callable[[int], int]
 
 
 def run_until_done(
     write_part: WritePart, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar
 ) -> None:
-    """Write all parts that are not written yet, and wait for the parts that other processes are writing.
+    """Write all parts that are not yet written, and wait for the parts that other processes are writing.
 
     Args:
         write_part: function that writes the part with a given number, unless another process is writing it.
-        list_pending: function that returns the numbers of the parts that are not written yet.
-        conf: settings, of which ``workers`` and ``cluster`` decide where the parts are written.
+        list_pending: function that returns the numbers of the parts that are not yet written.
+        conf: settings; ``workers`` and ``cluster`` determine where the parts are written.
         bar: progress bar, which is advanced by the numbers that `write_part` returns.
 
     Raises:
@@ -55,15 +56,15 @@ def run_until_done(
 
 
 def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
-    """Write parts and yield the result of `write_part` for each part as it is done, in any order.
+    """Write parts and yield the result of `write_part` for each finished part, in any order.
 
     Args:
         write_part: function that writes the part with a given number.
         numbers: numbers of the parts to write.
-        conf: settings, of which ``workers`` and ``cluster`` decide where the parts are written.
+        conf: settings; ``workers`` and ``cluster`` determine where the parts are written.
 
     Raises:
-        ConfigError: if the libraries for a cluster are not installed, or refuse ``preprocess.cluster_options``.
+        ConfigError: if the libraries for a cluster are not installed, or reject ``preprocess.cluster_options``.
         DataError: if fields are bad, or a process was killed.
     """
     if conf.cluster != "none":
@@ -76,12 +77,12 @@ def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessCon
 
 
 class _PartQueue:
-    """Parts that are still to be written, of which each worker gets adjacent ones.
+    """Queue of the parts to write, from which each worker gets adjacent parts.
 
-    A chunk of the sources may belong to two adjacent parts. A worker that writes both reads it once.
+    A chunk of the sources may contain times of two adjacent parts. A worker that writes both parts reads it once.
 
     Args:
-        numbers: numbers of the parts, at least one for each worker.
+        numbers: numbers of the parts, at least one part for each worker.
         num_workers: number of workers.
     """
 
@@ -90,7 +91,9 @@ class _PartQueue:
         self._runs = [list(numbers[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
     def take(self, worker: int) -> int | None:
-        """Return the next part of a worker, or the last part of the longest run if its own is empty; None at the end.
+        """Return the next part for a worker; None if no part is left.
+
+        If the worker has no parts left, it gets the last part of the worker with the most parts.
 
         Args:
             worker: index of the worker.
@@ -102,12 +105,12 @@ class _PartQueue:
 
 
 def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Write parts in worker processes, each with a pipe of its own.
+    """Write parts in worker processes, each with a separate pipe; yield the result of each part.
 
-    With a `multiprocessing.Pool`, all processes share locks, and would wait forever for a lock held by a process that
-    was killed. With one pipe for each process, a process that is killed only closes its own pipe.
+    The processes of a `multiprocessing.Pool` share locks, and would wait forever for a lock of a process that was
+    killed. With one pipe for each process, a process that is killed only closes its pipe.
     """
-    # A fork would share open files of netCDF and HDF5, and these libraries do not support that.
+    # A forked process would share open files of netCDF and HDF5, which these libraries do not support.
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
@@ -123,7 +126,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
             worker_pipe.close()
         # Give each worker the function and its first number.
         for worker, pipe in enumerate(pipes):
-            # `write_part` is not an argument of the process, because passing it to a process that has died would hang.
+            # `write_part` is sent through the pipe, because passing it as an argument to a dead process would hang.
             pipe.send(write_part)
             pipe.send(queue.take(worker))
         busy_pipes = set(pipes)
@@ -142,12 +145,12 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
         raise DataError(_WORKER_KILLED) from error
     except KeyboardInterrupt:
-        # Chunks are written atomically, so a part that is cut off is only written again by the next command.
+        # Chunks are written atomically, so the next command only writes the interrupted parts again.
         for process in processes:
             process.terminate()
         raise
     finally:
-        # A closed pipe ends its process once the part that it is writing is done.
+        # After its pipe is closed, a process finishes its current part and ends.
         for pipe in pipes:
             pipe.close()
         for process in processes:
@@ -157,7 +160,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
 
 
 def _write_parts_from_pipe(pipe: Connection) -> None:
-    """Main function of a worker process: write the parts whose numbers come through the pipe, until it is closed.
+    """Run a worker process: write the parts whose numbers are received from the pipe, until the pipe is closed.
 
     The first object in the pipe is the `WritePart` function. The result of each part, or its error, is sent back.
     """
@@ -168,7 +171,7 @@ def _write_parts_from_pipe(pipe: Connection) -> None:
             try:
                 result = write_part(number)
             except Exception as error:
-                # The error is sent to the parent, which raises it. The traceback itself cannot be pickled.
+                # The error is sent to the parent, which raises it. The traceback cannot be pickled.
                 error.add_note(traceback.format_exc())
                 # With dask, `tblib` also pickles the cause, which fails for errors of aiohttp; the note names it.
                 error.__cause__ = error.__context__ = None
@@ -196,7 +199,7 @@ def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: Preprocess
         cluster = cluster_class(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"preprocess.cluster_options: {conf.cluster_options}: {error}; they are the arguments of dask_jobqueue's "
+            f"preprocess.cluster_options: {conf.cluster_options}: {error}; give the arguments of dask_jobqueue's "
             f"{class_name}, for example {{cores: 1, memory: 16GB, walltime: '04:00:00', account: AB01}}"
         ) from error
     with cluster, distributed.Client(cluster) as client:
@@ -205,17 +208,17 @@ def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: Preprocess
 
 
 def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> Iterator[int]:
-    """Write parts on the workers of a `distributed.Client`, and yield the result of each as it is done.
+    """Write parts on the workers of a `distributed.Client`, and yield the result of each finished part.
 
     Args:
-        client: the client; its workers must see the same files.
+        client: the client; its workers must have access to the same files.
         write_part: function that writes the part with a given number.
         numbers: numbers of the parts.
     """
     distributed = importlib.import_module("distributed")
     # The function is sent to each worker only once, because the sources that it contains may be large.
     scattered_write_part = client.scatter(write_part, broadcast=True)
-    # With `pure=True` dask would return the cached result when a part is written a second time.
+    # With `pure=True`, dask would return a cached result when a part is written a second time.
     futures = [client.submit(_call_write_part, scattered_write_part, number, pure=False) for number in numbers]
     try:
         for future in distributed.as_completed(futures):

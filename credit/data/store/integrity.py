@@ -1,14 +1,14 @@
-"""Verification of a training store: which chunks are lost or damaged, and which parts are to be written again.
+"""Verification of a training store: detection of lost and damaged chunks, and of the parts that must be rewritten.
 
-A part is a range of times that is written together, see `credit.data.store.store_writer`. The mark of a time tells
+A part is a range of times that is written together, see `credit.data.store.store_writer`. The mark of a time states
 whether its fields are written. The description of a store is its metadata, see `credit.data.store.store_reader`.
 
-The quick check does not read the fields. It checks that the file of every chunk exists, and that it has the size given
-by the shape of the array or by the header of the codec. It reads the small arrays and compares their checksum with that
-in the store's description. The deep check reads every field and compares it with its checksums.
+The quick check does not read the fields. It checks that the file of every chunk exists and has the size that follows
+from the shape of the array or the header of the codec. It reads the small arrays, and compares their checksum with the
+checksum in the store's description. The deep check reads every field and verifies its checksums.
 
-Each chunk of the fields has its own folder, so listing folders would cost more than opening the files. The files are
-opened by many threads, because a parallel file system answers many requests at once.
+Each chunk of the fields is in a separate folder, so listing folders would take longer than opening the files. Many
+threads open the files, because a parallel file system answers many requests at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DEEP_THREADS = 8
 _CHUNKS_PER_TASK = 128
 _SECONDS_UNTIL_BAR = 3.0
 _MAX_LISTED_RANGES = 10
-# Small arrays that are written at once, not part by part.
+# Small arrays that are written completely at once, and not part by part.
 WHOLE_ARRAYS = ("time", "static_fields", "masks")
 
 
@@ -48,10 +48,10 @@ class Damage:
     """Lost or damaged contents of a store.
 
     Attributes:
-        times: mapping from the index of a damaged time to a text about the fault in its fields, mark or moments.
+        times: mapping from the index of a damaged time to a description of the fault in its fields, mark or moments.
         parts: numbers of the parts that contain the damaged times.
-        arrays: mapping from the name of a damaged array to a text about its fault or possible fault. Only arrays that
-            are not written part by part are listed here (`WHOLE_ARRAYS`).
+        arrays: mapping from the name of a damaged array to a description of its fault or possible fault. Only arrays
+            that are written completely at once are listed here (`WHOLE_ARRAYS`).
         unchecked: sentences about contents that cannot be checked in this store.
         num_chunks: number of chunks of fields that were checked.
         is_deep: True if checksums were compared.
@@ -68,7 +68,7 @@ class Damage:
         return bool(self.times or self.arrays)
 
     def describe(self, path: Path, meta: Mapping[str, Any], minutes: np.ndarray, part_length: int) -> str:
-        """Return a text about the damage and about the parts that are to be written again.
+        """Return a message about the damage and the parts that must be rewritten.
 
         Args:
             path: folder of the store.
@@ -76,7 +76,7 @@ class Damage:
             minutes: (N,) times of the store in minutes since 1900.
             part_length: number of times in a part.
         """
-        # Arrays with the same damage are named together.
+        # Arrays with the same damage are listed together.
         names_by_reason: dict[str, list[str]] = {}
         for name, reason in self.arrays.items():
             names_by_reason.setdefault(reason, []).append(name)
@@ -86,27 +86,27 @@ class Damage:
             first = min(self.times)
             sentences.append(
                 f"{len(self.times)} of {len(minutes)} times are lost or damaged, the first is "
-                f"{calendar.format(minutes[first])} ({self.times[first]}); they lie in {_count_parts(self.parts)} of "
+                f"{calendar.format(minutes[first])} ({self.times[first]}); they are in {_count_parts(self.parts)} of "
                 f"{part_length} times ({_format_ranges(self.parts)})"
             )
         return f"data.store: {path}: {'; '.join(sentences)}"
 
 
 def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damage:
-    """Find the lost or damaged contents of a store, which need not be complete.
+    """Return the lost or damaged contents of a complete or incomplete store.
 
     Args:
         path: folder of the store.
-        deep: True reads every field and compares checksums; False only checks the file sizes of the fields' chunks.
-        progress: True shows a progress bar on a terminal if the check takes long.
+        deep: True to read every field and verify checksums; False to check only the file sizes of the fields' chunks.
+        progress: True to show a progress bar on a terminal if the check takes long.
 
     Raises:
-        DataError: if the metadata of an array are lost, without which the array cannot be read.
+        DataError: if the metadata of an array are lost, so that the array cannot be read.
     """
     group = zarr.open_group(path, mode="r")
     meta = read_description(path)
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
-    # The marks tell which times have fields. In a complete store all times are marked, so a 0 is a lost mark.
+    # The marks state which times have fields. In a complete store all times are marked, so a 0 is a lost mark.
     marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
         lost_marks += np.flatnonzero(marks == NOT_WRITTEN).tolist()
@@ -129,7 +129,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     fields_shape = arrays["fields"].shape[1:]
     chunks = ChunkReader(arrays["fields"], path / "fields")
     if deep:
-        # Each thread holds the compressed and the decompressed fields of a time.
+        # Each thread needs memory for the compressed and the decompressed fields of a time.
         bytes_per_thread = 2 * 4 * math.prod(fields_shape)
         num_threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // bytes_per_thread))
         find_fault = _build_deep_check(chunks, fields_shape, digests, group)
@@ -137,7 +137,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         num_threads = _QUICK_THREADS
         find_fault = chunks.find_fault
     damaged_times |= _check_chunks(find_fault, written.tolist(), num_threads, progress)
-    # The arrays that are not written part by part.
+    # The arrays that are written completely at once.
     values = {"done": marks, "digest": digests}
     damaged_arrays = _find_damaged_arrays(path, arrays, values, meta, bool(damaged_times), unchecked)
     part_length = arrays["done"].chunks[0]
@@ -146,10 +146,10 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
 
 
 def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
-    """Find the damage that ``credit preprocess`` has to repair.
+    """Return the damage that ``credit preprocess`` must repair.
 
-    This is `find_damage`, but `deep` is ignored for an incomplete store. Such a store is being written or repaired, and
-    damage that an earlier deep check found is already marked.
+    The result is that of `find_damage`, but `deep` is ignored for an incomplete store. An incomplete store is being
+    written or repaired, and damage that an earlier deep check found is already marked.
 
     Args:
         path: folder of the store.
@@ -163,7 +163,7 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
 
 
 def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
-    """Require that nothing in a store is lost or damaged.
+    """Raise DataError if any content of a store is lost or damaged.
 
     Args:
         path: folder of the store.
@@ -171,40 +171,40 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
         progress: as in `find_damage`.
 
     Returns:
-        The result of `find_damage`, which has no damage, but may have contents that cannot be checked.
+        The result of `find_damage`, which has no damage, but may list contents that cannot be checked.
 
     Raises:
-        DataError: if there is damage; the message names it, and the command that writes the contents again.
+        DataError: if there is damage; the message describes it, and names the command that rewrites the contents.
     """
     damage = find_damage(path, deep, progress)
     if damage:
         group = zarr.open_group(path, mode="r")
         meta = read_description(path)
         minutes, _ = read_by_part(group["time"])
-        # The quick check of the command would not find again what only a deep check finds.
+        # Without --deep, the command would not find damage that only a deep check finds.
         command = "credit preprocess CONFIG"
         if deep:
             command += " --deep"
         raise DataError(
-            f"{damage.describe(path, meta, minutes, group['done'].chunks[0])}; run {command}, which writes these parts "
-            "again and keeps the rest"
+            f"{damage.describe(path, meta, minutes, group['done'].chunks[0])}; run {command}, which rewrites these "
+            "parts and keeps the rest"
         )
     return damage
 
 
 def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
-    """Read an array along time as far as it is readable.
+    """Return the readable values of an array along time, and the indices of the unreadable times.
 
     Args:
         array: (N, ...) zarr array with one chunk for each part of a store.
 
     Returns:
-        The values, with 0 at the times that cannot be read; and the indices of these times.
+        The values, with 0 at the times that cannot be read; and the indices of the times that cannot be read.
     """
     try:
         return array[:], []
     except READ_ERRORS:
-        # The array is read chunk by chunk below, to find out which chunks are damaged.
+        # The array is read chunk by chunk below, to determine which chunks are damaged.
         pass
     values = np.zeros(array.shape, dtype=array.dtype)
     lost: list[int] = []
@@ -219,15 +219,15 @@ def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
 
 
 def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: bool) -> dict[int, str]:
-    """Return the times whose moments are lost or damaged, as a mapping from the index of a time to the reason.
+    """Return a mapping from the index of each time whose moments are lost or damaged to the reason.
 
-    Parts without any written field are not checked, because they have no moments.
+    Parts without any written field have no moments, so they are not checked.
 
     Args:
         path: folder of the store.
         group: the open store.
         marks: (N,) marks of the times.
-        deep: True also reads the moments; False only looks at their files.
+        deep: True to read the moments; False to check only the sizes of their files.
     """
     array = open_array(path, group, "moments")
     part_length = array.chunks[0]
@@ -236,7 +236,7 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
         span = range(number * part_length, min((number + 1) * part_length, len(marks)))
         if not (marks[span.start : span.stop] == WRITTEN).any():
             continue
-        # zarr returns zeros for a chunk that is lost, so its file is looked at.
+        # zarr returns zeros for a lost chunk, so the file of the chunk is checked.
         reason = "its moments are lost"
         try:
             file = path / "moments" / "c" / str(number) / "0" / "0"
@@ -254,7 +254,7 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
 def _build_deep_check(
     chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None, group: zarr.Group
 ) -> Callable[[int], str | None]:
-    """Build the function that reads the fields of a time and compares them with their checksums.
+    """Build a function that reads the fields of a time and compares them with their checksums.
 
     Args:
         chunks: reader of the fields.
@@ -263,8 +263,8 @@ def _build_deep_check(
         group: the store, whose array ``digest`` names the algorithm of the checksums.
 
     Returns:
-        Function that takes the index of a time, and returns what is wrong with its fields, or None. Several threads
-        may call it at the same time.
+        Function with the index of a time as argument, which returns the fault in its fields, or None if there is no
+        fault. Several threads may call the function at the same time.
     """
     algorithm = "" if digests is None else digest_algorithm(group["digest"])
 
@@ -277,7 +277,7 @@ def _build_deep_check(
         except READ_ERRORS as error:
             return str(error)
         if digests is not None and hash_fields(fields_CHW, algorithm) != int(digests[index]):
-            return "its fields differ from those that were written"
+            return "its fields differ from the written fields"
         return None
 
     return find_fault
@@ -286,10 +286,10 @@ def _build_deep_check(
 def _check_chunks(
     find_fault: Callable[[int], str | None], indices: Sequence[int], num_threads: int, progress: bool
 ) -> dict[int, str]:
-    """Check chunks in several threads, and return the faulty ones as a mapping from the number to the fault.
+    """Check chunks in several threads, and return a mapping from the number of each faulty chunk to its fault.
 
     Args:
-        find_fault: function that takes the number of a chunk, and returns what is wrong with it, or None.
+        find_fault: function with the number of a chunk as argument, which returns the fault of the chunk, or None.
         indices: numbers of the chunks to check; the number of a chunk is the index of its time.
         num_threads: number of threads that call `find_fault`.
         progress: as in `find_damage`.
@@ -298,11 +298,11 @@ def _check_chunks(
     def find_faults(task_indices: Sequence[int]) -> list[str | None]:
         return [find_fault(index) for index in task_indices]
 
-    # A task for each chunk would cost more than the check.
+    # A separate task for each chunk would take longer than the check.
     starts = range(0, len(indices), _CHUNKS_PER_TASK)
     tasks = [indices[start : start + _CHUNKS_PER_TASK] for start in starts]
     faults: dict[int, str] = {}
-    # None shows the bar on a terminal only.
+    # With None, the bar is shown only on a terminal.
     is_hidden = None if progress else True
     bar = ProgressBar(
         desc="checking the store",
@@ -328,15 +328,15 @@ def _find_damaged_arrays(
     has_lost_times: bool,
     unchecked: list[str],
 ) -> dict[str, str]:
-    """Check the arrays that are not written part by part, and return the faults by name of the array.
+    """Check the arrays that are written completely at once, and return a mapping from name to fault.
 
-    zarr does not write a chunk whose values all equal the fill value, so the file of a chunk may be absent without
-    being lost. The checksum of the whole store decides whether it is lost.
+    zarr does not write a chunk if all its values equal the fill value, so the file of a chunk may be absent although
+    the chunk is not lost. The checksum of the store shows whether the chunk is lost.
 
     Args:
         path: folder of the store.
         arrays: the open arrays by name.
-        values: values of the arrays ``done`` and ``digest``, which the checksum of the store covers as well.
+        values: values of the arrays ``done`` and ``digest``, which the checksum of the store also covers.
         meta: description of the store.
         has_lost_times: True if marks, checksums, moments or fields of any time are lost.
         unchecked: list to which a sentence about contents that cannot be checked is added.
@@ -358,16 +358,16 @@ def _find_damaged_arrays(
     if "content" not in meta or not meta["complete"]:
         if meta["complete"]:
             unchecked.append("its times, masks and static fields have no checksum (an earlier version)")
-        # Static fields may all be the fill value, times never are.
+        # All values of static fields may equal the fill value, but the values of times never do.
         if "time" in absent_arrays:
             damaged["time"] = "its chunk is lost"
         return damaged
-    # The checksum also covers the marks, so if marks are lost it cannot tell whether the other arrays are right.
+    # The checksum also covers the marks. If marks are lost, the checksum cannot be used to check the other arrays.
     if not damaged and not has_lost_times and hash_content(values, meta) != meta["content"]:
         if absent_arrays:
             damaged |= dict.fromkeys(absent_arrays, "its chunk is lost")
         else:
-            reason = "the checksum of these and of the marks does not match"
+            reason = "the checksum of these arrays and of the marks does not match"
             damaged |= dict.fromkeys(WHOLE_ARRAYS, reason)
     elif has_lost_times:
         damaged |= dict.fromkeys(absent_arrays, "its chunk is lost")
@@ -375,14 +375,14 @@ def _find_damaged_arrays(
 
 
 def _count_parts(parts: Sequence[int]) -> str:
-    """Return the number of parts as text, for example "1 part" or "3 parts"."""
+    """Return the number of parts as a string, for example "1 part" or "3 parts"."""
     if len(parts) == 1:
         return "1 part"
     return f"{len(parts)} parts"
 
 
 def _format_ranges(numbers: Iterable[int]) -> str:
-    """Return increasing integers as text in which ranges are shortened, for example "0, 3 to 5"."""
+    """Return increasing integers as a string in which ranges are shortened, for example "0, 3 to 5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

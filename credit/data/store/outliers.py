@@ -1,4 +1,4 @@
-"""Detection of values that are more than a thousand standard deviations from all other values of a period."""
+"""Detection of values that are more than a thousand standard deviations from the usual value of their channel."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 from credit.data.transforms import invert_transform
 
-# A value farther from the usual one than this number of standard deviations is an outlier.
+# A value is an outlier if its distance from the usual value is more than this number of standard deviations.
 _MAX_DEVIATIONS = 1000.0
-# Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
-# times that may be skipped.
+# Fraction of the times that is excluded from the computation of the scale. The same fraction of bad times may be
+# skipped.
 _EXCLUDED_FRACTION = 0.05
-# With fewer times it cannot be decided which of them are usual.
+# Smallest number of times for the check. With fewer times, the usual value is not reliable.
 _MIN_TIMES = 10
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """Value far from all others of its channel.
+    """Value that is far from all other values of its channel.
 
     Attributes:
         channel: name of the channel.
         variable: variable of the channel.
         value: the outlier, in physical units.
-        usual: usual value of the channel, the median over time of the means of its fields, in physical units.
-        deviations: distance of `value` from `usual` in standard deviations; for a variable with a transform, distance
-            and standard deviation are those of transformed values.
+        usual: usual value of the channel, in physical units: the median over time of the field means.
+        deviations: distance of `value` from `usual` in standard deviations. For a variable with a transform, distance
+            and standard deviation are computed from transformed values.
         is_transformed: True if the variable has a transform.
     """
 
@@ -58,22 +58,25 @@ def find_outliers(
     accepted: Collection[str],
     transforms: Mapping[str, TransformConfig],
 ) -> dict[int, Outlier]:
-    """Find the times that have a value far from all other values of its channel.
+    """Return the times with outliers, which are values far from all other values of their channel.
 
-    The usual value of a channel is the median over time of the means of its fields. Its scale is the root mean square
-    distance from the usual value, over all cells and the 95 % of the times that are closest to it, so that outliers do
-    not hide themselves. All levels of a variable use the largest scale of any level, because clouds and tracers are
-    almost always 0 on some levels. An outlier is more than 1000 times the scale from the usual value. A variable that
-    is 0 at most times has no scale and is not checked. With fewer than 10 times, nothing is checked.
+    The usual value of a channel is the median over time of the field means. The scale of a channel is the root mean
+    square distance from the usual value, over all cells and the 95 % of the times with the smallest distance, so that
+    outliers do not increase the scale. All levels of a variable use the largest scale of any level, because clouds and
+    tracers are almost always 0 on some levels. A value is an outlier if its distance from the usual value is more than
+    1000 times the scale. If the scale is 0 (a variable that is 0 at most times), or there are fewer than 10 times,
+    nothing is checked.
 
     Args:
-        moments_T5C: (T, 5, C) float64, rows of `statistics.Moments.to_rows` for each time; count 0 without fields.
+        moments_T5C: (T, 5, C) float64, the rows of `statistics.Moments.to_rows` for each time; the count is 0 at times
+            without fields.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
-        transforms: transforms by name of the variable, for variables whose moments are of transformed values.
+        transforms: mapping from the name of a variable to its transform, for variables whose moments are computed from
+            transformed values.
 
     Returns:
-        Mapping from the index of a time to its first outlier; times without an outlier are left out.
+        Mapping from the index of each time with an outlier to its first outlier.
     """
     # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
@@ -83,7 +86,7 @@ def find_outliers(
     # Distance of each field from the usual state of its channel: root mean square over its cells.
     center_C = np.median(mean, axis=0)
     distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
-    # The scale comes from the most usual times of a channel; then the largest scale of the variable's levels is taken.
+    # The scale is computed from the times closest to the usual state; then the largest scale of all levels is used.
     num_usual_times = len(present) - max(1, math.ceil(_EXCLUDED_FRACTION * len(present)))
     usual_distance_TC = np.sort(distance_TC, axis=0)[:num_usual_times]
     scale_C = np.sqrt((usual_distance_TC**2).mean(axis=0))
@@ -104,7 +107,7 @@ def find_outliers(
         deviations = abs(value - usual) / scale_C[row]
         transform = transforms.get(channel.variable)
         if transform is not None:
-            # The user compares the value with the file and with valid_range, which are in physical units.
+            # Users compare the value with the file and with valid_range, which are in physical units.
             value = invert_transform(value, transform)
             usual = invert_transform(usual, transform)
         outlier = Outlier(

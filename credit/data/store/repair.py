@@ -1,7 +1,7 @@
-"""Repair of a training store: parts that are lost, or come from changed source files, are marked to be written again.
+"""Repair of a training store: lost parts, and parts from changed source files, are marked as not written.
 
-The command that writes a store also repairs it. The marks of the times in these parts are reset first, so a process
-that is killed during a repair leaves a store that is known to be incomplete.
+The command that writes a store also repairs it by writing the marked parts. The marks are reset first, so if the
+process is killed during a repair, the store is known to be incomplete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zarr
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig, TransformConfig
-from credit.data.formats.files import OpenFiles, expand_paths, file_key, read_file_fingerprint
+from credit.data.formats.files import OpenFiles, build_file_key, expand_paths, read_file_fingerprint
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
@@ -32,25 +32,25 @@ from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# A message names at most so many files.
+# Largest number of files that a message names.
 _MAX_NAMED_FILES = 3
 # Fraction of all times that may be skipped as bad.
 MAX_BAD_FRACTION = 0.05
-# What a user can do about source files that have changed; part of several messages.
+# Advice about source files that have changed, for several messages.
 REDO_CHANGED_ADVICE = (
-    "run credit preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
-    "parts again; or name another data.store to keep this one"
+    "run credit preprocess CONFIG, which reports whether any field comes from these files, and with --redo-changed "
+    "rewrites the parts that do; or name another data.store to keep this store"
 )
 
 
 @dataclass(frozen=True)
 class SourceChanges:
-    """Differences between the source files of today and those that a store was written from.
+    """Differences between the current source files and the source files from which a store was written.
 
     Attributes:
-        changed: files whose size or time of change is different now.
+        changed: files whose size or modification time has changed.
         new: files that did not exist when the store was written.
-        gone: files that do not exist any more.
+        gone: files that no longer exist.
     """
 
     changed: list[str]
@@ -58,21 +58,21 @@ class SourceChanges:
     gone: list[str]
 
     def describe_changed(self) -> str:
-        """Return a text about the files in `changed`: ``since it was written, 2 source files (...) changed``."""
+        """Return a phrase about the files in `changed`: ``since it was written, 2 source files (...) changed``."""
         return f"since it was written, {_count_files(self.changed)} changed"
 
 
 def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
-    """Return the differences between source files of today and those that a store was written from.
+    """Return the differences between the current source files and the source files from which a store was written.
 
-    A file with the same name, size and time of change in another folder is the same file, which was moved.
+    If a file in a different folder has the same name, size and modification time, it is treated as the same file.
 
     Args:
-        before: fingerprints of the files by key, as `SourceReader.fingerprint_files` returned them when the store was
-            written.
-        now: fingerprints of the files of today by key.
+        before: mapping from key to fingerprint of the files when the store was written, from
+            `SourceReader.fingerprint_files`.
+        now: mapping from key to fingerprint of the current files.
     """
-    # Name, size and time of change together identify a file that was moved.
+    # Name, size and modification time together identify a file that was moved.
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
     changes = SourceChanges(changed=[], new=[], gone=[])
@@ -89,12 +89,12 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
 
 
 def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChanges:
-    """Compare the source files of today with those that a store was written from.
+    """Return the differences between the current source files and the source files from which a store was written.
 
-    No field is read. Sources whose files cannot be found are left out.
+    No field is read. Sources whose files cannot be found are ignored.
 
     Args:
-        conf: the ``data`` section of the config with the sources of today.
+        conf: the ``data`` section of the config with the current sources.
         meta: description of the store.
     """
     files = OpenFiles(conf.sources)
@@ -102,10 +102,10 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
     for number, source in enumerate(conf.sources):
         try:
             for path in expand_paths(source, f"data.sources.{number}"):
-                if file_key(path) not in now:
-                    now[file_key(path)] = files.fingerprint(path, number)
+                if build_file_key(path) not in now:
+                    now[build_file_key(path)] = files.fingerprint(path, number)
         except DataError:
-            # An archive that cannot be reached, for example from a compute node, does not count as changed.
+            # An archive that is not accessible, for example from a compute node, is not treated as changed.
             continue
     for key in meta["sources"]:
         # Files of coefficients do not belong to a source.
@@ -117,36 +117,36 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
 def find_times_to_redo(
     path: Path, meta: Mapping[str, Any], sources: SourceReader, times: np.ndarray, redo_changed: bool
 ) -> np.ndarray | None:
-    """Return the times of a store whose fields come from source files that are new or changed.
+    """Return the times of a store whose fields come from new or changed source files.
 
-    If the new and changed files give no field of the store, not even a static one, only the list of files in the
-    description of the store is updated.
+    If no field of the store (including static fields) comes from new or changed files, the function only updates the
+    list of files in the description of the store.
 
     Args:
         path: folder of the store.
         meta: description of the store.
         sources: the sources of the store.
         times: (N,) times of the store in minutes since 1900.
-        redo_changed: True if such times may be written again.
+        redo_changed: True if fields from new or changed files may be rewritten.
 
     Returns:
-        (K,) int64 minutes since 1900, a selection of `times`; empty if only static fields come from such files; None
-        if no field comes from them.
+        (K,) int64 minutes since 1900, a selection of `times`; empty if only static fields come from new or changed
+        files; None if no field comes from them.
 
     Raises:
-        DataError: if fields come from such files, and they may not be written again (`redo_changed` is False) or cannot
-            be (a store of format 1).
+        DataError: if fields come from new or changed files, but `redo_changed` is False or the store has format 1,
+            whose parts cannot be rewritten.
     """
     changes = compare_sources(meta["sources"], sources.fingerprint_files())
     keys = {*changes.changed, *changes.new}
     if not keys:
         return None
-    # New files may only continue the data beyond the store, and changed ones may hold other variables.
+    # New files may only contain later times, and changed files may only contain variables that are not in the store.
     affected = np.intersect1d(sources.find_times_from(keys), times)
     if len(affected) == 0 and not sources.has_static_from(keys):
         group = zarr.open_group(path, mode="r+")
         group.attrs["credit"] = {**meta, "sources": sources.fingerprint_files()}
-        logger.info("%s: none of its fields come from %s, which are new or changed", path, _count_files(sorted(keys)))
+        logger.info("%s: no field comes from new or changed files: %s", path, _count_files(sorted(keys)))
         return None
     # Stores of format 1 have no parts.
     has_parts = meta["format"] == FORMAT
@@ -155,14 +155,14 @@ def find_times_to_redo(
         if not has_parts:
             advice = _advice_without_parts(meta)
         raise DataError(
-            f"data.store: {path} was written before its sources changed: new or changed since are "
+            f"data.store: {path} was written before its sources changed; new or changed since then: "
             f"{_count_files(sorted(keys))}; {advice}"
         )
     return affected
 
 
 def read_times(path: Path) -> np.ndarray:
-    """Return the times of a store, (N,) int64 minutes since 1900; an empty array if they are lost."""
+    """Return the times of a store, (N,) int64 minutes since 1900; an empty array if the times are lost."""
     try:
         return open_array(path, zarr.open_group(path, mode="r"), "time")[:]
     except READ_ERRORS:
@@ -172,7 +172,7 @@ def read_times(path: Path) -> np.ndarray:
 def mark_for_writing(
     path: Path, sources: SourceReader, times: np.ndarray, damage: Damage, changed_times: np.ndarray | None
 ) -> None:
-    """Mark the parts that are damaged, or contain times from changed files, to be written again.
+    """Mark as not written the parts that are damaged or contain times from changed files.
 
     Args:
         path: folder of the store.
@@ -188,7 +188,7 @@ def mark_for_writing(
     group = zarr.open_group(path, mode="r+")
     meta = read_description(path)
     part_length = group["done"].chunks[0]
-    # A complete store without damage, whose source files are the same, stays as it is.
+    # A complete store without damage is not changed if its source files are the same.
     if meta["complete"] and not damage and changed_times is None:
         return
     arrays = _find_outdated_arrays(path, group, sources, times)
@@ -198,19 +198,19 @@ def mark_for_writing(
         raise DataError(f"{damage.describe(path, meta, times, part_length)}; {_advice_without_parts(meta)}")
     if changed_times is None:
         changed_times = np.empty(0, dtype=np.int64)
-    # The moments of a time contain the change since the time before, so the next time is affected, too.
+    # The moments of a time contain the change since the previous time, so the next time is also affected.
     next_times = changed_times + group["moments"].attrs["step_minutes"]
     is_affected = np.isin(times, np.union1d(changed_times, next_times))
     changed_parts = set((np.flatnonzero(is_affected) // part_length).tolist())
     parts = {*damage.parts, *changed_parts}
     if "masks" in arrays and "masks" not in damage.arrays:
-        # The masks have changed. All moments leave out masked cells, so all parts must be written again.
+        # If the masks change, all parts must be rewritten, because moments exclude masked cells.
         parts = set(range(math.ceil(len(times) / part_length)))
-    # The marks come first: if the process is killed here, every later check finds them lost.
+    # The marks are reset first: if the process is killed after this loop, every later check finds the lost marks.
     for number in sorted(parts):
         group["done"][number * part_length : (number + 1) * part_length] = np.uint8(NOT_WRITTEN)
     for name, values in arrays.items():
-        logger.warning("%s: %s is written again", path, name)
+        logger.warning("%s: %s is rewritten", path, name)
         group[name][...] = values
     description = {**meta, "complete": False, "sources": sources.fingerprint_files()}
     parts_to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
@@ -218,14 +218,14 @@ def mark_for_writing(
         description["parts_to_judge"] = parts_to_judge
     group.attrs["credit"] = description
     if parts:
-        logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), part_length)
+        logger.warning("%s: %d parts of %d times are rewritten, other parts are kept", path, len(parts), part_length)
 
 
 def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Mark times with outliers (values far from all others) as bad.
+    """Mark times with outliers (values far from all other values) as bad.
 
-    All times of a new store are checked. In a store that was complete before, only times from changed files and times
-    that were bad before are checked. The other times stay as they were when models were trained on them.
+    In a new store, all times are checked. In a store that was complete before, only times from changed files and times
+    that were bad before are checked. The other times are not changed, because models may have been trained on them.
 
     Args:
         path: folder of the store, in which all fields are written.
@@ -241,16 +241,16 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     part_length = group["done"].chunks[0]
     calendar = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
-    # A store with a checksum was complete before: it is written when a store is complete for the first time.
+    # A store with the checksum `content` was complete before, because the checksum is added when a store is completed.
     if "content" in meta:
         previous_bad_times = set(meta.get("bad_times", {}))
         is_judged = np.isin(np.arange(len(times)) // part_length, meta.get("parts_to_judge", []))
         is_judged |= np.array([calendar.format(minutes) in previous_bad_times for minutes in times])
-    # Bad times have no fields to judge.
+    # Bad times have no fields, so they are not checked.
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
-    # The first half of the moments is that of the fields, the other half that of their changes.
+    # The first half of the moments describes the fields, and the second half describes their changes.
     moments_T5C = group["moments"][:, : NUM_MOMENTS // 2]
     # A time that this function marked as bad before still has moments; a count of 0 excludes them.
     moments_T5C[marks != WRITTEN, 0] = 0
@@ -264,7 +264,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         if conf.on_bad_time != "skip":
             raise DataError(
                 f"data.store: {path}: {message}; correct the file and run credit preprocess CONFIG --redo-changed, or "
-                "leave such times out with data.on_bad_time: skip, or, to accept the value, set "
+                "skip times with outliers with data.on_bad_time: skip, or, to accept the value, set "
                 f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )
         mark_bad(path, group, index // part_length, index, int(times[index]), message)
@@ -280,7 +280,7 @@ def discard_climatology(path: Path) -> None:
 def _find_outdated_arrays(
     path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return new values for the small arrays (not written part by part) that differ from the sources, by name."""
+    """Return a mapping from name to new values, for the arrays of `WHOLE_ARRAYS` that differ from the sources."""
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     source_arrays = {
         "time": times,
@@ -301,12 +301,12 @@ def _find_outdated_arrays(
 
 
 def _advice_without_parts(meta: Mapping[str, Any]) -> str:
-    """Return the advice for a store of format 1, which must be written again as a whole."""
+    """Return the advice for a store of format 1, which must be rewritten completely."""
     return f"a store of format {meta['format']} cannot be written in parts: {OTHER_STORE_ADVICE}"
 
 
 def _count_files(files: Iterable[str]) -> str:
-    """Return the number of source files and the names of the first ones, as text."""
+    """Return a phrase with the number of source files and the names of the first files."""
     names = list(files)
     noun = "files"
     if len(names) == 1:
@@ -318,20 +318,20 @@ def _count_files(files: Iterable[str]) -> str:
 
 
 def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
-    """Require that at most 5 % of the times of a store are bad.
+    """Raise DataError if more than 5 % of the times of a store are bad.
 
     Args:
         path: folder of the store.
-        marks: (N,) marks of its times, see `credit.data.store.store_writer`.
+        marks: (N,) marks of the times, see `credit.data.store.store_writer`.
 
     Raises:
-        DataError: if more times are bad; the message names the first of them.
+        DataError: if more than 5 % of the times are bad; the message gives the reason of the first bad time.
     """
     num_bad = int((marks == BAD).sum())
     if num_bad > MAX_BAD_FRACTION * len(marks):
         first_reason = next(iter(read_skipped_times(path).values()), "")
         raise DataError(
-            f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most "
+            f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip accepts at most "
             f"one in {1 / MAX_BAD_FRACTION:.0f}: correct the files and run the same command with --redo-changed. The "
-            f"first: {first_reason}"
+            f"first bad time: {first_reason}"
         )

@@ -1,8 +1,8 @@
-"""Mean, standard deviation and range of every channel and of its change over a step, in one pass.
+"""Mean, standard deviation and range of every channel and of its change over a time step, in one pass.
 
-The moments (number of values, mean, sum of squared deviations, minimum, maximum) of single fields are merged by Chan's
-formula (Chan, Golub and LeVeque 1983) in float64. So the moments of parts of a period can be computed separately. All
-cells have equal weight; missing cells of masked variables are left out.
+The moments (number of values, mean, sum of squared deviations, minimum, maximum) of single fields are merged with the
+formula of Chan, Golub and LeVeque (1983) in float64. Therefore the moments of parts of a period can be computed
+separately. All cells have equal weight; missing cells of masked variables are excluded.
 
 Letters of shapes: C channels, H latitude rows, W longitude columns.
 """
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Smallest standard deviation of a change, as a fraction of that of the channel itself. A channel that hardly changes
-# would otherwise have a huge weight in the loss.
+# Smallest standard deviation of the change, as a fraction of the standard deviation of the channel. Without this limit,
+# a channel that hardly changes would have a very large weight in the loss.
 TENDENCY_FLOOR = 0.01
-# A warning is logged if rounding adds more than this fraction to the standard deviation of a change.
+# A warning is logged if the rounding error exceeds this fraction of the standard deviation of the change.
 _MAX_ROUNDING_FRACTION = 0.3
 
 
@@ -41,14 +41,14 @@ _MAX_ROUNDING_FRACTION = 0.3
 class Statistics:
     """Statistics of channels over a period.
 
-    They are those of values in physical units or, for a variable with a transform, of transformed values.
+    The statistics are computed from values in physical units or, for variables with a transform, transformed values.
 
     Attributes:
-        names: (C,) names of the channels: those that vary in time, then the static ones.
+        names: (C,) names of the channels: first the time-varying channels, then the static channels.
         mean: (C,) float64 mean over cells and times; all cells have equal weight.
         std: (C,) float64 standard deviation over cells and times (divisor N, not N - 1).
-        minimum: (C,) float64 least value.
-        maximum: (C,) float64 greatest value.
+        minimum: (C,) float64 smallest value.
+        maximum: (C,) float64 largest value.
         tendency_mean: (C,) float64 mean of the change over one time step; 0 for static channels.
         tendency_std: (C,) float64 standard deviation of the change over one time step, at least 0.01 of `std`; 0 for
             static channels.
@@ -65,7 +65,7 @@ class Statistics:
     count: np.ndarray
 
     def to_dict(self) -> dict[str, list]:
-        """Return the attributes as lists, by name of the attribute, ready for JSON."""
+        """Return a JSON-serialisable mapping from the name of each attribute to its values."""
         return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
 
     @classmethod
@@ -75,10 +75,10 @@ class Statistics:
         return cls(names=tuple(data["names"]), **arrays)
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return the statistics of the channels with these names, in this order.
+        """Return the statistics of the channels `names`, in the order of `names`.
 
         Raises:
-            ValueError: if a name has no statistics.
+            ValueError: if there are no statistics for a name.
         """
         names = tuple(names)
         rows = [self.names.index(name) for name in names]
@@ -96,8 +96,8 @@ class Moments:
         count: (C,) int64 number of values.
         mean: (C,) float64 mean in units of the channel; 0 if there are no values.
         squares: (C,) float64 sum of squared deviations from the mean, in squared units of the channel.
-        minimum: (C,) float64 least value; infinity if there are no values.
-        maximum: (C,) float64 greatest value; minus infinity if there are no values.
+        minimum: (C,) float64 smallest value; infinity if there are no values.
+        maximum: (C,) float64 largest value; minus infinity if there are no values.
     """
 
     count: np.ndarray
@@ -119,17 +119,17 @@ class Moments:
 
         Args:
             fields_CHW: (C, H, W) float32 fields.
-            valid_CHW: (C, H, W) bool, False in cells that are left out.
-            before_CHW: (C, H, W) float32 fields of an earlier time, for the moments of the change since then; None for
-                the moments of `fields_CHW`.
+            valid_CHW: (C, H, W) bool, False in cells that are excluded.
+            before_CHW: (C, H, W) float32 fields of an earlier time, for the moments of the change since this time; None
+                for the moments of `fields_CHW`.
         """
         rows = np.zeros((5, len(fields_CHW)))
-        # One channel at a time, because it stays in the processor's cache.
+        # The channels are processed one by one, because a single channel fits into the CPU cache.
         for channel, (field, valid) in enumerate(zip(fields_CHW, valid_CHW, strict=True)):
             values = field.astype(np.float64)
             if before_CHW is not None:
                 values -= before_CHW[channel]
-            # Selecting by a mask copies the values, so a field without masked cells is only flattened.
+            # Selection with a mask copies the values, so a field without masked cells is only flattened.
             values = values.ravel() if valid.all() else values[valid]
             # A channel without any valid cell has the mean 0.
             mean = values.sum() / max(1, values.size)
@@ -143,7 +143,7 @@ class Moments:
         return cls.from_rows(rows)
 
     def to_rows(self) -> np.ndarray:
-        """Return count, mean, squares, minimum and maximum as the rows of one array, (5, C) float64."""
+        """Return count, mean, squares, minimum and maximum as the rows of an array, (5, C) float64."""
         return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
 
     @classmethod
@@ -152,12 +152,12 @@ class Moments:
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of the union of two sets of values, by the formula of Chan, Golub and LeVeque (1983)."""
+        """Return the moments of the union of two sets of values, with the formula of Chan, Golub and LeVeque (1983)."""
         total = self.count + other.count
-        # Fraction of the values that are those of `other`; 0 where neither has any.
+        # Fraction of all values that belong to `other`; 0 if there are no values.
         other_fraction = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
         mean_difference = other.mean - self.mean
-        # The means of the two sets differ from the mean of all values, which adds to the squared deviations.
+        # The difference between the means of the two sets increases the squared deviations from the common mean.
         squares_between = mean_difference**2 * self.count * other_fraction
         return Moments(
             count=total,
@@ -183,32 +183,34 @@ def fit_statistics(
     transforms: Mapping[str, TransformConfig] | None = None,
     accepted: Collection[str] = (),
 ) -> Statistics:
-    """Estimate the statistics of a period in one pass over its fields.
+    """Compute the statistics of a period in one pass over its fields.
 
     Args:
         reader: reader of the fields.
         first_minutes: first time of the period in minutes since 1900.
         last_minutes: last time of the period in minutes since 1900, inclusive.
-        step_minutes: time step in minutes; changes are taken over pairs of times that are exactly one step apart.
-        packing_steps: difference of adjacent packed values of each packed variable, by name, in units of the variable;
-            None if no variable is packed. A warning is logged if rounding is a large part of a change.
-        progress: True shows a progress bar on a terminal.
-        transforms: mapping from the name of a variable to its transform, for variables that have one; None if none has.
-        accepted: names of variables that are not searched for outliers, such as those whose range the config declares.
+        step_minutes: time step in minutes; changes are computed between times that are exactly one step apart.
+        packing_steps: mapping from the name of each packed variable to the difference of adjacent packed values, in
+            units of the variable; None if no variable is packed. A warning is logged if rounding is a large part of a
+            change.
+        progress: True to show a progress bar on a terminal.
+        transforms: mapping from the name of a variable to its transform; None if no variable has a transform.
+        accepted: names of variables that are not checked for outliers, such as variables whose range the config
+            declares.
 
     Raises:
-        DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
-            thousand standard deviations from the others (see `credit.data.store.outliers`).
+        DataError: if no two times of the period differ by one time step, an output channel is constant, or a value is
+            an outlier (see `credit.data.store.outliers`).
     """
     transforms = transforms or {}
     channels = reader.channels.time_varying_stored
     time_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     valid_CHW = valid_cells(reader, channels)
     state = tendency = Moments.empty(len(valid_CHW))
-    # Minutes and transformed fields of the times that a change may still begin at.
+    # Minutes and transformed fields of the times at which the change to a later time may begin.
     recent: deque[tuple[int, np.ndarray]] = deque()
     rows_of_times: list[np.ndarray] = []
-    # None shows the bar on a terminal only.
+    # With None, the bar is shown only on a terminal.
     is_hidden = None if progress else True
     bar = ProgressBar(reader.times[time_indices].tolist(), desc="statistics", unit="time", disable=is_hidden)
     for minutes, fields_CHW in zip(bar, reader.read_each(time_indices), strict=True):
@@ -216,7 +218,7 @@ def fit_statistics(
         moments = Moments.of_fields(transformed_CHW, valid_CHW)
         rows_of_times.append(moments.to_rows())
         state = state.merge(moments)
-        # Times that are too early for this change are too early for all later ones.
+        # Times that are too early for this change are too early for all later changes.
         begin_of_change = minutes - step_minutes
         while recent and recent[0][0] < begin_of_change:
             recent.popleft()
@@ -232,19 +234,19 @@ def fit_statistics(
 
 
 def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calendar: Calendar) -> None:
-    """Raise `DataError` about the first of the outliers, if there are any.
+    """Raise `DataError` about the first outlier; do nothing if there are no outliers.
 
     Args:
         outliers: mapping from the index of a time in `times` to its outlier.
         times: (N,) minutes since 1900.
         calendar: calendar of the times.
     """
-    # The first outlier ends the loop.
+    # The first outlier raises an error and ends the loop.
     for row, outlier in outliers.items():
         raise DataError(
             f"{calendar.format(times[row])}: {outlier}; correct the file, or set "
-            f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
-            "what is within is accepted"
+            f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: values outside this range are "
+            "treated as missing, values inside are accepted"
         )
 
 
@@ -257,10 +259,10 @@ def statistics_from_moments(
     packing_steps: Mapping[str, float] | None,
     transforms: Mapping[str, TransformConfig],
 ) -> Statistics:
-    """Compute the statistics of a period from moments that are known already; see `fit_statistics`.
+    """Compute the statistics of a period from moments that have already been computed; see `fit_statistics`.
 
     Args:
-        reader: reader of the fields, of which static fields, masks and channels are used.
+        reader: reader that provides static fields, masks and channels.
         state: moments of the time-varying fields over the period.
         tendency: moments of the changes of these fields over one time step.
         period: first and last time in minutes since 1900.
@@ -269,13 +271,13 @@ def statistics_from_moments(
         transforms: as in `fit_statistics`.
 
     Raises:
-        DataError: if the period has no pair of times one step apart, or an output channel is constant.
+        DataError: if no two times of the period differ by one time step, or an output channel is constant.
     """
     if not tendency.count.all():
         is_in_period = (reader.times >= period[0]) & (reader.times <= period[1])
         span = "..".join(map(reader.calendar.format, period))
         raise DataError(
-            f"statistics of {span}: {is_in_period.sum()} times, no two of them {format_duration(step_minutes)} apart; "
+            f"statistics of {span}: of {is_in_period.sum()} times, no two differ by {format_duration(step_minutes)}; "
             "check data.splits.train and data.timestep"
         )
     static_channels = reader.channels.static_stored
@@ -299,25 +301,25 @@ def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarra
 
 
 def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
-    """Raise DataError if an output channel has the same value everywhere, so that its standard deviation is 0."""
+    """Raise DataError if an output channel is constant in space and time, so that its standard deviation is 0."""
     names = []
-    # The output channels are the first of those that vary in time; a forcing may be constant.
+    # The output channels are the first of the time-varying channels; forcing may be constant.
     is_constant_C = state.minimum == state.maximum
     for channel, is_constant in zip(reader.channels.output, is_constant_C, strict=False):
         if is_constant:
             names.append(channel.name)
     if names:
         raise DataError(
-            f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to "
-            "learn: take it out of data.variables, or check the files"
+            f"{', '.join(names)}: constant in the complete training period, so there is nothing to learn; remove the "
+            "variable from data.variables, or check the files"
         )
 
 
 def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
-    """Combine moments into statistics: first the channels that vary in time, then the static channels.
+    """Return the statistics of all channels: first the time-varying channels, then the static channels.
 
     Args:
-        reader: reader of the fields, of which the channels are used.
+        reader: reader that provides the channels.
         state: moments of the time-varying fields.
         tendency: moments of the changes of these fields over one time step.
         static: moments of the static fields.
@@ -326,7 +328,7 @@ def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static
     static_names = [channel.name for channel in reader.channels.static_stored]
     std = state.std()
     tendency_std = tendency.std()
-    # A channel that hardly changes gets a larger standard deviation of the change, see `TENDENCY_FLOOR`.
+    # For a channel that hardly changes, the standard deviation of the change is raised, see `TENDENCY_FLOOR`.
     floor = TENDENCY_FLOOR * std
     for row in np.flatnonzero(tendency_std < floor):
         logger.info(
@@ -351,14 +353,15 @@ def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, s
 
     Only prognostic variables are checked, because only these are predicted as a change.
 
-    A change is the difference of two rounded values. With packed values a distance s apart, each has a uniformly
-    distributed error of the standard deviation s / sqrt(12), so the difference has an error of s / sqrt(6). There is a
-    warning if this exceeds 0.3 of the standard deviation of the change.
+    A change is the difference of two rounded values. If adjacent packed values differ by s, each rounded value has a
+    uniformly distributed error with the standard deviation s / sqrt(12), so the difference has an error of s / sqrt(6).
+    A warning is returned if this error exceeds 0.3 of the standard deviation of the change.
 
     Args:
-        channels: (C,) the channels that vary in time.
-        tendency_std: (C,) standard deviation of the change over a time step, as computed from the data.
-        steps: distance s of adjacent packed values of each packed variable, by name, in units of the variable.
+        channels: (C,) the time-varying channels.
+        tendency_std: (C,) standard deviation of the change over a time step, computed from the data.
+        steps: mapping from the name of each packed variable to the difference s of adjacent packed values, in units of
+            the variable.
     """
     warnings = []
     for channel, change_std in zip(channels, tendency_std, strict=True):
@@ -369,8 +372,8 @@ def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, s
         rounding_std = step / np.sqrt(6.0)
         if rounding_std > _MAX_ROUNDING_FRACTION * change_std:
             warnings.append(
-                f"{channel.name}: rounding to {step:g} in the files adds {rounding_std:.3g} to a change over a time "
-                f"step of {change_std:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic "
-                "forcing, or from files with more digits"
+                f"{channel.name}: values in the files are rounded to {step:g}, which causes an error of "
+                f"{rounding_std:.3g} in the change over a time step (standard deviation {change_std:.3g}); the change "
+                "is mostly rounding: use the variable as dynamic forcing, or use files with more digits"
             )
     return warnings

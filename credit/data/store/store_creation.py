@@ -1,4 +1,4 @@
-"""Creation of a training store without fields, and the disk space that it needs."""
+"""Creation of a training store without fields, and the check of the disk space for the store."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from credit.data.store.store_settings import config_identity, describe_transform
 from credit.errors import DataError
 from credit.utils.atomic import atomic_folder
 
-# Space in bytes for coordinates and descriptions besides the fields.
+# Space in bytes for coordinates and descriptions, in addition to the fields.
 _SPARE_BYTES = 16 * 2**20
-# Mapping from a value of `preprocess.compression` to zarr codecs. Both are equally fast to read from a disk.
+# Mapping from a value of `preprocess.compression` to zarr codecs. Reading from a disk is equally fast with both values.
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 
 
 def create_store(
     path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], settings: PreprocessConfig
 ) -> zarr.Group:
-    """Create the store without fields, with its description, and return it open for writing.
+    """Create a store with its description but without fields, and return the store open for writing.
 
     Args:
         path: folder of the store, which must not exist.
         conf: the ``data`` section of the config.
-        sources: the sources, which decide channels, grid, times and static fields.
-        splits: the splits, which decide the period.
-        settings: compression, and memory for a chunk of the sources.
+        sources: the sources, which determine channels, grid, times and static fields.
+        splits: the splits, which determine the period.
+        settings: the ``preprocess`` section: compression, blocks, and memory for a chunk of the sources.
 
     Raises:
-        DataError: if no time of the sources lies in the splits, or the disk has too little free space.
+        DataError: if no time of the sources is in the splits, or the disk has too little free space.
     """
     times = select_times_in_splits(sources, splits)
     if len(times) == 0:
-        raise DataError(f"data.splits: no time of the sources lies in them; {format_time_span(sources, sources.times)}")
+        raise DataError(f"data.splits: the sources have no time in them; {format_time_span(sources, sources.times)}")
     _, stored_shape = settings.blocks.divide(sources.grid.shape)
     require_disk_space(path, estimate_store_bytes(sources, len(times), stored_shape))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Other processes see a store with all its arrays and its description, or none.
+    # The folder is renamed after it is complete, so other processes never find a store without all its arrays.
     with atomic_folder(path) as folder:
         group = zarr.open_group(folder, mode="w", zarr_format=3)
         _add_small_arrays(group, sources, times)
@@ -76,23 +76,23 @@ def create_store(
 
 
 def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
-    """Return the times of the sources between the start of the first split and the end of the last split.
+    """Return the times of the sources from the first to the last split, (N,) int64 minutes since 1900.
 
-    They are (N,) int64 minutes since 1900. Times in the gaps between splits are included.
+    Times in the gaps between splits are included.
     """
     first, last = store_reader.splits_span(splits)
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
 def estimate_store_bytes(sources: SourceReader, num_times: int, stored_shape: tuple[int, int]) -> int:
-    """Return an upper bound of the bytes that the fields and moments of `num_times` times take in a store.
+    """Return an upper bound of the size in bytes of the fields and moments of `num_times` times in a store.
 
     The bound is the size of uncompressed float32 fields and float64 moments.
 
     Args:
-        sources: the sources, which decide the channels.
+        sources: the sources, which determine the channels.
         num_times: number of times.
-        stored_shape: number of rows and columns that are stored; blocks may reach beyond the grid.
+        stored_shape: number of rows and columns that are stored; blocks may extend beyond the grid.
     """
     height, width = stored_shape
     bytes_per_field = 4 * height * width + 8 * store_writer.NUM_MOMENTS
@@ -100,16 +100,16 @@ def estimate_store_bytes(sources: SourceReader, num_times: int, stored_shape: tu
 
 
 def require_disk_space(path: Path, needed_bytes: int) -> None:
-    """Require enough free space on the disk of a store.
+    """Raise DataError if the disk of a store does not have enough free space.
 
     Args:
         path: folder of the store, which need not exist.
         needed_bytes: upper bound of the bytes that will be added to the store.
 
     Raises:
-        DataError: if there is too little space; the message names the needed and the free space.
+        DataError: if there is too little space; the message states the needed and the free space.
     """
-    # The free space is that of the nearest folder that exists.
+    # The free space is queried for the nearest parent folder that exists.
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -123,13 +123,13 @@ def require_disk_space(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Context that turns errors of a full or read-only disk into messages with advice.
+    """Return a context that replaces any `OSError`, for example of a full disk, with a `DataError` with advice.
 
     Args:
         path: folder of the store that is written inside the context.
 
     Raises:
-        DataError: in place of any `OSError` that is raised inside the context.
+        DataError: instead of an `OSError` that is raised inside the context.
     """
     try:
         yield
@@ -152,7 +152,7 @@ def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarra
 
     Args:
         group: the store, open for writing.
-        sources: the sources, which give the values.
+        sources: the sources, which provide the values.
         times: (N,) times of the store in minutes since 1900.
     """
     grid = sources.grid
@@ -163,11 +163,11 @@ def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarra
     _add_array(group, "latitude", grid.lat, ("latitude",), {"units": "degrees_north", "standard_name": "latitude"})
     _add_array(group, "longitude", grid.lon, ("longitude",), {"units": "degrees_east", "standard_name": "longitude"})
     masks = [sources.masks[name] for name in sorted(sources.masks)]
-    # The shape is (0, H, W) without masked variables.
+    # If there are no masked variables, the shape is (0, H, W).
     masks_VHW = np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape)
     _add_array(group, "masks", masks_VHW, ("masked_variable", *cell_dims))
     _add_array(group, "static_fields", sources.static(), ("static_channel", *cell_dims))
-    # Names of channels as coordinates, by which xarray and other tools select.
+    # Names of channels are stored as coordinates, so that xarray and other tools can select by name.
     channels_by_dim = {"channel": channels.time_varying_stored, "static_channel": channels.static_stored}
     for dim, dim_channels in channels_by_dim.items():
         names = np.array([channel.name for channel in dim_channels], dtype=np.dtypes.StringDType())
@@ -181,10 +181,10 @@ def _create_arrays_along_time(
 
     Args:
         group: the store, open for writing.
-        sources: the sources, which decide grid, channels and the length of a part.
-        num_times: number of times of the store.
+        sources: the sources, which determine grid, channels and the length of a part.
+        num_times: number of times in the store.
         step_minutes: time step in minutes.
-        settings: settings, of which the compression and ``held_bytes`` (memory for a chunk of the sources) are used.
+        settings: the ``preprocess`` section: compression, blocks, and memory for a chunk of the sources.
     """
     grid_shape = sources.grid.shape
     channels = sources.channels.time_varying_stored
@@ -200,8 +200,8 @@ def _create_arrays_along_time(
         ("moments", moments_shape, np.float64, ("moment", "channel"), {"step_minutes": step_minutes}),
     )
     for name, shape_per_time, dtype, dims, attributes in small_arrays:
-        # A chunk is one part, so no two processes write the same chunk. By default zarr omits a chunk that has only
-        # fill values. Here it is written, so a missing file of a written part means a lost chunk.
+        # A chunk is one part, so no two processes write the same chunk. By default, zarr does not write chunks that
+        # contain only fill values. Here all chunks are written, so a missing file of a written part is a lost chunk.
         group.create_array(
             name,
             shape=(num_times, *shape_per_time),
@@ -215,7 +215,8 @@ def _create_arrays_along_time(
     block_shape, padded_shape = settings.blocks.divide(grid_shape)
     shards = None
     if block_shape != grid_shape:
-        # One file for each time, as without blocks. The index is at its start, so that it is read without the size.
+        # One file for each time, as without blocks. The index is at the start of the file, so that it can be read
+        # without knowing the size of the file.
         shards = {"shape": (1, num_channels, *padded_shape), "index_location": "start"}
     group.create_array(
         "fields",
@@ -223,7 +224,7 @@ def _create_arrays_along_time(
         chunks=(1, num_channels, *block_shape),
         shards=shards,
         dtype=np.float32,
-        # A chunk that is not written yet is read as missing values.
+        # A chunk that is not yet written is read as missing values.
         fill_value=np.nan,
         # zarr and `ChunkReader` verify the checksum at every read.
         compressors=[*_COMPRESSORS[settings.compression], Crc32cCodec()],
@@ -236,7 +237,7 @@ def _create_arrays_along_time(
 def _add_array(
     group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...], attributes: Mapping[str, Any] | None = None
 ) -> None:
-    """Add a small array to a store in one chunk, with the names of its dimensions (`dims`) and its attributes."""
+    """Add a small array to a store as one chunk, with the names of its dimensions (`dims`) and its attributes."""
     # zarr does not allow chunks of length 0.
     chunks = tuple(max(1, length) for length in values.shape)
     array = group.create_array(
@@ -247,14 +248,14 @@ def _add_array(
 
 
 def format_time_span(sources: SourceReader, times: np.ndarray) -> str:
-    """Return a text with the first and the last of `times`, (N,) minutes since 1900, and the number of times."""
+    """Return a phrase with the first and the last of `times` (N,), in minutes since 1900, and their number."""
     if len(times) == 0:
         return "no time"
     return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"
 
 
 def _format_size(num_bytes: int) -> str:
-    """Return a number of bytes as text in GiB, or in MiB below one GiB."""
+    """Return a number of bytes as a string in GiB, or in MiB below one GiB."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.1f} GiB"
     return f"{num_bytes / 2**20:.1f} MiB"

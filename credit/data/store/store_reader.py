@@ -1,6 +1,6 @@
-"""Reader of the training store, which has every field that training reads, with one chunk for each time.
+"""Reader of the training store, which contains every field that training reads, with one chunk for each time.
 
-The current format is 2. A store is a zarr 3 group, which xarray and other tools can open as well. Its arrays are:
+The current format is 2. A store is a zarr 3 group, which xarray and other tools can also open. Its arrays are:
 
 | array | shape | content |
 |---|---|---|
@@ -10,19 +10,20 @@ The current format is 2. A store is a zarr 3 group, which xarray and other tools
 | ``channel``, ``static_channel`` | strings | names of the channels; stores of versions up to 0.14 lack these two |
 | ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
-| ``done`` | (time,) uint8 | 1 where the fields of that time are written, 2 where they are bad and left out |
+| ``done`` | (time,) uint8 | 1 if the fields of the time are written, 2 if they are bad and omitted |
 | ``digest`` | (time,) uint64 | checksum of the fields, see `credit.data.store.store_writer.hash_fields` |
-| ``moments`` | (time, 10, channel) float64 | of the fields and of their change over a step: count, mean, ... |
+| ``moments`` | (time, 10, channel) float64 | count, mean, ... of the fields and of their change over a time step |
 
-A chunk of ``fields`` has one time. By default it is compressed by LZ4 with shuffled bytes. This is as fast to read as
-uncompressed values, and half the size for data that were packed. A chunk ends with a CRC32C checksum that is verified
-at every read. With ``preprocess.blocks`` the file of a time is a shard of several chunks (blocks of rows and columns),
-see `credit.data.store.chunk_reader`. Format 1 had no CRC32C, and neither ``digest`` nor ``moments``.
+A chunk of ``fields`` contains one time. By default, chunks are compressed with LZ4 with shuffled bytes. They are then
+as fast to read as uncompressed chunks, and half the size if the source data were packed. A chunk ends with a CRC32C
+checksum that is verified at every read. With ``preprocess.blocks``, the file of a time is a shard of several chunks
+(blocks of rows and columns), see `credit.data.store.chunk_reader`. Format 1 had no CRC32C, no ``digest`` and no
+``moments``.
 
 The group's attribute ``credit`` is the description of the store: format number, channels, grid, calendar, attributes of
-the variables, packing steps, source files with their sizes and times of change, the identity (settings on which the
+the variables, packing steps, source files with their sizes and modification times, the identity (settings on which the
 content depends, see `credit.data.store.store_settings`), the period, ``complete``, and the statistics with their period
-and transforms. It is replaced in one rename, after everything that it describes has been written.
+and transforms. The description is replaced in one rename, after everything that it describes has been written.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from credit.grid import LatLonGrid
 FORMAT = 2
 # Complete stores of these formats can be read.
 _KNOWN_FORMATS = (1, FORMAT)
-# What a user can do about lost or damaged parts, which the command writes again; part of many messages.
-REPAIR_ADVICE = "run credit preprocess CONFIG, which writes what is lost again and keeps the rest"
+# Advice about lost or damaged parts, for many messages.
+REPAIR_ADVICE = "run credit preprocess CONFIG, which rewrites the lost parts and keeps the rest"
 # The arrays that the checksum of the whole store covers, in this order; see `hash_content`.
 HASHED_ARRAYS = ("time", "done", "digest", "static_fields", "masks")
 # Errors that zarr and its codecs raise for lost or damaged files.
@@ -74,8 +75,8 @@ class StoreReader:
     Args:
         path: folder of the store.
         meta: description of the store, from `read_description`.
-        channels: channels of the config; those that are read from data must be the same as in the store. None uses the
-            channels in the description.
+        channels: channels of the config, whose channels read from data must be the same as in the store; None to use
+            the channels in the description.
 
     Attributes:
         path: folder of the store.
@@ -83,7 +84,7 @@ class StoreReader:
             ``channels.static_stored``.
         grid: grid of the fields, H rows and W columns.
         calendar: calendar of the times.
-        times: (N,) int64 minutes since 1900, ascending, without the bad times.
+        times: (N,) int64 minutes since 1900, increasing, without the bad times.
         masks: mapping from the name of each variable with declared missing values to its mask, (H, W) bool, True in
             cells that are always missing.
         attributes: mapping from the name of a variable to its CF attributes, among them ``units``.
@@ -112,10 +113,10 @@ class StoreReader:
         num_lost_marks = int((marks == 0).sum())
         if meta["complete"] and num_lost_marks:
             raise DataError(f"data.store: {path}: {num_lost_marks} of its times have lost their marks; {REPAIR_ADVICE}")
-        # A chunk has the number of its time in the store. Bad times have no fields, so they are left out of `times`.
+        # The number of a chunk is the index of its time in the store. Bad times have no fields, so `times` omits them.
         self._chunk_numbers = np.flatnonzero(marks == 1)
         self.times: np.ndarray = _read_small_array(path, group, "time")[self._chunk_numbers]
-        # zarr reads a lost chunk as zeros, so the times do not ascend any more.
+        # zarr reads a lost chunk as zeros, so the times would no longer increase.
         if (np.diff(self.times) <= 0).any():
             raise DataError(f"data.store: {path}: its array time is lost; {REPAIR_ADVICE}")
         masks = _read_small_array(path, group, "masks")
@@ -124,40 +125,40 @@ class StoreReader:
         self._static = _read_small_array(path, group, "static_fields")
 
     def use_local_config(self, conf: DataConfig) -> None:
-        """Switch to the paths in the config of this process, which may differ from those on other hosts.
+        """Switch to the paths in the config of this process, which may differ from the paths on other hosts.
 
         Args:
-            conf: the ``data`` section of the config, of which ``store``, ``cache`` and ``cache_folder`` are used.
+            conf: the ``data`` section of the config, which contains ``store``, ``cache`` and ``cache_folder``.
 
         Raises:
-            DataError: if the store does not exist; or if node-local copies of chunks are configured, and the store has
-                no checksum of its content, by which the copies are identified.
+            DataError: if the store does not exist; or if ``cache`` is ``disk``, but the store has no checksum of its
+                content, which identifies the copies of its chunks.
         """
         self.path = Path(conf.store)
         if not self.path.is_dir():
             raise DataError(
-                f"data.store: {self.path} does not exist on {socket.gethostname()}; every host must see the store"
+                f"data.store: {self.path} does not exist on {socket.gethostname()}; all hosts need access to it"
             )
         self._fields.folder = self.path / "fields"
         if conf.cache != "disk":
             return
         if self._content_key is None:
             raise DataError(
-                f"data.cache: disk needs the checksum of a store to tell its copies from those of another, and "
-                f"{self.path} was written by an earlier version and has none; {OTHER_STORE_ADVICE}"
+                f"data.cache: disk needs the checksum of a store to identify its copies, but {self.path} was written "
+                f"by an earlier version and has no checksum; {OTHER_STORE_ADVICE}"
             )
-        # Copies of another store of the same name, or of this one before it was repaired, have another folder.
+        # With the checksum, a different store of the same name, or this store before a repair, uses a different folder.
         name = f"credit_{self.path.name}_{self._content_key[:16]}"
-        # The checksum covers the values, not how they are divided.
+        # The checksum covers the values, but not their division into blocks.
         if self.num_blocks != (1, 1):
             name += f"_{self.num_blocks[0]}x{self.num_blocks[1]}"
         parent_folder = conf.cache_folder or tempfile.gettempdir()
         self._fields.cache = ChunkCache(Path(parent_folder) / name)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields at an index of `times` in physical units, with NaN in masked cells.
+        """Return the fields of one time in physical units, (C, H, W) float32, with NaN in masked cells.
 
-        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
+        The channels are in the order of ``channels.time_varying_stored``. `index` is the index of the time in `times`.
 
         Raises:
             DataError: if the chunk is lost or damaged.
@@ -167,7 +168,7 @@ class StoreReader:
         return fields_CHW
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times, each (C, H, W) float32; see `read`."""
+        """Return an iterator over the fields of several times, each (C, H, W) float32; see `read`."""
         return map(self.read, indices)
 
     @property
@@ -178,14 +179,14 @@ class StoreReader:
     def read_into(
         self, index: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None
     ) -> None:
-        """Read the fields of one time, or a part of them, into given arrays; see `credit.data.reader.FieldReader`.
+        """Read the fields of one time, or a part of them, into the arrays `targets`; see `FieldReader.read_into`.
 
         Args:
             index: index of the time in `times`.
-            targets: for each channel of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to
-                leave the channel out. With `part`, (h, w).
-            part: rows and columns to read, with a start and a stop; only the blocks that overlap them are read. None
-                reads the whole fields.
+            targets: for each channel of ``channels.time_varying_stored``, a contiguous array (H, W) float32, or (h, w)
+                if `part` is given; None to skip the channel.
+            part: rows and columns to read, with a start and a stop; only the blocks that overlap the part are read.
+                None to read the complete fields.
 
         Raises:
             DataError: if the chunk is lost, or a block that is read is damaged.
@@ -199,11 +200,11 @@ class StoreReader:
                 command = "credit preprocess CONFIG"
             else:
                 reason = str(error)
-                # Without --deep a chunk of the right size is taken to be undamaged.
+                # Without --deep, a chunk of the right size is assumed to be undamaged.
                 command = "credit preprocess CONFIG --deep"
             raise DataError(
-                f"store {self.path}: the fields of {time_text} cannot be read ({reason}); run {command}, which writes "
-                "lost and damaged parts again and keeps the rest"
+                f"store {self.path}: the fields of {time_text} cannot be read ({reason}); run {command}, which "
+                "rewrites lost and damaged parts and keeps the rest"
             ) from error
 
     def static(self) -> np.ndarray:
@@ -211,7 +212,7 @@ class StoreReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index in `times` of a time in minutes since 1900, None if the store does not have it."""
+        """Return the index in `times` of a time in minutes since 1900, None if the store does not have this time."""
         index = int(np.searchsorted(self.times, minutes))
         if index < len(self.times) and self.times[index] == minutes:
             return index
@@ -219,10 +220,10 @@ class StoreReader:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Return the description of a store, complete or not; its entries are listed in the docstring of this module.
+    """Return the description of a complete or incomplete store; the docstring of this module lists its entries.
 
     Raises:
-        DataError: if the store does not exist, is not a training store, or is of an unknown format.
+        DataError: if the store does not exist, is not a training store, or has an unknown format.
     """
     if not path.exists():
         raise DataError(f"data.store: {path} does not exist; run credit preprocess CONFIG to write it")
@@ -253,8 +254,8 @@ def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
         return group[name]
     except READ_ERRORS as error:
         raise DataError(
-            f"data.store: {path}: the description of its array {name} is lost or damaged ({error}), without which "
-            f"the array cannot be read; restore {path / name / 'zarr.json'} from a copy, or {OTHER_STORE_ADVICE}"
+            f"data.store: {path}: the description of its array {name} is lost or damaged ({error}), so the array "
+            f"cannot be read; restore {path / name / 'zarr.json'} from a copy, or {OTHER_STORE_ADVICE}"
         ) from error
 
 
@@ -269,16 +270,16 @@ def _read_small_array(path: Path, group: zarr.Group, name: str) -> np.ndarray:
 def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> str:
     """Return the checksum of a complete store, 16 bytes of BLAKE2b in hexadecimal digits.
 
-    It covers the fields through their checksums in the array ``digest``, so no field is read.
+    The checksum covers the fields through their checksums in the array ``digest``, so no field is read.
 
     Args:
-        arrays: values of the arrays in `HASHED_ARRAYS`, by name.
+        arrays: mapping from the name of each array in `HASHED_ARRAYS` to its values.
         meta: description of the store.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in HASHED_ARRAYS:
         digest.update(np.ascontiguousarray(arrays[name]))
-    # Channels and grid say what the values are. Sorted keys make the text independent of the order of the entries.
+    # Channels and grid define the meaning of the values. Sorted keys make the result independent of the key order.
     channels_and_grid = json.dumps([meta["channels"], meta["grid"]], sort_keys=True)
     digest.update(channels_and_grid.encode())
     return digest.hexdigest()
@@ -288,7 +289,7 @@ def open_store(path: str | Path) -> StoreReader:
     """Open a training store without a config, with the channels in its description.
 
     Raises:
-        DataError: if `path` does not exist, is not a training store, or is an incomplete one.
+        DataError: if `path` does not exist, is not a training store, or is incomplete.
     """
     meta = read_description(Path(path))
     _require_complete(Path(path), meta)
@@ -296,28 +297,28 @@ def open_store(path: str | Path) -> StoreReader:
 
 
 def open_configured_store(conf: DataConfig) -> StoreReader:
-    """Open the store that a config names, and require that it was written with the settings of the config.
+    """Open the store that a config names, and check that it was written with the settings of the config.
 
     Raises:
-        DataError: if the store does not exist, is incomplete, or was written with other settings; the message names
+        DataError: if the store does not exist, is incomplete, or was written with different settings; the message lists
             the differences.
     """
     path = Path(conf.store)
     meta = read_description(path)
     require_same_identity(path, meta, conf)
     _require_complete(path, meta)
-    # The fields are those of the config; the times and the statistics must also be those that it needs.
+    # The fields match the config; the times and the statistics must also match the config.
     splits = build_splits(conf, Calendar(meta["calendar"]))
     first, last = splits_span(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
-            f"data.store: {path} holds {format_period(meta, meta['period'])}, data.splits need "
+            f"data.store: {path} contains {format_period(meta, meta['period'])}, but data.splits need "
             f"{format_period(meta, (first, last))}; {OTHER_STORE_ADVICE}"
         )
     changes = describe_statistics_changes(meta, describe_statistics(conf, splits["train"]))
     if changes:
         raise DataError(
-            f"data.store: the statistics of {path} differ from those of the config: {'; '.join(changes)}; run "
+            f"data.store: the statistics of {path} do not match the config: {'; '.join(changes)}; run "
             "credit preprocess CONFIG again, which keeps the fields"
         )
     reader = StoreReader(path, meta, conf.channel_map())
@@ -326,7 +327,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
 
 
 def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
-    """Return the first and the last time of all splits together, in minutes since 1900."""
+    """Return the first time of the earliest split and the last time of the latest split, in minutes since 1900."""
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())
     return first, last

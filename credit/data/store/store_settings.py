@@ -1,8 +1,8 @@
-"""Settings of the config on which a training store depends, and their comparison with those it was written with.
+"""Settings of the config on which a training store depends, and their comparison with the settings in the store.
 
 The fields depend on the identity (`config_identity`): sources, time step, levels and treatment of values. The
-statistics depend also on the training period and the transforms (`describe_statistics`). Both are kept in the
-description of a store, so a store is never used with a config that would give other values.
+statistics also depend on the training period and the transforms (`describe_statistics`). The description of a store
+contains both, so a store is never used with a config that would result in different values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from credit.config.sections.variables import VariableOptions
 from credit.data.splits import Split
 from credit.errors import DataError
 
-# What a user can do about a store that does not fit the config; part of many messages.
-OTHER_STORE_ADVICE = "name another data.store and run credit preprocess, which leaves this one as it is"
+# Advice about a store that does not match the config, for many messages.
+OTHER_STORE_ADVICE = "name another data.store and run credit preprocess, which does not change this store"
 
 
 def config_identity(conf: DataConfig) -> dict[str, Any]:
     """Return the settings on which the content of a store depends, as a mapping from dotted config keys to values.
 
-    A key that earlier versions of the package did not have is left out if it has its default value, so that stores of
-    these versions stay valid.
+    A key that earlier versions of the package did not have is omitted if it has its default value, so that stores of
+    these versions remain valid.
     """
     channels = conf.channel_map()
     names = sorted({channel.variable for channel in channels.time_varying_stored + channels.static_stored})
@@ -69,10 +69,10 @@ def _variable_identity(name: str, options: VariableOptions) -> dict[str, Any]:
 
 
 def _source_identity(source: SourceConfig) -> dict[str, Any]:
-    """Return the settings of a source on which its fields depend, ready for JSON."""
+    """Return the settings of a source on which its fields depend, as a JSON-serialisable dictionary."""
     # The options of a remote file system do not change the fields, and may contain credentials.
     excluded_keys = {"storage_options"}
-    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
+    # Stores of earlier versions do not have these keys, so the keys are omitted if they have their default value.
     for key in ("select", "times", "vertical", "type", "options", "period", "every"):
         if getattr(source, key) == SourceConfig.model_fields[key].default:
             excluded_keys.add(key)
@@ -80,7 +80,7 @@ def _source_identity(source: SourceConfig) -> dict[str, Any]:
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Require that a store has the channels and the identity (see `config_identity`) of a config.
+    """Raise DataError if the channels or the identity (see `config_identity`) of a store differ from the config.
 
     Args:
         path: folder of the store, for the error message.
@@ -88,7 +88,7 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         conf: the ``data`` section of the config.
 
     Raises:
-        DataError: if they differ; the message names the differences.
+        DataError: if the channels or the identity differ; the message lists the differences.
     """
     stored_channels = ChannelMap.from_dict(meta["channels"])
     channels = conf.channel_map()
@@ -96,7 +96,7 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         stored_channels.time_varying_stored == channels.time_varying_stored
         and stored_channels.static_stored == channels.static_stored
     )
-    # Earlier versions had other names for some of the keys.
+    # Earlier versions had different names for some keys.
     renamed_identity = {rename_dotted_key(key): value for key, value in meta["identity"].items()}
     stored_identity = expand_homes(renamed_identity)
     required_identity = config_identity(conf)
@@ -105,9 +105,9 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         keys = set(stored_identity) | set(required_identity)
     else:
         differences.append(f"channels: {stored_channels.describe_mismatch(channels)}")
-        # A key of a variable that only one of the two has would repeat the difference in channels.
+        # Keys of a variable that is only in the store, or only in the config, would repeat the channel difference.
         keys = set(stored_identity) & set(required_identity)
-    # A setting that only one of the two has is compared with None.
+    # A setting that is only in the store, or only in the config, is compared with None.
     for key in sorted(keys):
         stored_value = stored_identity.get(key)
         required_value = required_identity.get(key)
@@ -117,14 +117,14 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
             )
     if differences:
         raise DataError(
-            f"data.store: {path} was written from another config; {'; '.join(differences)}; {OTHER_STORE_ADVICE}"
+            f"data.store: {path} was written from a different config; {'; '.join(differences)}; {OTHER_STORE_ADVICE}"
         )
 
 
 def expand_homes(value: Any) -> Any:
-    """Replace ``~`` at the beginning of all texts in a value of the identity by the home folder.
+    """Return a value of the identity in which ``~`` at the beginning of all strings is replaced with the home folder.
 
-    This is needed because earlier versions stored paths as they were written in the config.
+    The replacement is needed because earlier versions stored paths in the form in which the config contains them.
     """
     if isinstance(value, Mapping):
         return {key: expand_homes(item) for key, item in value.items()}
@@ -136,9 +136,9 @@ def expand_homes(value: Any) -> Any:
 
 
 def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
-    """Return the settings on which the statistics depend besides the fields: training period and transforms.
+    """Return the settings on which the statistics depend in addition to the fields: training period and transforms.
 
-    The result is ready for JSON; the period is the first and the last time in minutes since 1900.
+    The result is JSON-serialisable; the period is the first and the last time in minutes since 1900.
     """
     return {
         "statistics_period": [train.first, train.last],
@@ -147,44 +147,44 @@ def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
 
 
 def describe_transforms(conf: DataConfig) -> dict[str, Any]:
-    """Return kind and unit of the transform of each variable in ``data.transforms``, by name, ready for JSON."""
+    """Return a JSON-serialisable mapping from variable to kind and unit of its transform (``data.transforms``)."""
     return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
 
 
 def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
-    """Describe how the settings of a store's statistics (period, transforms) differ from the required ones.
+    """Return the differences between the settings of a store's statistics (period, transforms) and the required ones.
 
     Args:
         meta: description of the store.
         required: period and transforms of the required statistics, from `describe_statistics`.
 
     Returns:
-        One text for each difference; empty if there is none.
+        One phrase for each difference; empty if there is no difference.
     """
     changes = []
     stored_period = meta["statistics_period"]
     required_period = required["statistics_period"]
     if stored_period != required_period:
         changes.append(
-            f"they are of {format_period(meta, stored_period)}, data.splits.train is "
+            f"their period is {format_period(meta, stored_period)}, but data.splits.train is "
             f"{format_period(meta, required_period)}"
         )
-    # Stores that were written before there were transforms do not mention any.
+    # Stores of versions without transforms do not have this entry.
     stored_transforms = meta.get("statistics_transforms", {})
     required_transforms = required["statistics_transforms"]
     if stored_transforms != required_transforms:
         changes.append(
-            f"they are with data.transforms {stored_transforms or 'none'}, the config has "
+            f"their data.transforms are {stored_transforms or 'none'}, but the config has "
             f"{required_transforms or 'none'}"
         )
     return changes
 
 
 def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
-    """Return a period (first and last time in minutes since 1900) as text ``FIRST..LAST``.
+    """Return a period (first and last time in minutes since 1900) as the string ``FIRST..LAST``.
 
     Args:
-        meta: description of a store, of which the calendar is used.
+        meta: description of a store, which contains the calendar.
         period: first and last time in minutes since 1900.
     """
     calendar = Calendar(meta["calendar"])
@@ -193,7 +193,7 @@ def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Return a value of the identity as text; for sources, empty and automatic settings are left out."""
+    """Return a value of the identity as a string; for sources, empty and automatic settings are omitted."""
     is_list_of_sources = isinstance(value, list) and all(isinstance(source, dict) for source in value)
     if not is_list_of_sources:
         return str(value)

@@ -1,8 +1,8 @@
-"""Parallel writer of the fields of a training store, part by part, in any order, by any number of processes at once.
+"""Parallel writer of the fields of a training store, part by part, in any order, in any number of processes at once.
 
-A part is a fixed range of the store's times. Each time has a mark, which tells whether its fields are written. The
-fields of a part, their checksums and their moments are written first and the marks last, so a part that a killed
-process had begun is written again from its beginning. Each part has a lock file beside the store.
+A part is a fixed range of the store's times. Each time has a mark, which states whether its fields are written. The
+fields of a part, their checksums and their moments are written first and the marks last. If a process is killed, its
+part is therefore rewritten from the beginning. Each part has a lock file in a folder next to the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from credit.errors import DataError, UnavailableError
 from credit.utils.atomic import atomic_write_text
 from credit.utils.file_lock import file_lock
 
-# Marks of a time in the array ``done``: its fields are to be written, are written, or are bad and left out.
+# Marks of a time in the array ``done``: its fields are not yet written, are written, or are bad and omitted.
 NOT_WRITTEN = 0
 WRITTEN = 1
 BAD = 2
@@ -40,16 +40,16 @@ _MAX_PART_BYTES = 2**30
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Input of the processes that write parts. It can be pickled and sent to a machine that sees the same files.
+    """Input of the processes that write parts; it can be pickled and sent to a machine with access to the same files.
 
     Attributes:
         path: folder of the store.
         sources: reader of the source files.
-        step_minutes: time step in minutes, over which changes are taken.
-        transforms: mapping from the name of a variable to its transform, for variables that have one. They are applied
-            before moments are computed, not to the stored fields.
-        skip_bad: True marks a time with bad (wrong or unreadable) fields and continues; False raises an error.
-        held_bytes: memory in bytes that may be used to read a whole chunk of the sources at once.
+        step_minutes: time step in minutes, over which changes are computed.
+        transforms: mapping from the name of a variable to its transform. Transforms are applied before moments are
+            computed; the stored fields are not transformed.
+        skip_bad: True to mark a time with bad (wrong or unreadable) fields and continue; False to raise an error.
+        held_bytes: memory in bytes that may be used to read a complete chunk of the sources at once.
     """
 
     path: Path
@@ -63,20 +63,20 @@ class WriteTask:
 def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
     """Return the number of times in a part.
 
-    It is 32, or fewer if 32 times exceed 1 GiB, so that little must be written again after an interruption. It is at
-    least `times_per_chunk`, because every part that needs any time of a chunk of the sources decompresses the whole
-    chunk.
+    The number is 32, or fewer if 32 times exceed 1 GiB, so that little must be rewritten after an interruption. It is
+    at least `times_per_chunk`, because every part that needs any time of a chunk of the sources decompresses the
+    complete chunk.
 
     Args:
         bytes_per_time: size in bytes of the fields of one time.
-        times_per_chunk: number of times of a chunk of the sources that are read at once; see
+        times_per_chunk: number of times in a chunk of the sources that are read at once; see
             `SourceReader.count_chunk_times_in_memory`.
     """
     return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), times_per_chunk)
 
 
 def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
-    """Return the numbers of the parts in which at least one time is not written yet.
+    """Return the numbers of the parts in which at least one time is not yet written.
 
     Args:
         marks: (N,) mark of each time: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
@@ -87,31 +87,31 @@ def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
 
 
 def lock_folder(path: Path) -> Path:
-    """Return the path of the folder with the lock files and notes of the parts, beside the store.
+    """Return the path of the folder with the lock files and notes of the parts, which is next to the store.
 
-    The folder is removed when the store is complete. Notes are JSON files about bad times.
+    The folder is removed when the store is complete. Notes are JSON files with the bad times of a part.
     """
     return path.with_name(f".{path.name}.parts")
 
 
 def write_part(task: WriteTask, number: int) -> int:
-    """Write a part, unless it is written already or another process is writing it.
+    """Write a part, unless it is already written or another process is writing it.
 
     Args:
         task: store, sources and settings.
-        number: number of the part, from 0.
+        number: number of the part, starting at 0.
 
     Returns:
-        The number of times that were written or marked as bad; 0 if there was nothing to do.
+        The number of times that were written or marked as bad; 0 if the part was not written by this call.
 
     Raises:
         DataError: if fields are bad, and ``task.skip_bad`` is False.
-        UnavailableError: if a server does not deliver a chunk.
+        UnavailableError: if a server does not send a chunk.
     """
     try:
         return _write_pending_part(task, number)
     except BaseException:
-        # Without this, the process would end only after the fetches for later times, which may fail as slowly.
+        # Otherwise, the process would end only after the fetches for later times, which may also fail slowly.
         task.sources.fetch_plan.stop()
         raise
 
@@ -127,10 +127,10 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
             return 0
         if (group["done"][span] != NOT_WRITTEN).all():
             return 0
-        # Each time gets a mark, a checksum and moments; bad times have no fields.
+        # A mark, a checksum and moments are written for each time; bad times have no fields.
         times = group["time"][:]
         part_reader = _PartReader(task, group, times)
-        # By default zarr would leave out a block in which all values are missing.
+        # By default, zarr would not write a block in which all values are missing.
         fields = group["fields"].with_config({"write_empty_chunks": True})
         algorithm = digest_algorithm(group["digest"])
         marks = []
@@ -150,7 +150,7 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
                 if fields.shards is None:
                     write_chunk(fields, file, result)
                 else:
-                    # zarr would read the blocks of a file that exists, which may be damaged, to keep some of them.
+                    # If the file existed, zarr would read its blocks, which may be damaged, to keep some of them.
                     file.unlink(missing_ok=True)
                     fields[index] = result
                 marks.append(WRITTEN)
@@ -159,13 +159,13 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
         _write_notes(_notes_file(task.path, number), bad_times)
-        # The marks are written last, because they state that everything else of the part exists.
+        # The marks are written last, because they state that the rest of the part is complete.
         group["done"][span] = np.array(marks, dtype=np.uint8)
         return len(marks)
 
 
 def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, reason: str) -> None:
-    """Mark a time whose fields are written already as bad, and note the reason.
+    """Mark a time whose fields are already written as bad, and write a note with the reason.
 
     Args:
         path: folder of the store.
@@ -173,7 +173,7 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         number: number of the part that contains the time.
         index: index of the time in the store.
         minutes: the time in minutes since 1900.
-        reason: text that says what is wrong with the fields.
+        reason: description of the problem with the fields.
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
         file = _notes_file(path, number)
@@ -184,11 +184,11 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
 
 
 def write_chunk(array: zarr.Array, file: Path, fields_CHW: np.ndarray) -> None:
-    """Write the chunk file of one time with the bytes that zarr would write, for which zarr takes 2 ms longer.
+    """Write the chunk file of one time with the same bytes as zarr, but 2 ms faster.
 
     Args:
         array: array (time, channel, latitude, longitude) whose codecs are ``bytes``, optionally Blosc, and CRC32C.
-        file: the chunk file. It is replaced in one step, and not flushed to the disk.
+        file: path of the chunk file, which is replaced atomically and not flushed to the disk.
         fields_CHW: (C, H, W) float32 fields.
     """
     chunk = np.ascontiguousarray(fields_CHW)
@@ -212,12 +212,12 @@ def digest_algorithm(digest: zarr.Array) -> str:
 
 
 def hash_fields(values: np.ndarray, algorithm: str) -> int:
-    """Return the checksum of fields of any shape as an integer of 64 bits.
+    """Return the checksum of fields of any shape as a 64-bit integer.
 
     Args:
         values: the fields, float32.
-        algorithm: ``crc32c`` gives the CRC32C plus 2^32, because 0 is the mark of a lost checksum; ``blake2b``, of
-            old versions, gives the first 8 bytes of BLAKE2b, little-endian, and takes 20 times as long.
+        algorithm: ``crc32c`` for the CRC32C plus 2^32, because 0 means a lost checksum; or ``blake2b`` (old versions)
+            for the first 8 bytes of BLAKE2b, little-endian, which takes 20 times as long.
     """
     if algorithm == "crc32c":
         return google_crc32c.value(np.ascontiguousarray(values)) + 2**32
@@ -226,7 +226,7 @@ def hash_fields(values: np.ndarray, algorithm: str) -> int:
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
-    """Return the noted bad times of a store, as a mapping from the time in minutes since 1900 to the reason."""
+    """Return a mapping from each bad time in the notes of a store, in minutes since 1900, to the reason."""
     skipped_times: dict[int, str] = {}
     for file in sorted(lock_folder(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():
@@ -237,11 +237,11 @@ def read_skipped_times(path: Path) -> dict[int, str]:
 def merge_moments(
     moments: zarr.Array, times: np.ndarray, marks: np.ndarray, first_minutes: int, last_minutes: int
 ) -> tuple[Moments, Moments]:
-    """Merge the moments of all times in a period, in ascending order of the times.
+    """Merge the moments of all times in a period, in increasing order of the times.
 
     Args:
-        moments: array of the store, (N, 10, C) float64: for each time and channel five moments of the fields, and five
-            of the change over the time step that ends at this time; see `Moments.to_rows`.
+        moments: array of the store, (N, 10, C) float64: for each time and channel, five moments of the fields, and five
+            moments of the change over the time step that ends at this time; see `Moments.to_rows`.
         times: (N,) times of the store in minutes since 1900.
         marks: (N,) marks of the times: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
         first_minutes: first time of the period in minutes since 1900.
@@ -263,9 +263,9 @@ def merge_moments(
             continue
         chunk = moments[span]
         for row in used_rows:
-            # The first five moments are those of the fields, the other five those of the change.
+            # The first five moments describe the fields, and the other five describe the change.
             state = state.merge(Moments.from_rows(chunk[row, :5]))
-            # A change belongs to the period if both its ends do. One that begins at a bad time does not exist.
+            # A change is used if both its times are in the period. A change that begins at a bad time does not exist.
             begin_of_change = times[start + row] - step
             if begin_of_change >= first_minutes and begin_of_change not in bad_times:
                 change = change.merge(Moments.from_rows(chunk[row, 5:]))
@@ -273,11 +273,11 @@ def merge_moments(
 
 
 class _PartReader:
-    """Reader of the fields for one part, and of their moments.
+    """Reader of the fields of one part from the sources, which also computes the moments of the fields.
 
     Args:
         task: store, sources and settings.
-        group: the open store. Fields of an earlier time, which a change needs, are read from it if they are written.
+        group: the open store. If the fields of an earlier time are written, they are read from the store.
         times: (N,) times of the store in minutes since 1900.
     """
 
@@ -288,17 +288,17 @@ class _PartReader:
         self._channels = task.sources.channels.time_varying_stored
         # True in the cells over which moments are computed.
         self._valid_CHW = valid_cells(task.sources, self._channels)
-        # Transformed fields of recent times, by time in minutes, for changes that begin at these times.
+        # Time in minutes -> transformed fields of recent times, for changes that begin at these times.
         self._recent: dict[int, np.ndarray] = {}
 
     def read_each(self, times: np.ndarray) -> Iterator[np.ndarray | DataError]:
-        """Read the fields of the sources at several times.
+        """Yield the fields of the sources at several times.
 
         Args:
             times: times of the part, in minutes since 1900.
 
         Yields:
-            For each time the fields, (C, H, W) float32; or the error if the fields are bad and bad times are skipped.
+            For each time, the fields (C, H, W) float32; or the error if the fields are bad and bad times are skipped.
 
         Raises:
             DataError: if fields are bad, and bad times are not skipped.
@@ -312,20 +312,20 @@ class _PartReader:
             next_indices = all_indices[start + times_at_once : start + 2 * times_at_once]
             sources.fetch_plan.fetch_ahead(indices, next_indices, held_bytes)
             try:
-                # All times are read before the first is yielded: after an error, every one is read again below.
+                # All times are read before the first time is yielded, because after an error all are read again below.
                 yield from list(sources.read_each(indices, held_bytes))
             except UnavailableError:
-                # The server failed, which is no reason to leave the time out of the store.
+                # If the server fails, the time is not bad, so it must not be skipped.
                 raise
             except DataError:
                 if not self._task.skip_bad:
                     raise
-                # One bad time makes the common read fail, so each time is read separately.
+                # A single bad time makes the common read fail, so each time is read separately.
                 for index in indices:
                     yield self._read_or_error(index)
 
     def _read_or_error(self, index: int) -> np.ndarray | DataError:
-        """Return the fields at an index of the sources' times, (C, H, W) float32, or the error if they are bad."""
+        """Return the fields (C, H, W) float32 at an index of ``sources.times``, or the error if the fields are bad."""
         try:
             return self._task.sources.read(index)
         except UnavailableError:
@@ -334,11 +334,11 @@ class _PartReader:
             return error
 
     def compute_moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
-        """Compute five moments of the fields of a time, and five of the change that ends there, (10, C) float64.
+        """Return five moments of the fields of a time, and five of the change that ends at the time, (10, C) float64.
 
         Args:
             minutes: the time in minutes since 1900.
-            fields_CHW: fields of the time in physical units; None if they are bad, which gives empty moments.
+            fields_CHW: fields of the time in physical units; None if they are bad, so that the moments are empty.
         """
         from credit.data.kernels import compute_moments  # imports numba, which only writers need
 
@@ -358,7 +358,7 @@ class _PartReader:
     def _read_transformed(self, minutes: int) -> np.ndarray | None:
         """Return the transformed fields of a time in minutes since 1900.
 
-        The result is None if the store does not have the time, or if its fields are bad.
+        The result is None if the store does not contain the time, or if its fields are bad.
         """
         if minutes in self._recent:
             return self._recent[minutes]
@@ -369,14 +369,14 @@ class _PartReader:
         if int(self._group["done"][index]) == WRITTEN:
             fields_CHW = self._group["fields"][index]
         else:
-            # The part of that time is not written yet.
+            # The part of this time is not yet written.
             sources = self._task.sources
             try:
                 fields_CHW = sources.read(sources.index_of(minutes))
             except UnavailableError:
                 raise
             except DataError:
-                # The part that contains this time reports it.
+                # The error is reported when the part that contains this time is written.
                 return None
         return transform_channels(fields_CHW, self._channels, self._task.transforms)
 

@@ -1,7 +1,7 @@
 """Base classes and registry of perturbations of ensemble members.
 
-The random numbers of a perturbation depend only on the seed, the initial time and the member (`member_rng`), not on
-batches, ranks or devices.
+The random numbers of a perturbation depend only on the seed, the initial time and the number of the member
+(`build_member_rng`), not on batches, ranks or devices.
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -46,17 +46,18 @@ class PerturbationContext:
 class InitialPerturbation(ABC):
     """Base class of perturbations of the initial states.
 
-    Members form pairs with opposite signs of the same perturbation: with a control, members 1 and 2, 3 and 4, and so
-    on. The mean of both members is the analysis. A subclass only draws perturbations of unit size.
-    `credit.forecast.ensemble.perturbations.build_perturbation` applies amplitude and sign, and skips the control.
+    Two members form a pair: their perturbations are the same except for the sign, so the mean of the two initial states
+    is the analysis. With a control, the pairs are the members 1 and 2, 3 and 4, and so on. A subclass only generates
+    perturbations of unit size. `credit.forecast.ensemble.perturbations.build_perturbation` multiplies them by amplitude
+    and sign, and does not perturb the control.
 
     Args:
         context: grid, seed, model and data of the run.
         section: ``inference.ensemble.perturbation`` of the config.
 
     Attributes:
-        supports_domain: True if `draw` takes and returns this rank's part of fields under domain parallelism
-            (`Stepper.domain`). Domain parallelism refuses other perturbations.
+        supports_domain: True if `draw` supports domain parallelism (`Stepper.domain`): its argument and its result are
+            this rank's part of the fields. With domain parallelism, all other perturbations are an error.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -69,8 +70,8 @@ class InitialPerturbation(ABC):
         """Return a perturbation of about unit size for each start.
 
         Args:
-            starts: starts of the forecasts of the batch. Both members of a pair have the same start; its `member` is
-                the number of the pair, from 0.
+            starts: starts of the forecasts of the batch. Both members of a pair have the same start, and its attribute
+                `member` is the number of the pair, from 0.
             state_BCTHW: normalised prognostic channels of the unperturbed input frames.
 
         Returns:
@@ -80,9 +81,9 @@ class InitialPerturbation(ABC):
 
 
 class TendencyPerturbation(ABC):
-    """Base class of perturbations of tendencies, the changes over a step that the network predicts.
+    """Base class of perturbations of tendencies: factors on the changes over a step that the network predicts.
 
-    The factors are drawn for the whole grid. With domain parallelism, each rank uses its part of them.
+    The factors are generated for the whole grid. With domain parallelism, each rank uses its part of the factors.
 
     Args:
         context: grid, time step and seed of the run.
@@ -94,7 +95,7 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors on the predicted change, step by step; the sequence never ends.
+        """Yield the factors on the predicted change of each successive step; the sequence never ends.
 
         Args:
             starts: starts of the forecasts of the batch.

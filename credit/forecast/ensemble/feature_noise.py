@@ -1,10 +1,10 @@
 """Gaussian noise on the hidden features of the network at every step, which represents model error in an ensemble.
 
-The noise is added to the outputs of the network's blocks. The following layers transform it to changes of the output
-that are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). The network
-was not trained with this noise, so its standard deviation is a setting. The noise is independent in each cell of the
-feature grid. In a deep stage of the network a cell is some hundred kilometres wide, so the changes of the output are
-correlated over this distance.
+The noise is added to the outputs of the network's blocks. The layers after a block transform the noise to changes of
+the network's output that are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv
+1812.04948). The network was not trained with this noise, so the user must choose its standard deviation. The noise is
+independent in each cell of the feature grid. In a deep stage of the network, a cell is some hundred kilometres wide, so
+the changes of the output are correlated over this distance.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from credit.config.sections.inference import EnsembleConfig
 from credit.errors import ConfigError, did_you_mean
-from credit.forecast.rollout import ForecastStart, member_rng
+from credit.forecast.rollout import ForecastStart, build_member_rng
 from credit.parallel.blocks.marks import is_marked, strip_wrapper_prefixes
 from credit.parallel.host_copy import to_device
 
-# Stream of `member_rng` that no other perturbation uses.
+# Stream of `build_member_rng` that only this perturbation uses.
 _RNG_STREAM = 3
 
 
 class FeatureNoise:
-    """Noise on the outputs of a network's blocks.
+    """Gaussian noise that is added to the outputs of a network's blocks.
 
     The noise is active only inside the contexts that `__call__` provides for the steps of a forecast.
 
@@ -45,13 +45,13 @@ class FeatureNoise:
         self._std = noise_config.std
         self._seed = conf.seed
         self._first_noisy_member = 1 if conf.control else 0
-        # During a step, the list has a generator for each forecast of the batch, or None for a forecast without noise.
-        # Between steps there is no list.
+        # During a step: a generator for each forecast of the batch, or None for a forecast without noise. Between
+        # steps, the attribute is None.
         self._generators: Sequence[np.random.Generator | None] | None = None
         self._blocks = find_blocks(model, noise_config.blocks)
 
     def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that returns a new context for each step; inside the context, the network adds noise.
+        """Return a function that builds a context for a step; inside the context, the blocks add noise to their output.
 
         Member 0 has no noise if it is a control (``inference.ensemble.control``). The random numbers depend only on the
         seed, the initial time and the member, not on the batch.
@@ -62,16 +62,16 @@ class FeatureNoise:
         generators: list[np.random.Generator | None] = []
         for start in starts:
             if start.member >= self._first_noisy_member:
-                generators.append(member_rng(self._seed, start, _RNG_STREAM))
+                generators.append(build_member_rng(self._seed, start, _RNG_STREAM))
             else:
                 generators.append(None)
         return functools.partial(self._use_generators, generators)
 
     @contextmanager
     def _use_generators(self, generators: Sequence[np.random.Generator | None]) -> Iterator[None]:
-        """Context in which hooks on the blocks add noise.
+        """Return a context in which hooks on the blocks add noise to the outputs of the blocks.
 
-        The hooks are removed at the end, because other forecasts use the same network.
+        The hooks are removed at the end of the context, because other forecasts use the same network.
 
         Args:
             generators: a generator for each forecast of the batch; None for a forecast without noise.
@@ -111,10 +111,10 @@ class FeatureNoise:
                 description = f"a tensor {tuple(output.shape)}"
             raise ConfigError(
                 f"inference.ensemble.feature_noise: {name} ({type(block).__name__}) returns {description} for a batch "
-                f"of {len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks "
-                "in feature_noise.blocks"
+                f"of {len(self._generators)}; noise needs one tensor with a row for each forecast: choose different "
+                "blocks in feature_noise.blocks"
             )
-        # Each forecast draws from its own generator, so its noise does not depend on the batch. A control has no noise.
+        # Each forecast has a separate generator, so its noise does not depend on the batch. A control has no noise.
         noise = np.zeros(output.shape, dtype=np.float32)
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
@@ -127,7 +127,7 @@ class FeatureNoise:
 
 
 def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return name -> block for all blocks of a network to whose outputs noise is added.
+    """Return the blocks of a network to whose outputs noise is added: name -> block.
 
     Args:
         model: the network. Its blocks are the modules with the attribute ``_fsdp2_shard``.
@@ -157,15 +157,15 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
         if not matches:
             raise ConfigError(
                 f'inference.ensemble.feature_noise.blocks: no block of {type(model).__name__} matches "{prefix}"'
-                f"{did_you_mean(prefix, blocks)}; give the name of a block, or its beginning up to a dot for all "
-                "blocks with that beginning"
+                f"{did_you_mean(prefix, blocks)}; give the name of a block, or the beginning of names up to a dot to "
+                "select all blocks with this beginning"
             )
         selected |= matches
     return selected
 
 
 def build_feature_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
-    """Build the noise of ``inference.ensemble.feature_noise``; None for a single forecast or without this key.
+    """Build the noise of ``inference.ensemble.feature_noise``; None for a single forecast, or if the key is not set.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.

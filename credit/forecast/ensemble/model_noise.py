@@ -1,4 +1,4 @@
-"""Noise inputs for the members of an ensemble, for a network that was trained with noise (``model.noise``).
+"""Noise inputs of a network that was trained with noise (``model.noise``), for the members of an ensemble forecast.
 
 Shape suffixes: B batch.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class ModelNoise:
     """Generator of the noise inputs of the network for the forecasts of an ensemble.
 
-    The noise of a member depends only on the seed, the initial time and the member. The noise of the control is 0,
-    which has no effect on the output of the network.
+    The noise of a member depends only on the seed, the initial time and the number of the member. The noise of the
+    control is 0, which has no effect on the output of the network.
 
-    With pairs (``model_noise.pairs``), the two members of a pair have opposite noise. To first order, their deviations
-    cancel, so the ensemble mean has less sampling error than the mean of independent members.
+    With pairs (``model_noise.pairs``), the two members of a pair have opposite noise. To first order, the deviations of
+    the two forecasts cancel, so the ensemble mean has a smaller sampling error than the mean of independent members.
 
     Args:
         conf: config section ``inference.ensemble``.
@@ -44,20 +44,20 @@ class ModelNoise:
         self._first_noisy_member = 1 if conf.control else 0
 
     def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Condition | None]:
-        """Yield kind of noise -> noise (B, ...) for successive forecast steps; the sequence never ends.
+        """Yield the noise inputs (kind of noise -> noise (B, ...)) of each successive step; the sequence never ends.
 
         Args:
             starts: starts of the B forecasts of the batch.
             device: device of the result.
         """
-        # Noise that can be scaled is drawn once for a pair and multiplied by the factor of the member. Other noise
-        # (dropout seeds) is drawn for each member and multiplied by True, or by False for the control.
+        # Noise that can be scaled is generated once for a pair and multiplied by the factor of the member. Other noise
+        # (dropout seeds) is generated for each member and multiplied by True, or by False for the control.
         member_keys = []
         draw_keys = []
         is_noisy = []
         factors = []
         for start in starts:
-            # Noisy members are numbered from 0; the control has the number -1.
+            # The number of a member with noise starts from 0; the control has the number -1.
             number = start.member - self._first_noisy_member
             draw_number = max(0, number)
             if self._has_pairs:
@@ -75,7 +75,7 @@ class ModelNoise:
         for kind, noise in self._noise.kinds.items():
             sequences[kind] = noise.sequence(draw_keys if noise.can_be_scaled else member_keys, device)
             factors_by_kind[kind] = factor_B if noise.can_be_scaled else is_noisy_B
-        # All kinds advance together, by one step of the forecast at a time.
+        # Each iteration advances all kinds of noise by one step of the forecast.
         while True:
             condition = {}
             for kind, sequence in sequences.items():

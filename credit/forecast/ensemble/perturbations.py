@@ -1,7 +1,7 @@
 """Perturbations of the initial states of an ensemble, and dropout during forecasts.
 
-The unit of a perturbation is the standard deviation of each channel's change over a step. Errors of analyses have about
-this size.
+The unit of a perturbation is the standard deviation of each channel's change over a step. The errors of analyses are of
+about this size.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -25,7 +25,7 @@ from credit.forecast.rollout import (
     ForecastStart,
     PerturbStates,
     build_forcing_function,
-    member_rng,
+    build_member_rng,
     read_initial_states,
 )
 from credit.forecast.stepper import Stepper
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from credit.config.sections.inference import EnsembleConfig
 
 
-# Streams of `member_rng`: 2 belongs to `sppt`, 3 to `feature_noise`.
+# Streams of `build_member_rng`. `sppt` uses stream 2, and `feature_noise` uses stream 3.
 _RNG_STREAM = 0
 _DROPOUT_RNG_STREAM = 1
 
@@ -47,10 +47,10 @@ _DROPOUT_RNG_STREAM = 1
 def build_perturbation(
     conf: EnsembleConfig, stepper: Stepper, inputs: ForecastInputs, grid: LatLonGrid
 ) -> PerturbStates | None:
-    """Build the function that perturbs initial states; None if neither perturbation nor dropout is configured.
+    """Build the function that perturbs initial states; None if the config has neither a perturbation nor dropout.
 
-    With ``inference.ensemble.dropout``, this function turns the dropout of the network on, and the returned function
-    also seeds it. Without ``inference.ensemble.perturbation``, the returned function does not change the states.
+    With ``inference.ensemble.dropout``, this function switches the dropout of the network on, and the returned function
+    seeds the dropout. Without ``inference.ensemble.perturbation``, the returned function does not change the states.
 
     Args:
         conf: config section ``inference.ensemble``.
@@ -74,7 +74,7 @@ def build_perturbation(
         if stepper.domain is not None and not allows_divided_fields(perturbation_class):
             raise ConfigError(
                 f"inference.ensemble.perturbation: {section.kind} does not declare that it works on divided fields "
-                "(supports_domain); choose another kind, or set inference.parallelism.domain to 1"
+                "(supports_domain); choose a different kind, or set inference.parallelism.domain to 1"
             )
         perturbation = perturbation_class(context, section)
     first_perturbed = 1 if conf.control else 0
@@ -87,7 +87,7 @@ def build_perturbation(
         signs = []
         pair_starts = []
         for start in starts:
-            # Perturbed members are numbered from 0; the control has the number -1 and the sign 0.
+            # The number of a perturbed member starts from 0; the control has the number -1 and the sign 0.
             number = start.member - first_perturbed
             if number < 0:
                 signs.append(0.0)
@@ -95,7 +95,7 @@ def build_perturbation(
                 signs.append(1.0)
             else:
                 signs.append(-1.0)
-            # Both members of a pair draw the random numbers of the pair.
+            # Both members of a pair use the same random numbers.
             pair_number = max(0, number) // 2
             pair_starts.append(ForecastStart(start.initial_minutes, pair_number, start.analysis_minutes))
         sign_B1111 = torch.tensor(signs, device=state_BCTHW.device)[:, None, None, None, None]
@@ -106,29 +106,29 @@ def build_perturbation(
     return perturb_states
 
 
-def lag_minutes(conf: EnsembleConfig | None) -> int:
-    """Return the interval in minutes between the analyses of successive lagged members; 0 without lagged members."""
+def compute_member_lag(conf: EnsembleConfig | None) -> int:
+    """Return the interval in minutes between the analyses of successive members; 0 if the members are not lagged."""
     if conf is None or conf.lagged is None:
         return 0
     return parse_duration(conf.lagged)
 
 
-def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
+def compute_analysis_offsets(conf: EnsembleConfig | None) -> list[int]:
     """Return the offsets of all analyses that an ensemble reads, in minutes before the initial time, ascending.
 
-    A lagged member starts from an earlier analysis, and bred vectors grow from earlier analyses. A single forecast
-    reads only the analysis at the initial time, with the offset 0.
+    Offsets above 0 occur because lagged members start from earlier analyses, and because bred vectors grow from earlier
+    analyses. A single forecast reads only the analysis at the initial time, which has the offset 0.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.
     """
     if conf is None:
         return [0]
-    lag = lag_minutes(conf)
+    lag = compute_member_lag(conf)
     perturbation_lags = [0]
     if conf.perturbation is not None:
         perturbation_lags = conf.perturbation.analysis_lags_minutes()
-    # Each lagged member needs the analyses of the perturbation before its own analysis; members may share analyses.
+    # Each lagged member needs the analyses of the perturbation before its start; several members may share an analysis.
     offsets = set()
     for member in range(conf.members):
         for perturbation_lag in perturbation_lags:
@@ -137,9 +137,9 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:
-    """Describe how the members differ, for example "5 members; seed 0; dropout".
+    """Return a description of the ensemble for the attributes of forecast files, such as "5 members; seed 0; dropout".
 
-    The text is an attribute of forecast files, which distinguishes the files of different ensembles.
+    Ensembles with different settings have different descriptions.
     """
     parts = [f"{conf.members} members", f"seed {conf.seed}"]
     if conf.perturbation is not None:
@@ -162,9 +162,9 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
 
 
 def enable_dropout(model: nn.Module) -> None:
-    """Put the dropout modules of a network into training mode, so that dropout also acts in forecasts.
+    """Switch the dropout modules of a network to training mode, so that dropout is also active in forecasts.
 
-    The mode of all other modules is not changed.
+    The mode of all other modules does not change.
 
     Raises:
         ConfigError: if the network has no dropout.
@@ -183,19 +183,19 @@ def enable_dropout(model: nn.Module) -> None:
 
 
 def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
-    """Seed torch's global generator, from which dropout draws, from the ensemble's seed and a batch's first start."""
-    generator = member_rng(seed, starts[0], _DROPOUT_RNG_STREAM)
+    """Seed torch's global generator, which dropout uses, from the ensemble's seed and the first start of a batch."""
+    generator = build_member_rng(seed, starts[0], _DROPOUT_RNG_STREAM)
     torch.manual_seed(generator.integers(2**62))
 
 
 class RandomFields:
-    """Random fields of mean 0 and variance 1 for all prognostic channels.
+    """Generator of random fields of mean 0 and variance 1 for all prognostic channels.
 
     White noise is independent in each cell and channel. Correlated noise has a horizontal correlation length, is the
     same at all levels of a variable, and is independent between variables.
 
     Args:
-        context: context of an `InitialPerturbation`.
+        context: grid, seed and channels of the run.
         length_km: correlation length in km; None for white noise.
     """
 
@@ -215,7 +215,7 @@ class RandomFields:
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
         """Return the random fields of each start on this rank's part of the grid, (B, C, H, W) float32, dimensionless.
 
-        The fields are drawn for the whole grid, so they do not depend on the number of ranks.
+        The fields are generated for the whole grid, so they do not depend on the number of ranks.
 
         Args:
             starts: starts of the forecasts of the batch.
@@ -223,14 +223,14 @@ class RandomFields:
         """
         fields = []
         for start in starts:
-            generator = member_rng(self._seed, start, _RNG_STREAM)
-            fields_CHW = self._draw_member(generator)
+            generator = build_member_rng(self._seed, start, _RNG_STREAM)
+            fields_CHW = self._sample_member(generator)
             if self._domain is not None:
                 fields_CHW = fields_CHW[(..., *self._domain.part.slices)]
             fields.append(fields_CHW)
         return to_device(np.stack(fields), device)
 
-    def _draw_member(self, generator: np.random.Generator) -> np.ndarray:
+    def _sample_member(self, generator: np.random.Generator) -> np.ndarray:
         """Return the random fields of one member, (C, H, W) float32."""
         if self._correlated_noise is None:
             return generator.standard_normal((len(self._channels), *self._grid.shape), dtype=np.float32)
@@ -250,7 +250,7 @@ class GaussianPerturbation(InitialPerturbation):
         self._fields = RandomFields(context, None)
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """Return white noise for each start; see `InitialPerturbation.draw`."""
+        """Return white noise (B, C, H, W) for each start; see `InitialPerturbation.draw`."""
         return self._fields.draw(starts, state_BCTHW.device)
 
 
@@ -265,7 +265,7 @@ class CorrelatedPerturbation(InitialPerturbation):
         self._fields = RandomFields(context, section.length)
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """Return correlated noise for each start; see `InitialPerturbation.draw`."""
+        """Return correlated noise (B, C, H, W) for each start; see `InitialPerturbation.draw`."""
         return self._fields.draw(starts, state_BCTHW.device)
 
 
@@ -273,10 +273,11 @@ class CorrelatedPerturbation(InitialPerturbation):
 class BredPerturbation(InitialPerturbation):
     """Bred vectors: perturbations that have grown in forecasts up to the initial time.
 
-    A random perturbation is added to an earlier analysis. Each cycle makes one forecast from an analysis and one from
-    the perturbed analysis. Their difference, scaled to norm 1, perturbs the analysis at the start of the next cycle.
-    The difference after the last cycle, which ends at the initial time, is the bred vector. Over the cycles, the
-    fastest-growing directions dominate (Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2).
+    Each breeding cycle makes two forecasts: one from an analysis and one from the same analysis plus a perturbation.
+    The difference between the two forecasts, scaled to norm 1, is the perturbation of the next cycle. The first cycle
+    uses random noise. The last cycle ends at the initial time, and its difference is the bred vector. Over the cycles,
+    the fastest-growing directions dominate (Toth and Kalnay 1997,
+    doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2).
 
     The norm is the root mean square over area and channels, in standard deviations of each channel's change over a
     step.
@@ -298,7 +299,7 @@ class BredPerturbation(InitialPerturbation):
             self._area_HW = self._area_HW[self._domain.part.slices]
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """Return a bred vector of norm 1 for each start; see `InitialPerturbation.draw`."""
+        """Return a bred vector (B, C, H, W) of norm 1 for each start; see `InitialPerturbation.draw`."""
         inputs = self.context.inputs
         stepper = self.context.stepper
         device = state_BCTHW.device
@@ -306,7 +307,7 @@ class BredPerturbation(InitialPerturbation):
         scale_C11 = stepper.normalizer.tendency_scale_C[:, None, None]
         steps_per_cycle = self._cycle_minutes // inputs.step_minutes
         bred_BCHW = self._fields.draw(starts, device)
-        # From the earliest cycle to the last cycle, which ends at the analyses of the starts.
+        # The loop runs from the earliest cycle to the last cycle, which ends at the analyses of the starts.
         for cycles_before in range(self._num_cycles, 0, -1):
             minutes_before = cycles_before * self._cycle_minutes
             cycle_starts = [start.analysis_minutes - minutes_before for start in starts]
@@ -324,11 +325,11 @@ class BredPerturbation(InitialPerturbation):
         return bred_BCHW
 
     def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
-        """Return the changes (B, C, H, W) divided by the root mean square of each forecast over area and channels."""
+        """Return changes (B, C, H, W), each forecast divided by its root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / self._total_area
         if self._domain is not None:
             square_B = self._domain.sum(square_B)
-        # The lower limit avoids 0 / 0 if the perturbation has died out.
+        # The lower limit avoids 0 / 0 if the perturbation has decayed to 0.
         norm_B = square_B.sqrt().clamp(min=1e-12)
         return change_BCHW / norm_B[:, None, None, None]

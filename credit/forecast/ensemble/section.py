@@ -16,7 +16,7 @@ class GaussianOrBredSection(InitialPerturbationSection):
 
     kind: Literal["gaussian", "correlated", "bred"] = Field(
         "correlated",
-        description="`gaussian`: independent noise in each cell. `correlated`: noise with a correlation over "
+        description="`gaussian`: independent noise in each cell. `correlated`: noise with the correlation length "
         "`length`. `bred`: bred vectors, which grow in `cycles` forecasts before the initial time.",
     )
     length: float = Field(
@@ -34,19 +34,21 @@ class GaussianOrBredSection(InitialPerturbationSection):
         return parse_duration(self.cycle)
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return the ages in minutes of the analyses to read; each breeding cycle reads the analysis at its start."""
+        """Return the lags (minutes before the initial time) of the analyses to read, starting with the lag 0.
+
+        For bred vectors, each breeding cycle also reads the analysis at its start.
+        """
         num_cycles = self.cycles if self.kind == "bred" else 0
-        # The first age is 0: the analysis that is perturbed.
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
-    def durations_in_steps(self) -> dict[str, str]:
-        """Return key -> duration that must be a multiple of the time step: for bred vectors, the length of a cycle."""
+    def durations_to_check(self) -> dict[str, str]:
+        """Return the durations that must be multiples of the time step, by key; for bred vectors, the cycle length."""
         if self.kind != "bred":
             return {}
         return {"cycle": self.cycle}
 
     def describe(self) -> str:
-        """Describe the perturbations, for the attributes of forecast files."""
+        """Return a description of the perturbations, for the attributes of forecast files."""
         text = super().describe()
         if self.kind != "gaussian":
             text += f", {self.length:g} km"
@@ -67,5 +69,5 @@ class SPPTSection(TendencyPerturbationSection):
     time: Duration = Field("6h", description="Correlation time of r, after which the correlation has decreased to 1/e.")
 
     def describe(self) -> str:
-        """Describe the perturbations, for the attributes of forecast files."""
+        """Return a description of the perturbations, for the attributes of forecast files."""
         return f"changes times 1 + {self.amplitude:g} r, r of {self.length:g} km and {self.time}"

@@ -1,9 +1,9 @@
 """Stochastically perturbed tendencies (SPPT), which represent model error in an ensemble.
 
 The change over a step that the network predicts is multiplied by 1 + r, with the same r for all prognostic channels of
-a column (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006). r is a Gaussian random field on the sphere,
-correlated over some hundred kilometres, and follows a first-order autoregression in time. r is limited to [-1, 1], so
-that no change reverses its sign.
+a column (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006). r is a Gaussian random field on the sphere with a
+correlation length of some hundred kilometres, and a first-order autoregression in time. r is limited to [-1, 1], so the
+factor never reverses the sign of a change.
 
 Shape suffixes: B batch, H latitude rows, W longitude columns.
 """
@@ -22,7 +22,7 @@ from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS
 from credit.forecast.ensemble.base import PerturbationContext, TendencyPerturbation, register_perturbation
 from credit.forecast.ensemble.section import SPPTSection
-from credit.forecast.rollout import DrawFactors, ForecastStart, member_rng
+from credit.forecast.rollout import DrawFactors, ForecastStart, build_member_rng
 from credit.grid import LatLonGrid
 from credit.parallel.domain.domain import Domain
 from credit.parallel.host_copy import to_device
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from credit.config.sections.inference import EnsembleConfig
 
 
-# Stream of `member_rng` that no other perturbation uses.
+# Stream of `build_member_rng` that only this perturbation uses.
 _RNG_STREAM = 2
 
 
@@ -54,14 +54,14 @@ class SPPT(TendencyPerturbation):
         self._first_perturbed = 1 if context.has_control else 0
 
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors 1 + r of each step, (B, 1, H, W); the sequence never ends.
+        """Yield the factors 1 + r of each successive step, (B, 1, H, W); the sequence never ends.
 
         Args:
             starts: starts of the forecasts of the batch.
             device: device of the result.
         """
-        generators = [member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
-        pattern_B1HW = self._draw_patterns(generators)
+        generators = [build_member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
+        pattern_B1HW = self._sample_patterns(generators)
         # 1 for a perturbed member, 0 for a control.
         is_perturbed = [start.member >= self._first_perturbed for start in starts]
         is_perturbed_B111 = np.array(is_perturbed, dtype=np.float32)[:, None, None, None]
@@ -70,9 +70,9 @@ class SPPT(TendencyPerturbation):
         while True:
             r_B1HW = np.clip(self._amplitude * pattern_B1HW, -1.0, 1.0)
             yield to_device(1.0 + is_perturbed_B111 * r_B1HW, device)
-            pattern_B1HW = self._autocorrelation * pattern_B1HW + noise_weight * self._draw_patterns(generators)
+            pattern_B1HW = self._autocorrelation * pattern_B1HW + noise_weight * self._sample_patterns(generators)
 
-    def _draw_patterns(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
+    def _sample_patterns(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
         """Return one random field of variance 1 for each generator, (B, 1, H, W) float32."""
         return np.stack([self._noise.draw(1, generator) for generator in generators])
 
@@ -80,7 +80,7 @@ class SPPT(TendencyPerturbation):
 def build_tendency_perturbation(
     conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int, domain: Domain | None = None
 ) -> DrawFactors | None:
-    """Build the function that draws the factors of ``inference.ensemble.stochastic``; None without this key.
+    """Build the function that generates the factors of ``inference.ensemble.stochastic``; None if this key is not set.
 
     Args:
         conf: config section ``inference.ensemble``; None for a single forecast.

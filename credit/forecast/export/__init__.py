@@ -1,1 +1,1 @@
-"""Export of forecasts to the layouts of other programs."""
+"""Export of forecasts to the file layouts that other programs read."""

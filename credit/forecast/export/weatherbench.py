@@ -1,7 +1,8 @@
 """Export of forecasts and their truth to zarr stores that WeatherBench-X can read.
 
-WeatherBench-X expects long names of variables, one dimension ``level`` for all variables, members along ``number``, and
-ECMWF's names of the time dimensions: ``time`` and ``prediction_timedelta`` of forecasts, ``time`` of the truth.
+WeatherBench-X expects long names of variables, one dimension ``level`` for all variables, and the dimension ``number``
+for ensemble members. The time dimensions have the names of ECMWF: ``time`` and ``prediction_timedelta`` in forecasts,
+and ``time`` in the truth.
 
 Shape suffixes: M members, C channels, L levels, H latitude rows, W longitude columns.
 """
@@ -39,10 +40,10 @@ class ExportNames:
     """Settings that determine the names and levels of the exported variables.
 
     Attributes:
-        rename: name of a variable in the config -> its name in the stores; other variables get their WeatherBench
-            names.
-        hours: name of a variable that is a sum -> period of the sum in hours.
-        level_units: ``data.level_units``; pressures are exported in hPa.
+        rename: name of a variable in the config -> its name in the stores. Variables without an entry get their
+            WeatherBench names.
+        hours: name of a variable that is a sum over time -> period of the sum in hours.
+        level_units: value of ``data.level_units``, the units of the levels. Pressure levels are exported in hPa.
     """
 
     rename: Mapping[str, str]
@@ -52,7 +53,7 @@ class ExportNames:
 
 @dataclass(frozen=True)
 class _ExportedVariable:
-    """One variable of a store.
+    """Variable of an exported store.
 
     Attributes:
         name: name in the store.
@@ -68,9 +69,9 @@ class _ExportedVariable:
 
 
 class _StoreWriter:
-    """Writer of fields to a new zarr store, one time after another.
+    """Writer of fields to a new zarr store in the WeatherBench layout, one time after another.
 
-    All variables share one dimension ``level``. Levels that a variable does not have are missing (NaN).
+    All variables share one dimension ``level``. At levels that a variable does not have, its values are NaN.
 
     Args:
         path: path of the store; it must not exist.
@@ -78,7 +79,7 @@ class _StoreWriter:
         units: name of a variable -> its units.
         names: names and level units of the export.
         grid: grid of the fields.
-        leading: name of each leading dimension -> its length. A chunk has length 1 along each of them.
+        leading: name of each leading dimension -> its length. A chunk has length 1 along each leading dimension.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class _StoreWriter:
     def _list_variables(
         self, channels: Mapping[str, tuple[str, float | None]], units: Mapping[str, str], names: ExportNames
     ) -> list[_ExportedVariable]:
-        """Return the variables of the store; see the class for the arguments.
+        """Return the variables of the store; see `_StoreWriter` for the arguments.
 
         Raises:
             ConfigError: if two variables get the same name.
@@ -142,9 +143,7 @@ class _StoreWriter:
             default_name = weatherbench_name(variable, level_index is not None, names.hours.get(variable))
             name = names.rename.get(variable, default_name)
             if name in variables:
-                raise ConfigError(
-                    f"{variable}: another variable is called {name} as well; give --rename {variable}=NAME"
-                )
+                raise ConfigError(f"{variable}: a second variable has the name {name}; give --rename {variable}=NAME")
             variables[name] = _ExportedVariable(name, channel_index, level_index, units.get(variable, ""))
         return list(variables.values())
 
@@ -154,7 +153,7 @@ class _StoreWriter:
         Args:
             name: name of the variable.
             dims: names of its dimensions.
-            values: values, with these dimensions.
+            values: values, an array with the dimensions `dims`.
             attributes: CF attributes.
         """
         array = self._group.create_array(
@@ -191,11 +190,12 @@ class _StoreWriter:
             self._group[variable.name][position] = fields_LHW
 
     def close(self, attributes: Mapping[str, object]) -> None:
-        """Write the global attributes and the consolidated metadata; attributes of other types are skipped."""
+        """Write the consolidated metadata, and the global attributes that are strings or numbers."""
         plain = {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
         self._group.attrs.update(plain)
         with warnings.catch_warnings():
-            # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
+            # xarray reads consolidated metadata, and prints a warning if there are none. zarr warns that other programs
+            # may ignore them.
             warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)
             zarr.consolidate_metadata(self._path)
 
@@ -209,8 +209,8 @@ def export_weatherbench(
 ) -> Path:
     """Write ``forecasts.zarr``, ``truth.zarr`` and ``climatology.zarr`` to a new folder.
 
-    The truth has the output variables at all initial and valid times that are in the data. The climatology has its
-    expected fields at the same times. Values and units are those of the forecast files and of the data.
+    The truth contains the output variables at all initial and valid times that are in the data. The climatology
+    contains the expected fields at the same times. Values and units are not changed.
 
     Args:
         folder: the folder to create.
@@ -229,7 +229,7 @@ def export_weatherbench(
         CreditError: if the folder cannot be written.
     """
     if folder.exists():
-        raise ConfigError(f"{folder}: exists already; remove it or name another folder")
+        raise ConfigError(f"{folder}: exists already; remove it or name a different folder")
     if archive.calendar.name not in _CALENDARS:
         raise ConfigError(
             f"{archive.origin}: the calendar of the forecasts is {archive.calendar.name}; WeatherBench-X needs dates "
@@ -312,5 +312,5 @@ def _read_truth(reader: FieldReader, minutes: int) -> np.ndarray:
     """Return the output channels of the data (C, H, W) at a time (in minutes) that is in the data."""
     index = reader.index_of(minutes)
     assert index is not None, minutes
-    # The stored channels begin with those of the output.
+    # The first channels of the data are the output channels.
     return reader.read(index)[: len(reader.channels.output)]

@@ -1,4 +1,4 @@
-"""Asynchronous writer: a thread writes the output of a step while the model computes the next steps.
+"""Asynchronous writer of forecasts: a thread writes the output of a step while the model computes the next steps.
 
 Shape suffixes: B forecasts of a batch, C channels, H rows, W columns.
 """
@@ -26,7 +26,7 @@ _MAX_WAITING_STEPS = 2
 
 @dataclass(frozen=True)
 class _BatchItem:
-    """Forecast of a batch whose queued step is to be written, or added to running sums.
+    """Forecast of a batch whose queued step must be written, or added to running sums.
 
     Attributes:
         index: index of the forecast in the batch.
@@ -51,7 +51,7 @@ class BackgroundWriter:
         origin: checkpoint or other source of the forecasts, for messages.
         initial_times: initial times to write, in minutes. Forecasts of a batch with other initial times are not
             written.
-        diagnostics: computation of the written fields from the output; None to write the output itself.
+        diagnostics: object that computes the written fields from the output; None to write the output itself.
         raises_in_put: True to raise errors in `put`. Set it to False if several ranks write: all ranks must then raise
             the error of any rank together, after `check` or `flush`.
 
@@ -79,7 +79,7 @@ class BackgroundWriter:
         self._initial_times = frozenset(initial_times)
         self._diagnostics = diagnostics
         self._last_lead = max(lead_indices)
-        # None tells the thread to end.
+        # The item None ends the thread.
         self._queue: queue.Queue[tuple[list[_BatchItem], AsyncHostCopy] | None] = queue.Queue(_MAX_WAITING_STEPS)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write_queued_steps, name="writer", daemon=True)
@@ -91,7 +91,7 @@ class BackgroundWriter:
 
         Args:
             starts: starts of the B forecasts of the batch.
-            step: number of the step, from 1, counted from the analyses.
+            step: number of the step after the analyses, from 1.
             output: (B, C, H, W) in physical units, on any device. The caller must not change it afterwards.
 
         Raises:
@@ -112,7 +112,7 @@ class BackgroundWriter:
         """Wait until all queued steps are written.
 
         Raises:
-            CreditError: as in `put`.
+            CreditError: if a step could not be written, or had a value that is not finite.
         """
         self._queue.join()
         self.check()
@@ -143,14 +143,14 @@ class BackgroundWriter:
             self.check()
 
     def check(self) -> None:
-        """Raise the error of an earlier step, as `put` does."""
+        """Raise the error of an earlier step, if a step could not be written or was not finite."""
         if self._error is not None:
             raise self._error
 
     def _write_queued_steps(self) -> None:
-        """Write the steps of the queue; the thread runs this method.
+        """Write the steps of the queue until it contains None; the thread runs this method.
 
-        After an error, the queue is emptied without writing, so that `put` does not block.
+        After an error, steps are removed from the queue but not written, so that `put` does not block.
         """
         while (queued := self._queue.get()) is not None:
             if self._error is None:
@@ -176,11 +176,7 @@ class BackgroundWriter:
                     self._writer.put(item.start.initial_minutes, lead_index, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
-        """Refuse a forecast that has become unstable.
-
-        Raises:
-            CreditError: if a value is NaN or infinite.
-        """
+        """Raise CreditError if the fields of a forecast contain NaN or infinite values."""
         if np.isfinite(fields_CHW).all():
             return
         schema = self._writer.schema
@@ -188,6 +184,6 @@ class BackgroundWriter:
         if schema.members is not None:
             forecast_name += f", member {item.start.member}"
         raise CreditError(
-            f"{self._origin}: forecast from {forecast_name}: not finite at {item.lead / 60:g} h; not written. Forecast "
-            "a shorter inference.lead_time, or train on longer rollouts (data.forecast_len)"
+            f"{self._origin}: forecast from {forecast_name}: not finite at {item.lead / 60:g} h; not written. Set a "
+            "shorter inference.lead_time, or train on longer rollouts (data.forecast_len)"
         )

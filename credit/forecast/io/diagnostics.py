@@ -1,8 +1,8 @@
 """Output diagnostics: variables that are computed from the network's output before a forecast is written.
 
-Variables on model levels are interpolated to pressure levels (``inference.pressure_levels``). Other variables are
-derived, or are sums over several steps (``inference.derive``). The computation runs on the host in float64, with the
-formulas that also derive variables of the data (`credit.data.sources.derived_variables`).
+``inference.pressure_levels`` interpolates variables on model levels to pressure levels. ``inference.derive`` adds
+derived variables and sums over several steps. The computation runs on the host in float64, with the same formulas as
+derived variables of the data (`credit.data.sources.derived_variables`).
 
 Shape suffixes: C channels, K levels of the model from the top down, L written levels, H rows, W columns.
 """
@@ -37,7 +37,7 @@ _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
 @dataclass(frozen=True)
 class _Copy:
-    """Recipe for channels of the output that are written unchanged.
+    """Recipe for channels of the model's output that are written unchanged.
 
     Attributes:
         channel_index: indices of the channels in the model's output.
@@ -53,8 +53,8 @@ class _Recipe:
     Attributes:
         kind: kind of the derived variable; None for interpolation to pressure levels.
         quantity: interpolated quantity, which determines the extrapolation below the surface; empty if `kind` is given.
-        column: levels and vertical interpolation; None if neither pressure nor an interpolation is needed.
-        inputs: role in the formula, such as ``temperature`` -> input with this role.
+        column: levels and vertical interpolation; None if the recipe needs neither pressure nor an interpolation.
+        inputs: role of an input in the formula, such as ``temperature`` -> the input.
     """
 
     kind: str | None
@@ -64,7 +64,7 @@ class _Recipe:
 
 
 class OutputDiagnostics:
-    """Computation of the written fields from the network's output of a step.
+    """Calculator of the written fields from the network's output of a step.
 
     Args:
         conf: config section ``inference``.
@@ -81,7 +81,7 @@ class OutputDiagnostics:
         level_units: units of the written levels.
         masks: masks of the written variables; a derived variable is missing where one of its inputs is missing.
         windows: name of a sum -> length of its window in minutes, or `credit.forecast.io.schema.SINCE_START` for a sum
-            since the initial time. Other sums are over one step.
+            since the initial time. Sums without an entry are over one step.
 
     Raises:
         ConfigError: if a variable cannot be computed from the output; the message names the key.
@@ -120,7 +120,7 @@ class OutputDiagnostics:
             written += self._add_output(name)
         for name, derived_config in conf.derive.items():
             if name in variables:
-                raise ConfigError(f"inference.derive.{name}: {name} is an output already; choose another name")
+                raise ConfigError(f"inference.derive.{name}: {name} is already an output; choose a different name")
             written += self._add_derived(name, derived_config)
         # A variable without levels may have the name of a channel on levels: u10 is the wind at 10 m, and u at 10 hPa.
         # The units are appended to distinguish them, as in `ChannelMap.build`.
@@ -153,7 +153,7 @@ class OutputDiagnostics:
 
     @property
     def global_attributes(self) -> dict[str, str]:
-        """Global attributes that describe the diagnostics; they distinguish files with different diagnostics."""
+        """Global attributes that describe the diagnostics and distinguish files with different diagnostics."""
         attributes = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
@@ -178,7 +178,7 @@ class OutputDiagnostics:
         self._running_sums.reset()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Compute the fields to write at a lead time. With running sums, call it for every step of a forecast in order.
+        """Return the fields to write at a lead time. With running sums, call this method for every step, in order.
 
         Args:
             start: start of the forecast.
@@ -186,8 +186,8 @@ class OutputDiagnostics:
             fields_CHW: the network's output in physical units, float32.
 
         Returns:
-            (C', H, W) float32 in physical units, where C' are the output channels of the attribute `channels`. A sum is
-            NaN if its window begins before the initial time.
+            (C', H, W) float32 in physical units; C' are the output channels of the attribute `channels`. A sum is NaN
+            if its window begins before the initial time.
         """
         if self._is_plain:
             return fields_CHW
@@ -203,7 +203,7 @@ class OutputDiagnostics:
         return np.concatenate(written)
 
     def _derive(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
-        """Compute the variable of a recipe, (L, H, W) float32, from the network's output in physical units."""
+        """Return the variable of a recipe, (L, H, W) float32, computed from the network's output in physical units."""
         inputs = {role: recipe_input.select(fields_CHW) for role, recipe_input in recipe.inputs.items()}
         if SURFACE_PRESSURE in inputs:
             inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
@@ -249,8 +249,8 @@ class OutputDiagnostics:
         needs_ground = kind in _NEEDS_GROUND
         if needs_ground and not self._inputs.is_hybrid:
             raise ConfigError(
-                f"{key}: {kind} is computed on model levels, down to the surface; data.level_units is "
-                f"{self._level_units}, levels of pressure: leave it out"
+                f"{key}: {kind} is computed on model levels, down to the surface, but data.level_units is "
+                f"{self._level_units} (pressure levels): remove this key"
             )
         roles = derived_config.input_variables
         self._add_mask(key, name, list(roles.values()))
@@ -266,8 +266,8 @@ class OutputDiagnostics:
         needs_column = needs_ground or kind in _NEEDS_PRESSURE
         if needs_column and not has_levels:
             raise ConfigError(
-                f"{key}: {first_variable} has no levels, and {kind} is computed from variables with levels; name "
-                "others in inputs"
+                f"{key}: {first_variable} has no levels, but {kind} is computed from variables with levels; name "
+                "variables with levels in inputs"
             )
         column = None
         order = list(range(len(levels)))
@@ -295,7 +295,7 @@ class OutputDiagnostics:
         return _build_channels(name, levels if pressures is None else pressures)
 
     def _add_mask(self, key: str, name: str, variables: Sequence[str]) -> None:
-        """Mask a derived variable where one of its inputs is always missing.
+        """Mask a derived variable in the cells in which one of its inputs is always missing.
 
         Raises:
             ConfigError: if one of the inputs `variables` is not an output of the model.
@@ -315,7 +315,7 @@ class OutputDiagnostics:
             order: indices that sort the levels of the variables from the top down.
 
         Raises:
-            ConfigError: if the variables are not on the same levels, or have units of another quantity.
+            ConfigError: if the variables are not on the same levels, or have units of a different quantity.
         """
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
@@ -352,8 +352,8 @@ class OutputDiagnostics:
             )
         if len(channel_index) > 1:
             raise ConfigError(f"{key}.of: {variable} has levels; only a variable without levels can be added up")
-        # Without `over`, the sum begins at the initial time. Otherwise the window must be a multiple of the time step
-        # and not longer than the forecast.
+        # Without `over`, the sum begins at the initial time. With `over`, the window must be a multiple of the time
+        # step and not longer than the forecast.
         num_steps = None
         self.windows[name] = SINCE_START
         if over is not None:
@@ -366,8 +366,8 @@ class OutputDiagnostics:
             if window > self._last_lead:
                 raise ConfigError(
                     f"{key}.over: {over} is longer than the last lead time that is written, "
-                    f"{format_duration(self._last_lead)}, so that {name} would be missing everywhere; make it shorter, "
-                    "or the forecast longer (inference.lead_time, lead_times)"
+                    f"{format_duration(self._last_lead)}, so {name} would be missing everywhere; shorten the window, "
+                    "or make the forecast longer (inference.lead_time, lead_times)"
                 )
             self.windows[name] = window
         period = "since the initial time"
@@ -384,14 +384,14 @@ class OutputDiagnostics:
         return _build_channels(name, [None])
 
     def _find_ground(self, key: str, required: bool) -> None:
-        """Find the surface geopotential and store it for all recipes; a `ConfigError` if it is required and missing."""
+        """Find and store the surface geopotential for all recipes; raise ConfigError if it is required but missing."""
         ground_HW = self._inputs.ground_geopotential(key, required)
         if ground_HW is not None:
             self._ground_HW = ground_HW
 
 
 def _build_channels(name: str, levels: Sequence[float | None]) -> list[Channel]:
-    """Return a diagnostic channel for each level of the variable `name`; a level of None means no levels."""
+    """Return a diagnostic channel for each level of the variable `name`; the level None means "without levels"."""
     channels = []
     for level in levels:
         channel_name = name if level is None else f"{name}{level:g}"

@@ -48,8 +48,9 @@ def open_forecasts(
         rename: name of a variable in this package -> its name in the files; None to keep all names.
         level_units: units to which the levels are converted; None to keep the units of the files.
         storage_options: options of the remote file system, such as credentials; unused for a local path.
-        stems: stems of the files to read, such as ``forecast_2001-04-01T00``, which a dot or an underscore follows;
-            None to read all files. Use it if other processes are still writing other files.
+        stems: beginnings of the names of the files to read, up to a dot or an underscore, such as
+            ``forecast_2001-04-01T00``; None to read all files. Set `stems` if other processes are still writing files
+            to the folder.
 
     Raises:
         DataError: if there are no complete forecasts, or if forecasts belong to different runs.
@@ -65,7 +66,7 @@ def open_forecasts(
     if stores:
         archive = ZarrArchive(stores[0], rename, level_units, storage_options or {})
     elif not files:
-        raise DataError(f"{path}: there are no files of {', '.join(stems or ())}; run credit rollout again")
+        raise DataError(f"{path}: contains no files of {', '.join(stems or ())}; run credit rollout again")
     else:
         archive = FileArchive(Path(path), files, rename, level_units)
     if not len(archive.initial_minutes):
@@ -74,7 +75,7 @@ def open_forecasts(
 
 
 def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
-    """Return the zarr stores and the files at a path; one of the two lists is empty, and all files have one format.
+    """Return the zarr stores and the forecast files at a path. One list is empty, and all files have the same format.
 
     Raises:
         DataError: if there are no forecasts, or forecasts in several formats.
@@ -92,7 +93,7 @@ def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
         names = [f"{file_format} files" for file_format in formats]
         if stores:
             names.append("a zarr store")
-        raise DataError(f"{path}: holds {' and '.join(names)}; remove one of them")
+        raise DataError(f"{path}: contains {' and '.join(names)}; remove the forecasts in one of these formats")
     if not stores and not formats:
-        raise DataError(f"{path}: there are no forecasts; run credit rollout first, or name a folder with forecasts")
+        raise DataError(f"{path}: contains no forecasts; run credit rollout first, or name a folder with forecasts")
     return stores, files[formats[0]] if formats else []

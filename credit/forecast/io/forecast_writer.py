@@ -1,4 +1,4 @@
-"""Writer of forecasts to files (netCDF with CF metadata, GRIB2) or to one zarr store, one lead time at a time.
+"""Writer of forecasts to files (netCDF with CF metadata, or GRIB2) or to a zarr store, one lead time after another.
 
 Shape suffixes: N lead times, C output channels, H latitude rows, W longitude columns.
 """
@@ -22,28 +22,28 @@ from credit.forecast.io.zarr_store import STORE, ZarrStore
 
 
 class ForecastWriter:
-    """Writer of forecasts, which become visible to readers only when they are complete.
+    """Writer of forecasts to files or a zarr store; readers do not find a forecast until it is complete.
 
     Args:
-        folder: folder for the files or the zarr store ``forecasts.zarr``; created if needed.
+        folder: folder for the files or the zarr store ``forecasts.zarr``; it is created if needed.
         fields: description of the fields that are passed to `put`.
         lead_minutes: lead times that are passed to `put`, in minutes.
         initial_minutes: all initial times of the run, in minutes. A zarr store is created for all of them.
         options: selection of the fields, and their format on disk; None for the defaults.
         members: number of ensemble members; None for single forecasts.
-        global_attributes: attributes of the files. An existing forecast with other attributes does not count as
-            complete, because it belongs to another run. So the attributes must identify the checkpoint.
+        global_attributes: attributes of the files. An existing forecast with different attributes belongs to a
+            different run, so it is treated as missing. The attributes must therefore identify the checkpoint.
         initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the initial
             fields of the forecast, 16 hexadecimal digits. The checksum is written with the forecast. An existing
-            forecast with another checksum does not count as complete. None to use no checksums.
+            forecast with a different checksum is treated as missing. None to use no checksums.
 
     Attributes:
         schema: content of each forecast.
 
     Raises:
         ConfigError: if `options` selects variables or levels that are not outputs, or variables that GRIB2 cannot
-            represent; if the folder cannot be created; or if the folder has forecasts that new forecasts cannot
-            replace: a store of another run, or files with another format or split.
+            represent; if the folder cannot be created; or if the folder contains forecasts that new forecasts cannot
+            replace: a store of a different run, or files with a different format or split.
         CreditError: if the folder cannot be written.
     """
 
@@ -64,14 +64,14 @@ class ForecastWriter:
         self.schema = build_schema(fields, lead_minutes, options, members, global_attributes)
         grid_shape = fields.grid.shape if options.part is None else options.part.part.shape
         self._shape = (len(fields.channels.output), *grid_shape)
-        # Refuse a folder whose forecasts could not be read together with these, before anything is written.
+        # Before anything is written, check that existing and new forecasts can be read together.
         require_same_format(folder, options.format, options.split)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"inference.folder: {folder} cannot be created ({error.strerror}); choose another folder, or another "
-                "save_loc"
+                f"inference.folder: {folder} cannot be created ({error.strerror}); choose a different folder, or a "
+                "different save_loc"
             ) from error
         self._backend: FileForecastWriter | ZarrStore
         if options.format == "zarr":
@@ -79,16 +79,18 @@ class ForecastWriter:
                 folder / STORE, self.schema, initial_minutes, options.layout, initial_state_checksum, options.part
             )
         else:
-            assert options.part is None, "one process writes the whole of a file"
+            assert options.part is None, "a single process writes each file"
             file_format = build_file_format(self.schema, options)
             self._backend = FileForecastWriter(folder, self.schema, file_format, options.split, initial_state_checksum)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return True if the complete forecast of the same run from an initial time (in minutes) is on disk."""
+        """Return True if the complete forecast of this run from an initial time (in minutes) is already on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
     def put(self, initial_minutes: int, lead_index: int, fields_CHW: np.ndarray, member: int = 0) -> None:
-        """Write one lead time of one member, in any order; a forecast is complete when all fields are written.
+        """Write one lead time of one member; a forecast is complete when all lead times of all members are written.
+
+        The lead times and members may be written in any order.
 
         Args:
             initial_minutes: initial time of the forecast in minutes.
@@ -98,8 +100,8 @@ class ForecastWriter:
             member: number of the ensemble member; 0 for a single forecast.
 
         Raises:
-            CreditError: if the file cannot be written, for example because the disk is full; the message names it, and
-                the incomplete forecast is removed.
+            CreditError: if the file cannot be written, for example because the disk is full. The message names the
+                file, and the incomplete forecast is removed.
         """
         assert fields_CHW.shape == self._shape, (fields_CHW.shape, self._shape)
         self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
@@ -107,7 +109,7 @@ class ForecastWriter:
     def mark_complete(self, initial_minutes: int) -> None:
         """Mark a forecast in a zarr store as complete, after several processes have written its members or parts.
 
-        This is not needed if one process writes all fields of a forecast.
+        Do not call this method if a single process writes all fields of a forecast.
 
         Args:
             initial_minutes: initial time in minutes. Every process must have written its last field of this forecast.
@@ -115,7 +117,7 @@ class ForecastWriter:
         Raises:
             CreditError: if the store cannot be written, or if another run has meanwhile changed its initial times.
         """
-        assert isinstance(self._backend, ZarrStore), "one process writes the whole of a file"
+        assert isinstance(self._backend, ZarrStore), "a single process writes each file"
         self._backend.mark_complete(int(initial_minutes))
 
     def write(self, initial_minutes: int, fields_NCHW: np.ndarray) -> Path:
@@ -126,23 +128,23 @@ class ForecastWriter:
             fields_NCHW: float32 in physical units, NaN where missing, with all lead times in order.
 
         Raises:
-            CreditError: as in `put`.
+            CreditError: if the file cannot be written, see `put`.
         """
         for lead_index, fields_CHW in enumerate(fields_NCHW):
             self.put(initial_minutes, lead_index, fields_CHW)
         return self._backend.find_path(int(initial_minutes))
 
     def discard(self, initial_minutes: int) -> None:
-        """Remove the incomplete forecast from an initial time, in minutes."""
+        """Remove the incomplete forecast that starts at an initial time (in minutes)."""
         self._backend.discard(int(initial_minutes))
 
     def close(self) -> None:
-        """Remove incomplete forecasts; nothing can be written afterwards."""
+        """Remove all incomplete forecasts; after this call, nothing more can be written."""
         self._backend.close()
 
 
 def build_file_format(schema: ForecastSchema, options: OutputOptions) -> FileFormat:
-    """Build the format of forecast files.
+    """Build the object that creates forecast files in the format of the options.
 
     Args:
         schema: content of each forecast.
@@ -151,7 +153,7 @@ def build_file_format(schema: ForecastSchema, options: OutputOptions) -> FileFor
     Raises:
         ConfigError: if GRIB2 cannot represent a variable, the grid or the calendar, or if a key of ``inference.grib``
             is wrong.
-        DataError: if ecCodes is needed and not installed.
+        DataError: if the format is ``grib2`` and ecCodes is not installed.
     """
     if options.format == "netcdf":
         return NetcdfFormat(schema)
@@ -160,7 +162,9 @@ def build_file_format(schema: ForecastSchema, options: OutputOptions) -> FileFor
 
 
 def require_same_format(folder: Path, format: str, split: str | None) -> None:
-    """Refuse a folder with forecasts of another format or split, which cannot be read together with new forecasts.
+    """Raise ConfigError if a folder contains forecasts of a different format or split from the new forecasts.
+
+    Forecasts of different formats or splits cannot be read together.
 
     Args:
         folder: folder of the forecasts; it need not exist.
@@ -168,10 +172,10 @@ def require_same_format(folder: Path, format: str, split: str | None) -> None:
         split: split of files, as in `credit.forecast.io.schema.OutputOptions`.
 
     Raises:
-        ConfigError: if there are such forecasts (the message names the config key and the existing file), or if the
-            folder cannot be read.
+        ConfigError: if the folder contains these forecasts (the message names the config key and the existing file), or
+            if the folder cannot be read.
     """
-    way_out = "choose another inference.folder, or remove the existing forecasts"
+    advice = "choose a different inference.folder, or remove the existing forecasts"
     # Format -> its forecasts in the folder.
     existing: dict[str, list[Path]] = {}
     try:
@@ -180,21 +184,22 @@ def require_same_format(folder: Path, format: str, split: str | None) -> None:
         existing["zarr"] = [folder / STORE] if (folder / STORE).exists() else []
     except OSError as error:
         raise ConfigError(
-            f"inference.folder: {folder} cannot be read ({error.strerror}); choose another folder, or another save_loc"
+            f"inference.folder: {folder} cannot be read ({error.strerror}); choose a different folder, or a different "
+            "save_loc"
         ) from error
     for other_format, paths in existing.items():
         if other_format != format and paths:
             raise ConfigError(
                 f"inference.format: {format} does not match {paths[0]}, which a run with {other_format} has written; "
-                f"{way_out}"
+                f"{advice}"
             )
     if format == "zarr":
         return
     for path in existing[format]:
         file_split = infer_split(path)
-        # Files with other names were not written by this package, and are ignored.
+        # Files whose names have an unknown suffix were not written by this package, and are ignored.
         if file_split not in (split, "other"):
             raise ConfigError(
                 f"inference.split: {split or 'none'} does not match {path}, which a run with {file_split or 'none'} "
-                f"has written; {way_out}"
+                f"has written; {advice}"
             )

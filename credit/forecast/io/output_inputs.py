@@ -34,14 +34,14 @@ class RecipeInput:
 
     Attributes:
         channel_index: indices of the input's channels in the model's output, from the top level down.
-        si: conversion to SI units; None if the values are already in SI units, or if their units do not matter.
+        si: conversion to SI units; None if the values are already in SI units, or if the formula works in any units.
     """
 
     channel_index: list[int]
     si: Conversion | None
 
     def select(self, fields_CHW: np.ndarray) -> np.ndarray:
-        """Select the fields of this input from the network's output, converted to SI units, (K, H, W).
+        """Return the fields of this input from the network's output, converted to SI units, (K, H, W).
 
         Args:
             fields_CHW: the network's output in physical units.
@@ -124,12 +124,12 @@ class OutputInputs:
             name: name of the variable.
 
         Raises:
-            ConfigError: if the units of the variable are not units of its role.
+            ConfigError: if the units of the variable are not among the units that its role allows.
         """
         return find_si_conversion(role, name, self.attributes_of(name), key)
 
     def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[LevelMapping, list[int]]:
-        """Return the levels of a variable, and their vertical interpolation to pressure levels.
+        """Return the levels of a variable, and the vertical interpolation from these levels to pressure levels.
 
         Args:
             key: config key, for messages.
@@ -140,15 +140,15 @@ class OutputInputs:
             The levels with their interpolation, and the indices that sort the variable's levels from the top down.
 
         Raises:
-            ConfigError: if `pressures` is given for a variable on pressure levels, if a pressure lies above the
+            ConfigError: if `pressures` is given for a variable on pressure levels, if a pressure level is above the
                 uppermost level, or if the coefficients of model levels are unknown.
         """
         values = self.levels_of(name, key)
         if self.is_hybrid:
-            run_levels = self._run_levels(key)
+            run_levels = self._load_run_levels(key)
             levels = run_levels.select(match_levels(run_levels.values, values, name, "", key))
         elif pressures is not None:
-            raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
+            raise ConfigError(f"{key}: data.levels are already pressure levels; use inference.levels to select levels")
         else:
             levels = HybridLevels.from_pressures(values, PA_PER_LEVEL_UNIT[self._data.level_units])
         # The pressure of a model level varies with surface pressure, so levels are sorted by their pressure for a mean
@@ -158,18 +158,18 @@ class OutputInputs:
         target = None
         if pressures is not None:
             top_hpa = levels.select(order[:1]).pressure(mean_surface)[0] / PA_PER_LEVEL_UNIT["hPa"]
-            # The tolerance is for rounding of the coefficients of model levels.
+            # The tolerance allows for rounding of the coefficients of model levels.
             if min(pressures) < 0.999 * top_hpa:
                 raise ConfigError(
-                    f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
+                    f"{key}: {min(pressures):g} hPa is above the uppermost level of {name} ({top_hpa:g} hPa), but "
                     "fields are not extrapolated upwards; remove this level"
                 )
             target = HybridLevels.from_pressures(pressures, PA_PER_LEVEL_UNIT["hPa"])
         original_order = tuple(np.argsort(order).tolist())
         return LevelMapping(levels.select(order), target, original_order), order.tolist()
 
-    def _run_levels(self, key: str) -> HybridLevels:
-        """Return all model levels of the file ``data.coefficients``; a missing setting is a `ConfigError`."""
+    def _load_run_levels(self, key: str) -> HybridLevels:
+        """Return all model levels of the file ``data.coefficients``; raise ConfigError if this key is not set."""
         if self._data.coefficients is None:
             raise ConfigError(
                 f"{key}: the pressure of data.levels, which are model levels, is unknown; set data.coefficients"
@@ -177,7 +177,10 @@ class OutputInputs:
         return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
     def surface_pressure(self, key: str) -> RecipeInput:
-        """Return surface pressure as an input: ``inference.surface_pressure``, or the output with its standard name.
+        """Return the input for surface pressure.
+
+        The variable is ``inference.surface_pressure`` or, by default, the output with the standard name of surface
+        pressure.
 
         Raises:
             ConfigError: if the configured name is not an output; or if no name is configured, and no output or several
@@ -235,7 +238,7 @@ class OutputInputs:
             matching = self._find_by_standard_name(role, candidates)
             if len(matching) == 1:
                 return matching[0]
-            problem = f"{key} needs it, but the choice is ambiguous among"
+            problem = f"{key} needs this variable, but the choice is ambiguous among"
         names = ", ".join(candidates) or "no variable"
         hint = did_you_mean(configured or "", candidates)
         raise ConfigError(f"inference.{role}: {problem} {names}{hint}; name {kind}")

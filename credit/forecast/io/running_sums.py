@@ -1,4 +1,4 @@
-"""Sums of output variables over the steps of a forecast.
+"""Running sums of output variables over the steps of a forecast.
 
 Shape suffixes: C channels, H rows, W columns.
 """
@@ -32,18 +32,18 @@ class RunningSums:
 
     Args:
         sums: definitions of the sums to compute for each forecast.
-        last_lead: last lead time in minutes; afterwards, the sums of a forecast are deleted.
+        last_lead: last lead time in minutes; after this lead time, the sums of a forecast are deleted.
 
     Attributes:
-        num_sums: number of sums.
+        num_sums: number of sums per forecast.
     """
 
     def __init__(self, sums: Sequence[RunningSum], last_lead: int) -> None:
         self.num_sums = len(sums)
         self._sums = tuple(sums)
         self._last_lead = last_lead
-        # (initial time, member) -> a queue for each sum. It has the fields of the sum's window, or a single field, the
-        # sum since the initial time.
+        # (initial time, member) -> a queue for each sum. The queue contains the fields of the sum's window, or the sum
+        # since the initial time as a single field.
         self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
     def reset(self) -> None:
@@ -65,7 +65,7 @@ class RunningSums:
             return []
         key = (start.initial_minutes, start.member)
         if key not in self._earlier_fields:
-            # A sum since the initial time keeps one field, the sum so far.
+            # For a sum since the initial time, the queue contains a single field: the sum up to the last step.
             self._earlier_fields[key] = [deque(maxlen=running_sum.num_steps or 1) for running_sum in self._sums]
         totals = []
         for running_sum, earlier in zip(self._sums, self._earlier_fields[key], strict=True):

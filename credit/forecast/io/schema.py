@@ -13,17 +13,17 @@ import numpy as np
 
 from credit import __version__
 from credit.calendar import TIME_UNITS, Calendar, format_duration
-from credit.channels import Channel, ChannelMap, take_channels
+from credit.channels import Channel, ChannelMap, select_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.io.grib.options import GribOptions
 from credit.forecast.store_part import StorePart
 from credit.grid import LatLonGrid
 from credit.utils.bitround import bitround
 
-# Units of lead times. Not the plural, which CF also allows, because some versions of xarray decode it to a timedelta.
+# Units of lead times. CF also allows "hours", but some versions of xarray decode "hours" to a timedelta.
 HOURS = "hour"
 # Advice at the end of the message of a failed write.
-WRITE_HINT = "is the disk full or the folder read-only? Free space, or set another inference.folder or save_loc"
+WRITE_HINT = "is the disk full or the folder read-only? Free space, or set a different inference.folder or save_loc"
 # Dimension and coordinate of ensemble members.
 MEMBER = "member"
 # Name of the attribute with the number of bits to which values are rounded, as in the netCDF library.
@@ -31,11 +31,11 @@ QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
 # Global attribute or array with the checksum of the initial fields of a forecast.
 INITIAL_FIELDS = "initial_fields"
 # Global attribute with the name of the program, without a clock time, so that repeated forecasts have identical files.
-# It does not distinguish runs, because a new version of the package may continue a run.
+# The attribute does not distinguish runs, because a new version of the package may continue a run.
 HISTORY = "history"
 # Global attribute with the periods of training and selection. It does not distinguish runs, because files of earlier
-# versions do not have it; the weights distinguish them.
-SEEN = "seen_periods"
+# versions do not have it; the attribute with the checksum of the weights distinguishes runs.
+SEEN_PERIODS = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
@@ -49,14 +49,14 @@ REALIZATION = {"standard_name": "realization", "long_name": "number of the ensem
 VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
-def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
+def select_run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
     """Return the global attributes that identify a run: all except the program's name and the training periods."""
-    return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
+    return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN_PERIODS)}
 
 
 @dataclass(frozen=True)
 class OutputFields:
-    """Description of the fields of each step: the model's output, or diagnostics computed from it.
+    """Description of the fields of each step: the model's output, or diagnostics computed from the output.
 
     Attributes:
         channels: channel map whose output channels are the fields.
@@ -67,8 +67,8 @@ class OutputFields:
         step_minutes: time step of the model in minutes.
         level_units: units of the levels: hPa, Pa or model_level.
         masks: name of a variable -> (H, W) bool, True where it is always missing.
-        windows: name of a mean or sum -> length of its window in minutes, or `SINCE_START`. Other means and sums are
-            over one step.
+        windows: name of a mean or sum -> length of its window in minutes, or `SINCE_START`. Means and sums without an
+            entry are over one step.
     """
 
     channels: ChannelMap
@@ -88,7 +88,7 @@ class OutputOptions:
     Attributes:
         format: ``netcdf``, ``grib2`` or ``zarr``.
         layout: ``cf`` or, for zarr, ``weatherbench2`` (dimensions ``time`` and ``prediction_timedelta``).
-        split: ``day`` or ``month`` (of the valid time), ``lead`` or ``member``: one file for each; None for one file.
+        split: ``day``, ``month`` (of the valid time), ``lead`` or ``member``: a file for each of them; None: one file.
         variables: names of the variables to write; None for all variables.
         levels: levels to write, in the units of the fields, for variables on levels; None for all levels.
         keep_bits: number of mantissa bits (1 to 23) to which values are rounded; None for no rounding.
@@ -110,7 +110,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class OutputVariable:
-    """One variable of a file.
+    """Variable of a forecast file or store.
 
     Attributes:
         name: name in the file.
@@ -144,7 +144,7 @@ class ForecastSchema:
         members: number of ensemble members; None for a single forecast, which has no member dimension.
         keep_bits: number of mantissa bits to which values are rounded; None for no rounding.
         compression: level of lossless compression, 0 (none) to 9.
-        global_attributes: attributes of the file. Forecasts of one run have equal `run_attributes`.
+        global_attributes: attributes of the file. Forecasts of one run have equal `select_run_attributes`.
     """
 
     variables: tuple[OutputVariable, ...]
@@ -167,8 +167,8 @@ class ForecastSchema:
         """Return the names of the dimensions of one variable.
 
         Args:
-            variable: one of `variables`.
-            leading: names of the time dimensions, which come first.
+            variable: a variable of this schema.
+            leading: names of the time dimensions, which are the first dimensions.
         """
         dims = list(leading)
         if self.members is not None:
@@ -187,16 +187,16 @@ class ForecastSchema:
         return (*shape, *self.grid.shape)
 
     def select(self, variable: OutputVariable, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return one variable of one member at one lead time.
+        """Return the values to write for one variable of one member at one lead time.
 
         Args:
-            variable: one of `variables`.
+            variable: a variable of this schema.
             fields_CHW: output channels in physical units, float32.
 
         Returns:
             ([L,] H, W) float32, rounded to `keep_bits`, NaN where masked. It may share the memory of `fields_CHW`.
         """
-        values = take_channels(fields_CHW, list(variable.channel_index))
+        values = select_channels(fields_CHW, list(variable.channel_index))
         if not variable.level_dim:
             values = values[0]
         if self.keep_bits is not None:
@@ -206,11 +206,11 @@ class ForecastSchema:
         return np.where(variable.mask_HW, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
-        """Return window -> name of the coordinate of valid times that has the bounds of this window.
+        """Return, for each window of means and sums, the name of the time coordinate with the bounds of this window.
 
         If all means and sums have the same window, its bounds belong to the coordinate `name` of the time dimension.
-        Otherwise each window gets an additional coordinate, such as ``time_6h``, and the coordinate `name` has no
-        bounds, because all variables share it.
+        Otherwise each window gets an additional coordinate, such as ``time_6h``. The coordinate `name` then has no
+        bounds, because all variables share this coordinate.
         """
         windows = [variable.window for variable in self.variables if variable.window is not None]
         distinct_windows = list(dict.fromkeys(windows))
@@ -324,7 +324,7 @@ def build_schema(
 
 
 def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
-    """Return name -> indices of the channels to write among the output channels, for each variable to write.
+    """Return, for each variable to write, the indices of its channels in the list of output channels.
 
     Raises:
         ConfigError: if `options` names a variable or level that is not an output, or if no channel remains.
@@ -342,7 +342,7 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
             missing_levels.append(f"{level:g}")
     if missing_levels:
         raise ConfigError(
-            f"inference.levels: {', '.join(missing_levels)}: no output is on it; the levels are "
+            f"inference.levels: {', '.join(missing_levels)}: no output is on this level; the levels are "
             + ", ".join(f"{level:g}" for level in sorted(all_levels))
         )
     channel_index: dict[str, list[int]] = {}
@@ -354,14 +354,14 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
             continue
         channel_index.setdefault(channel.variable, []).append(index)
     if not channel_index:
-        raise ConfigError("inference.variables and inference.levels leave nothing to write; select more of them")
+        raise ConfigError("inference.variables and inference.levels select nothing to write; select more")
     return channel_index
 
 
 def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
     """Return the name of the level dimension with exactly these levels; add it to `level_dims` if it does not exist.
 
-    The first level dimension of a file is ``level``; others are named after `variable`, for example ``level_t``.
+    The first level dimension of a file is ``level``; further ones are named after `variable`, for example ``level_t``.
 
     Args:
         level_dims: name of a level dimension -> level values.
@@ -376,10 +376,10 @@ def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tup
     return dim
 
 
-def with_stored_level_dims(schema: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
-    """Return the schema with level dimensions renamed as in an existing file.
+def use_stored_level_dims(schema: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
+    """Return the schema with the names of level dimensions that an existing file has.
 
-    Versions up to 0.14 numbered them, for example ``level_2``. A run that continues such forecasts keeps these names.
+    Versions up to 0.14 wrote names such as ``level_2``. A run that continues these forecasts uses the same names.
 
     Args:
         schema: schema of the forecasts to write.

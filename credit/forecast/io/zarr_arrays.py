@@ -1,4 +1,4 @@
-"""Arrays of a zarr store of forecasts, with their dimensions and attributes.
+"""Creation and comparison of the arrays of a zarr store of forecasts, with their dimensions and attributes.
 
 Shape suffixes: I initial times, N lead times.
 """
@@ -29,15 +29,16 @@ from credit.forecast.io.schema import (
     VALID_TIME,
     ForecastSchema,
     OutputVariable,
-    run_attributes,
+    select_run_attributes,
     window_bounds,
 )
 from credit.parallel.domain.division import FieldPart
 
 # Array that marks the complete initial times.
 WRITTEN = "written"
-# Length of the chunks of coordinates. It does not depend on the number of initial times, so an extended store is
-# identical to a store that was written at once. Each mark has its own chunk, because processes write marks one by one.
+# Length of the chunks of coordinates. The length does not depend on the number of initial times, so an extended store
+# is identical to a store that was written at once. Each mark has a separate chunk, because a process writes one mark at
+# a time.
 _CHUNK_LENGTH = 1024
 
 
@@ -72,7 +73,7 @@ def create_arrays(
     with_checksums: bool,
     grid_chunks: tuple[int, int],
 ) -> zarr.Group:
-    """Create a store with all coordinates, and with arrays of the fields that have no values yet.
+    """Create a store with all coordinates, and with arrays of the fields that contain no values yet.
 
     Args:
         path: path of the store; an existing store is replaced.
@@ -80,7 +81,7 @@ def create_arrays(
         initial_minutes: initial times in minutes, (I,) int64.
         time_names: names of the time dimensions.
         with_checksums: True to add an array for the checksums of the initial fields of each forecast.
-        grid_chunks: number of rows and of columns of a chunk of the fields.
+        grid_chunks: number of rows and number of columns of a chunk of the fields.
 
     Returns:
         The store, open for writing.
@@ -124,7 +125,7 @@ def create_arrays(
 
 
 def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
-    """Create the array of marks of complete forecasts and the array of checksums, filled with zeros.
+    """Create the array that marks complete forecasts, and the array of checksums, both filled with zeros.
 
     Args:
         group: the store.
@@ -148,7 +149,7 @@ def _define_variable(
     time_names: TimeDimNames,
     grid_chunks: tuple[int, int],
 ) -> None:
-    """Create the array of a field, without values.
+    """Create the array of a variable's fields in a store, without values.
 
     Args:
         group: the store.
@@ -156,7 +157,7 @@ def _define_variable(
         variable: variable of the schema.
         num_initial: number of initial times.
         time_names: names of the time dimensions.
-        grid_chunks: number of rows and of columns of a chunk.
+        grid_chunks: number of rows and number of columns of a chunk.
     """
     shape = (num_initial, len(schema.lead_minutes), *schema.shape(variable))
     # A chunk has one initial time, lead time and member, and all levels.
@@ -181,7 +182,7 @@ def build_compressors(schema: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ..
 
 
 def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
-    """Return the CF attributes of the array of a field."""
+    """Return the CF attributes of the array of a variable's fields."""
     attributes: dict[str, str | int] = dict(variable.attributes)
     if schema.keep_bits is not None:
         attributes[QUANTIZED] = schema.keep_bits
@@ -201,7 +202,7 @@ def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[O
 def find_store_differences(
     group: zarr.Group, schema: ForecastSchema, time_names: TimeDimNames, with_checksums: bool
 ) -> list[str]:
-    """Return the properties in which a store differs from the content to write, sorted, as text for messages.
+    """Return the names, for messages, of the properties in which a store differs from the content to write, sorted.
 
     Args:
         group: the store.
@@ -210,8 +211,8 @@ def find_store_differences(
         with_checksums: True if checksums of the initial fields will be written.
     """
     # Global attributes and coordinates.
-    stored_attributes = run_attributes(dict(group.attrs))
-    attributes = run_attributes(schema.global_attributes)
+    stored_attributes = select_run_attributes(dict(group.attrs))
+    attributes = select_run_attributes(schema.global_attributes)
     differences = set()
     for key in {*stored_attributes, *attributes}:
         if stored_attributes.get(key) != attributes.get(key):
@@ -236,7 +237,7 @@ def find_store_differences(
 
 
 def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variable: OutputVariable) -> list[str]:
-    """Return the properties in which a stored field differs from the field to write, as text for messages.
+    """Return the names, for messages, of the properties in which a stored variable differs from the one to write.
 
     Args:
         group: the store.
@@ -272,7 +273,7 @@ def _write_coordinate(
     attributes: dict,
     chunk_length: int | None = None,
 ) -> None:
-    """Create an array for a coordinate or another variable that is not a field, and write its values.
+    """Create an array for a coordinate or any other variable that is not a field, and write its values.
 
     Args:
         group: the store.
@@ -299,6 +300,7 @@ def _write_coordinate(
 def consolidate(path: Path) -> None:
     """Write the consolidated metadata of a store: a copy of the metadata of all arrays in the group's metadata."""
     with warnings.catch_warnings():
-        # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
+        # xarray reads consolidated metadata, and prints a warning if there are none. zarr warns that other programs
+        # may ignore them.
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)
         zarr.consolidate_metadata(path)

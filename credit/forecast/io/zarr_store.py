@@ -22,7 +22,7 @@ from credit.forecast.io.schema import (
     INITIAL_FIELDS,
     WRITE_HINT,
     ForecastSchema,
-    with_stored_level_dims,
+    use_stored_level_dims,
 )
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
@@ -49,10 +49,10 @@ logger = logging.getLogger(__name__)
 class ZarrStore:
     """Writer of forecasts to a zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
-    The store is created for all initial times of the run, with one chunk for each variable, initial time, lead time and
-    member, so that several processes can fill it. With domain parallelism, each rank's part has its own chunks. The
+    The store is created for all initial times of the run, with a chunk for each variable, initial time, lead time and
+    member, so that several processes can fill it. With domain parallelism, each rank's part has separate chunks. The
     array ``written`` marks the complete initial times. A later run with later initial times extends the store. A
-    process locks the store while it creates or extends it.
+    process locks the store while it creates or extends the store.
 
     The consolidated metadata let other programs open the store faster. This class does not read them, because they are
     out of date while a store is extended.
@@ -67,8 +67,8 @@ class ZarrStore:
         part: part of the fields that this process writes; None for whole fields.
 
     Raises:
-        ConfigError: if the store exists with other content, with chunks that do not fit `part`, or with initial times
-            after a new initial time of this run.
+        ConfigError: if the store exists with different content, with chunks that do not fit `part`, or with initial
+            times after a new initial time of this run.
         CreditError: if the store cannot be written.
     """
 
@@ -91,26 +91,26 @@ class ZarrStore:
         if initial_state_checksum is not None:
             self._initial_state_checksum = functools.cache(initial_state_checksum)
         self._initial_minutes = np.unique(np.asarray(initial_minutes, dtype=np.int64))
-        # Index of an initial time -> number of fields that are not written yet.
+        # Index of an initial time -> number of fields that were not written yet.
         self._num_missing: dict[int, int] = {}
         # Chunks whose writeback the previous call of `put` has started.
         self._last_chunks: list[Path] = []
         self._temporary_path = temporary_path(path)
         try:
-            if not path.exists() or self._stale_stores():
+            if not path.exists() or self._find_stale_stores():
                 with self._lock():
                     if not path.exists():
                         self._create()
             self._group = self._open()
             stored_dims = {name: array.metadata.dimension_names or () for name, array in self._group.arrays()}
-            self._schema = with_stored_level_dims(schema, stored_dims)
+            self._schema = use_stored_level_dims(schema, stored_dims)
             self._require_same_content()
-            # A store that is extended keeps its chunks.
+            # An extended store keeps the sizes of its chunks.
             self._grid_chunks = self._group[schema.variables[0].name].chunks[-2:]
             if part is not None:
                 part.require_aligned(self._grid_chunks, path)
             self._extend()
-            # Testing whether a chunk has only missing values takes longer than writing it.
+            # Writing a chunk is faster than testing if it has only missing values.
             self._arrays = {}
             for variable in schema.variables:
                 self._arrays[variable.name] = self._group[variable.name].with_config({"write_empty_chunks": True})
@@ -123,7 +123,7 @@ class ZarrStore:
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return True if the forecast from an initial time (in minutes) is complete and has the same initial state."""
+        """Return True if the store has the complete forecast from an initial time (minutes) with the same analysis."""
         index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
         if not is_marked or self._initial_state_checksum is None:
@@ -133,7 +133,7 @@ class ZarrStore:
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
         """Write one lead time of one member; mark the initial time as complete when all fields are written.
 
-        A process that writes only a part of the fields does not mark it, see `mark_complete`.
+        A process that writes only a part of the fields does not mark the initial time, see `mark_complete`.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -148,7 +148,7 @@ class ZarrStore:
         schema = self._schema
         part = self._part
         try:
-            # With the first fields of a forecast, an older forecast of this time no longer counts as complete.
+            # The first fields of a forecast replace fields of an older forecast, which is no longer complete.
             if index not in self._num_missing:
                 self._require_initial_time(index)
                 self._group[WRITTEN][index] = 0
@@ -173,13 +173,13 @@ class ZarrStore:
             self.discard(initial_minutes)
             raise self._build_write_error(error) from error
         # If other processes write other members of this forecast, this counter never reaches 0. If they write other
-        # parts of its fields, only the caller knows when all parts are written. In both cases the caller marks it.
+        # parts of the fields, this process cannot detect that all parts are written. In both cases the caller marks it.
         self._num_missing[index] -= 1
         if self._num_missing[index] == 0 and part is None:
             self.mark_complete(initial_minutes)
 
     def mark_complete(self, initial_minutes: int) -> None:
-        """Mark a forecast as complete, after one or several processes have written all of its fields.
+        """Mark a forecast as complete, after the processes of the run have written all of its fields.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -219,14 +219,14 @@ class ZarrStore:
         self._last_chunks = chunks
 
     def discard(self, initial_minutes: int) -> None:
-        """Stop writing the incomplete forecast from an initial time, in minutes.
+        """Stop writing the incomplete forecast that starts at an initial time (in minutes).
 
         Its chunks stay in the store, but ``written`` is 0, so readers and later runs treat the forecast as missing.
         """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 
     def close(self) -> None:
-        """Do nothing, because `put` writes each chunk at once."""
+        """Do nothing, because `put` has already written all chunks."""
 
     def find_path(self, initial_minutes: int) -> Path:
         """Return the path of the store, which contains the forecasts from all initial times."""
@@ -239,29 +239,28 @@ class ZarrStore:
         return int(matches[0])
 
     def _require_initial_time(self, index: int) -> None:
-        """Refuse to write to a store in which another run has replaced an initial time of this run.
+        """Raise CreditError if another run has replaced an initial time of this run in the store.
 
-        Raises:
-            CreditError: if the initial time at `index` in the store differs from this run's.
+        Args:
+            index: index of the initial time.
         """
         if int(self._group[self._time_names.init][index]) != self._initial_minutes[index]:
-            raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
+            raise CreditError(f"{self._path}: another run has just appended other initial times; start again")
 
     def _build_write_error(self, error: OSError) -> CreditError:
         """Return an error that names the store, the reason in `error` and a remedy."""
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
 
     def _require_same_content(self) -> None:
-        """Refuse a store whose content differs from the content to write.
+        """Raise ConfigError if the content of the store differs from the content to write.
 
-        Raises:
-            ConfigError: if there are differences; the message lists all of them.
+        The message lists all differences.
         """
         has_checksums = self._initial_state_checksum is not None
         differences = find_store_differences(self._group, self._schema, self._time_names, has_checksums)
         if differences:
             raise ConfigError(
-                f"{self._path}: differs from the new forecasts in {', '.join(differences)}; choose another "
+                f"{self._path}: differs from the new forecasts in {', '.join(differences)}; choose a different "
                 "inference.folder, or remove the store"
             )
 
@@ -269,15 +268,15 @@ class ZarrStore:
         """Append the initial times of this run that are not yet in the store.
 
         The arrays with a dimension of initial times are created again in a temporary store, without fields. Then their
-        files replace the files of the store: for each array first the values, then the metadata with the new length;
-        the array of initial times comes last. The consolidated metadata are written at the end. In this order, an
-        extension that was interrupted, or that several processes run at once, can be repeated safely.
+        files replace the files of the store. For each array, the values are replaced first, then the metadata with the
+        new length. The array of initial times is replaced last. The consolidated metadata are written at the end. In
+        this order, an extension can be repeated safely after an interruption, and while other processes run it.
         """
         requested_minutes = self._initial_minutes
         if self._merge_initial_times(requested_minutes) and self._is_consolidated():
             return
         with self._lock():
-            # Another run may have extended the store before the lock was acquired. Its initial times stay in place.
+            # Another run may have extended the store before the lock was acquired. Its initial times are not moved.
             self._group = self._open()
             if not self._merge_initial_times(requested_minutes):
                 self._create_temporary()
@@ -289,7 +288,7 @@ class ZarrStore:
             self._require_initial_time(index)
 
     def _move_arrays_over_initial_times(self) -> None:
-        """Replace the arrays over initial times with those of the temporary store; see `_extend` for the order."""
+        """Replace the arrays over initial times with the arrays of the temporary store, in the order of `_extend`."""
         # False sorts before True, so the array of initial times comes last, and the metadata of each array come last.
         names = sorted(self._find_arrays_over_initial_times(), key=lambda name: name == self._time_names.init)
         for name in names:
@@ -303,7 +302,7 @@ class ZarrStore:
         """Set `_initial_minutes` to the initial times of the store, followed by new requested initial times.
 
         Returns:
-            True if all arrays over initial times already have this length, so that the store need not be extended.
+            True if all arrays over initial times already have the new length, so the store need not be extended.
 
         Raises:
             ConfigError: if a new initial time is before the last initial time of the store.
@@ -315,7 +314,7 @@ class ZarrStore:
             calendar = self._schema.calendar
             raise ConfigError(
                 f"{self._path}: has initial times up to {calendar.format(stored_minutes.max())} but not "
-                f"{calendar.format(new_minutes[0])}; a store can only be extended at its end: choose another "
+                f"{calendar.format(new_minutes[0])}; a store can only be extended at its end: choose a different "
                 "inference.folder; if runs share a store, start the run with the earlier times first"
             )
         lengths = {self._group[name].shape[0] for name in self._find_arrays_over_initial_times()}
@@ -339,10 +338,10 @@ class ZarrStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Context that locks the store while it is created or extended, and removes stale temporary stores.
+        """Return a context that locks the store and removes stale temporary stores.
 
-        On a file system without locks, a warning is logged. `_require_initial_time` then detects interference by
-        another run.
+        On a file system without locks, a warning is logged. `_require_initial_time` then detects changes by another
+        run.
         """
         with ExitStack() as stack:
             try:
@@ -351,25 +350,25 @@ class ZarrStore:
                 if error.errno not in _NO_LOCKS:
                     raise
                 logger.warning(
-                    "%s: its file system has no locks (%s); let one run at a time append to it",
+                    "%s: its file system has no locks (%s); let only one run at a time append to this store",
                     self._path,
                     error.strerror,
                 )
             else:
-                for path in self._stale_stores():
+                for path in self._find_stale_stores():
                     shutil.rmtree(path, ignore_errors=True)
             yield
 
-    def _stale_stores(self) -> list[Path]:
+    def _find_stale_stores(self) -> list[Path]:
         """Return the paths of temporary stores of killed processes.
 
-        A process has a temporary store only while it holds the lock. So for the holder of the lock, all temporary
-        stores of this host are stale. Temporary stores of other hosts count as stale when they are old.
+        A process has a temporary store only while it holds the lock. So for the process that holds the lock, all
+        temporary stores of this host are stale. Temporary stores of other hosts are treated as stale when they are old.
         """
         return find_stale_files(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
 
     def _create_temporary(self) -> None:
-        """Create a store under a temporary name, with all coordinates but without values of fields."""
+        """Create a store under a temporary name, with all coordinates, and with fields that have no values yet."""
         with_checksums = self._initial_state_checksum is not None
         self._group = create_arrays(
             self._temporary_path,
@@ -381,7 +380,7 @@ class ZarrStore:
         )
 
     def _create(self) -> None:
-        """Create the store under a temporary name and rename it, so that no process sees an incomplete store."""
+        """Create the store under a temporary name and rename it, so that no process opens an incomplete store."""
         self._create_temporary()
         consolidate(self._temporary_path)
         try:

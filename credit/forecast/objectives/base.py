@@ -1,7 +1,7 @@
 """Training objectives: base class and registry of the kinds of ``trainer.objective``.
 
-An objective takes a batch, runs the model on it and returns the loss. The training step does not depend on how the
-objective runs the model.
+An objective runs the model on a batch and returns the loss. The training step does not depend on how the objective runs
+the model.
 
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -41,8 +41,8 @@ class ObjectiveContext:
         members_at_once: number of members that are computed in one batch (``trainer.members_at_once``).
         valid_members: number of ensemble members in validation (``trainer.valid_members``).
         field_shape: (C, H, W) of the output; used only by the ensemble objective.
-        build_part_losses: function that builds the losses of parts of the fields (some of the channels or rows), which
-            the ensemble objective computes one after another or on different ranks; None for other objectives.
+        build_part_losses: function that builds the losses of parts of the fields (some of the channels or rows). The
+            ensemble objective computes these losses one after another or on different ranks. None for other objectives.
         ensemble_group: ranks that share the members of a sample; None if each rank computes all members.
     """
 
@@ -67,27 +67,27 @@ class MicroStep:
 
     Attributes:
         optimizer_step: number of the optimizer step, from 0.
-        counted_steps: rollout steps (from 1) whose loss counts; the rollout ends with the last of them.
+        loss_steps: rollout steps (from 1) at which the loss is computed; the rollout ends with the last of these steps.
         num_micro_steps: number of micro-steps of the optimizer step; the gradients are divided by this number.
         reduce_gradients: True to reduce the gradients over the ranks in this backward pass. With gradient accumulation,
-            it is True only for the last micro-step (`credit.parallel.fsdp2.set_gradient_sync`).
+            this is True only for the last micro-step (`credit.parallel.fsdp2.set_gradient_sync`).
     """
 
     optimizer_step: int
-    counted_steps: Sequence[int]
+    loss_steps: Sequence[int]
     num_micro_steps: int = 1
     reduce_gradients: bool = True
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Batch in normalised space.
+    """Batch of training or validation samples in normalised space.
 
     Attributes:
         history_BCTHW: prognostic channels of the input frames.
         forcing: function that takes a step number, from 0, and returns the dynamic forcing (B, C, T, H, W) of the input
             frames of this step.
-        target_BCTHW: true output channels; T counts the steps of the rollout.
+        target_BCTHW: output channels of the truth; T is the number of steps of the rollout.
         initial_minutes: initial time of each of the B samples in minutes, on which the noise of the sample depends.
     """
 
@@ -105,9 +105,9 @@ class Objective(ABC):
         section: ``trainer.objective`` of the config.
 
     Attributes:
-        supports_domain: True if the class supports domain parallelism, where this rank has the part
-            ``stepper.domain.part`` of the fields. Domain parallelism refuses other classes. The attribute is not
-            inherited: a subclass must declare it again.
+        supports_domain: True if the class supports domain parallelism, in which this rank has the part
+            ``stepper.domain.part`` of the fields. With domain parallelism, all other classes are an error. A subclass
+            does not inherit the attribute, and must declare it again.
     """
 
     supports_domain: ClassVar[bool] = False
@@ -130,8 +130,8 @@ class Objective(ABC):
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """Collective: add the gradients of the loss of a batch to the gradients of the parameters.
 
-        An objective can override this method to differentiate the loss in pieces, which needs less memory than the
-        graph of the whole loss. It then marks its backward passes as a phase.
+        A subclass can override this method to differentiate the loss in pieces, which needs less memory than the graph
+        of the whole loss. The override must run its backward passes inside ``phase(Phase.BACKWARD)``.
 
         Args:
             batch: samples of this data-parallel rank, on its device, in physical units.
@@ -158,7 +158,7 @@ class Objective(ABC):
         """
 
     def encode(self, batch: Batch) -> EncodedBatch:
-        """Convert a batch from physical units to normalised space."""
+        """Return a batch converted from physical units to normalised space."""
         normalizer = self.stepper.normalizer
         history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")

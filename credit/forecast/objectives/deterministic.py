@@ -1,4 +1,4 @@
-"""Deterministic objective: a rollout of one forecast, compared with the truth at the counted steps."""
+"""Deterministic objective: a rollout of one forecast, compared with the truth at the steps that the loss uses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from credit.parallel.fsdp2 import set_gradient_sync
 
 @register_objective("deterministic", DeterministicSection)
 class DeterministicRollout(Objective):
-    """Objective whose loss is the mean over the counted steps of one forecast; gradients flow through all steps."""
+    """Objective with one forecast per sample: its loss is the mean over the rollout steps in `loss_steps`.
+
+    Gradients flow through all steps of the rollout.
+    """
 
     supports_domain = True
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: return the mean loss over the counted steps; see `Objective.training_loss`."""
+        """Collective: return the mean loss over the rollout steps in `loss_steps`; see `Objective.training_loss`."""
         encoded = self.encode(batch)
-        counted_steps = micro_step.counted_steps
+        loss_steps = micro_step.loss_steps
         reduce_gradients = micro_step.reduce_gradients
-        num_steps = max(counted_steps)
+        num_steps = max(loss_steps)
         model = self.stepper.model
-        # The backward pass runs from the last step to the first step. Gradients are complete only at the first step, so
-        # a longer rollout turns their reduction on there.
+        # The backward pass runs from the last step to the first step, so the gradients are complete only at the first
+        # step. A rollout of several steps therefore switches the reduction of gradients on at the first step.
         set_gradient_sync(model, reduce_gradients and num_steps == 1)
         losses = []
         # The last step of a rollout is never recomputed, so a single step needs no recomputation.
@@ -37,7 +40,7 @@ class DeterministicRollout(Objective):
             if reduce_gradients and number == 1 and num_steps > 1:
                 # The hook runs when the backward pass reaches the output of the first step.
                 output_BCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
-            if number in counted_steps:
+            if number in loss_steps:
                 truth_BCHW = encoded.target_BCTHW[:, :, number - 1]
                 # The loss expects an ensemble; here it has a single member.
                 losses.append(self.loss(output_BCHW[:, None], truth_BCHW))

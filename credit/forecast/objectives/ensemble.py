@@ -1,20 +1,20 @@
 """Ensemble objective: a rollout of several members with a loss that compares all members with the truth.
 
-The gradient of the loss with respect to one member's output needs the outputs of the other members, but not their
-autograd graphs. So the members can be computed one after another, with the activations of only one member in memory.
-Gao et al. (2021, arXiv:2101.06983) compute contrastive losses in this way:
+The gradient of the loss with respect to one member's output depends on the outputs of the other members, but not on
+their autograd graphs. So the members can be computed one after another, with the activations of only one member in
+memory. Gao et al. (2021, arXiv:2101.06983) compute contrastive losses in this way:
 
 1. Compute the outputs of all members without a graph, but keep the graph of the last member.
 2. Compute the gradient of the loss with respect to the outputs.
-3. Backpropagate the gradient of the last member's output. Compute each other member again, with the same noise and a
-   graph, and backpropagate the gradient of its output.
+3. Backpropagate the gradient of the last member's output. Compute every other member again, with the same noise and
+   with a graph, and backpropagate the gradient of its output.
 
 The gradients are exact. A backward pass takes about as long as two forward passes. So with M members, the second
 forward passes add (M - 1) / (3 M) to the operations of a training step: a sixth for two members, a quarter for four. If
 all members are computed in one batch, their graph is kept and nothing is computed twice.
 
-Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each rank computes its members as
-above, and `credit.losses.member_loss` compares them with the members of the other ranks.
+Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each rank computes its members with
+this method, and `credit.losses.member_loss` compares them with the members of the other ranks.
 
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -41,7 +41,7 @@ from credit.utils.seeds import derive_seed
 
 @dataclass(frozen=True)
 class _MemberBatch:
-    """Some ensemble members of all samples of a batch, computed together as a larger batch.
+    """Several ensemble members of all samples of a batch, which are computed together as one larger batch.
 
     The first dimension of all tensors has a row for each member and sample: all samples of the first member, then all
     samples of the next member, and so on.
@@ -62,9 +62,10 @@ class _MemberBatch:
 
 @register_objective("ensemble", EnsembleObjectiveSection)
 class EnsembleRollout(Objective):
-    """Objective whose loss is the mean over the counted steps of an ensemble; gradients flow through all steps.
+    """Objective with several members per sample: its loss is the mean over `loss_steps` of an ensemble loss.
 
-    The members of a sample start from the same state and differ by the noise inside the network.
+    The members of a sample start from the same state and differ by the noise inside the network. Gradients flow through
+    all steps of the rollout.
 
     Args:
         context: stepper, loss, noise and number of members of the run.
@@ -88,21 +89,22 @@ class EnsembleRollout(Objective):
         )
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: return the loss with the graph of all members of this rank; see the base class.
+        """Collective: return the loss with the graph of all members of this rank; see `Objective.training_loss`.
 
-        With an ensemble group, the result is this rank's contribution; its mean over the ranks of the group is the
-        loss.
+        If several ranks share the members, the result is this rank's contribution. The mean of the contributions over
+        the ranks of the ensemble group is the loss.
         """
         encoded = self.encode(batch)
-        members = self._member_batch(encoded, self._members, micro_step.optimizer_step)
+        members = self._build_member_batch(encoded, self._members, micro_step.optimizer_step)
         self._set_gradient_sync(micro_step, is_last_backward=True)
         outputs = list(self._rollout(members, micro_step, is_last_backward=True))
-        return self._loss_of_outputs(outputs, encoded, micro_step.counted_steps)
+        return self._compute_loss(outputs, encoded, micro_step.loss_steps)
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: add the gradients of the loss, computing ``members_at_once`` members at a time.
+        """Collective: add the gradients of the loss to the gradients of the parameters, for a few members at a time.
 
-        See `Objective.accumulate_gradients`, and the docstring of the module for the method.
+        ``trainer.members_at_once`` members are computed together. See `Objective.accumulate_gradients` for arguments
+        and result, and the docstring of this module for the method.
         """
         if self._members_at_once == len(self._members):
             return super().accumulate_gradients(batch, micro_step)
@@ -113,11 +115,11 @@ class EnsembleRollout(Objective):
         length = len(self._members) % self._members_at_once or self._members_at_once
         while start < self._members.stop:
             members = range(start, start + length)
-            chunks.append(self._member_batch(encoded, members, micro_step.optimizer_step))
+            chunks.append(self._build_member_batch(encoded, members, micro_step.optimizer_step))
             start += length
             length = self._members_at_once
 
-        # 1. Outputs of all members of this rank at the counted steps. The last chunk keeps its graph.
+        # 1. Outputs of all members of this rank at the steps in `loss_steps`. The last chunk keeps its graph.
         outputs_of_chunks = []
         for chunk in chunks[:-1]:
             with torch.no_grad():
@@ -132,15 +134,15 @@ class EnsembleRollout(Objective):
             leaves.append(torch.cat(outputs).detach().requires_grad_())
         # Only the concatenated copies and the graph of the last chunk stay in memory.
         del outputs_of_chunks, outputs
-        loss = self._loss_of_outputs(leaves, encoded, micro_step.counted_steps)
+        loss = self._compute_loss(leaves, encoded, micro_step.loss_steps)
         with phase(Phase.BACKWARD):
             gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
-        # The graph of the loss would keep the outputs of all members in memory.
+        # Detach the loss, because its graph would keep the outputs of all members in memory.
         loss = loss.detach()
         del leaves
 
-        # 3. Backpropagation: the last chunk first, which frees its graph. Each other chunk is computed again with a
-        # graph. The gradients of the parameters add up and are reduced over the ranks in the last backward pass.
+        # 3. Backpropagation: the last chunk is first, so its graph is freed. Then every other chunk is computed again
+        # with a graph. The gradients of the parameters add up and are reduced over the ranks in the last backward pass.
         forecasts_per_chunk = [len(chunk.keys) for chunk in chunks]
         gradients_by_step = [gradient_NCHW.split(forecasts_per_chunk) for gradient_NCHW in gradients]
         *gradients_by_chunk, last_gradients = zip(*gradients_by_step, strict=True)
@@ -160,21 +162,21 @@ class EnsembleRollout(Objective):
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
         """Collective: yield the prediction (B, M, C, H, W) of each step; see `Objective.predict`.
 
-        The noise is the same in every validation, so that validation losses are comparable.
+        The noise is the same in every validation, so the scores of different validations are comparable.
         """
         members = range(self.context.valid_members)
-        # All members advance by one step before the next step, but each is computed separately. So memory has only
-        # their states, and the activations of one member.
-        chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]
+        # All members make one step before a member makes the next step, but each member is computed separately. So
+        # memory contains only the states of all members, and the activations of one member.
+        chunks = [self._build_member_batch(batch, range(member, member + 1), None) for member in members]
         rollouts = []
         for chunk in chunks:
-            conditions = self._conditions(chunk)
+            conditions = self._generate_noise(chunk)
             rollouts.append(self.stepper.rollout(chunk.history_BCTHW, chunk.forcing, num_steps, conditions=conditions))
         for outputs in zip(*rollouts, strict=True):
             yield torch.stack(outputs, dim=1)
 
-    def _member_batch(self, encoded: EncodedBatch, members: range, optimizer_step: int | None) -> _MemberBatch:
-        """Repeat a batch for each of the given members.
+    def _build_member_batch(self, encoded: EncodedBatch, members: range, optimizer_step: int | None) -> _MemberBatch:
+        """Return a batch that is repeated for each of the given members, with the noise keys of its rows.
 
         Args:
             encoded: samples in normalised space.
@@ -187,7 +189,7 @@ class EnsembleRollout(Objective):
                 keys.append(MemberKey(self.context.seed, initial_minutes, member, optimizer_step))
 
         def repeat(fields: Tensor) -> Tensor:
-            """Repeat fields (B, ...) for each member, to (members * B, ...)."""
+            """Return fields (B, ...) repeated for each member, (members * B, ...)."""
             if len(members) == 1:
                 return fields
             other_dims = [1] * (fields.dim() - 1)
@@ -200,24 +202,24 @@ class EnsembleRollout(Objective):
             keys=keys,
         )
 
-    def _conditions(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
-        """Return an iterator over the noise of each step (kind -> tensor); None for a network without noise."""
+    def _generate_noise(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
+        """Return an iterator over the noise of each step (kind of noise -> tensor); None without `model.noise`."""
         if self.context.noise is None:
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
 
     def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, is_last_backward: bool) -> Iterator[Tensor]:
-        """Yield the normalised outputs (members * B, C, H, W) of the counted steps.
+        """Yield the normalised outputs (members * B, C, H, W) of the rollout steps in `loss_steps` of the micro-step.
 
-        The seed of dropout depends only on the members and samples, so a recomputation gives the same outputs.
+        The seed of dropout depends only on the members and samples, so a recomputation returns the same outputs.
 
         Args:
             chunk: members to compute.
             micro_step: settings of the micro-step.
-            is_last_backward: True if the backward pass of this chunk is the last of the micro-step, so that it reduces
-                the gradients if the micro-step does.
+            is_last_backward: True if the backward pass of this chunk is the last of the micro-step. If the micro-step
+                reduces gradients, this pass does it.
         """
-        num_steps = max(micro_step.counted_steps)
+        num_steps = max(micro_step.loss_steps)
         # The seed is derived from all fields of all keys: seed, initial time, member and optimizer step.
         key_values: list[int | None] = []
         for key in chunk.keys:
@@ -228,7 +230,7 @@ class EnsembleRollout(Objective):
             chunk.forcing,
             num_steps,
             recompute=self.recompute and num_steps > 1,
-            conditions=self._conditions(chunk),
+            conditions=self._generate_noise(chunk),
         )
         model = self.stepper.model
         for number, output_NCHW in enumerate(rollout, start=1):
@@ -236,35 +238,34 @@ class EnsembleRollout(Objective):
             reduces_later = micro_step.reduce_gradients and is_last_backward and is_first_of_several
             # Outputs that are computed without a graph have no backward pass.
             if reduces_later and output_NCHW.requires_grad:
-                # The backward pass reaches the first step last; only then are the gradients complete.
+                # The gradients are complete only when the backward pass reaches the first step, at its end.
                 output_NCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
-            if number in micro_step.counted_steps:
+            if number in micro_step.loss_steps:
                 yield output_NCHW
 
     def _set_gradient_sync(self, micro_step: MicroStep, is_last_backward: bool) -> None:
-        """Collective: set whether the next backward pass starts with reducing gradients over the ranks.
+        """Collective: switch the reduction of gradients over the ranks on or off for the start of a backward pass.
 
-        In a rollout of several steps it does not: `_rollout` turns the reduction on when the backward pass reaches the
-        first step.
+        For a rollout of several steps, the reduction is off at the start. `_rollout` switches it on when the backward
+        pass reaches the first step.
 
         Args:
             micro_step: settings of the micro-step.
             is_last_backward: True if the next backward pass is the last of the micro-step.
         """
-        is_single_step = max(micro_step.counted_steps) == 1
+        is_single_step = max(micro_step.loss_steps) == 1
         set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and is_last_backward and is_single_step)
 
-    def _loss_of_outputs(
-        self, outputs: Sequence[Tensor], encoded: EncodedBatch, counted_steps: Sequence[int]
-    ) -> Tensor:
-        """Collective over the ensemble group: return the mean loss over the counted steps.
+    def _compute_loss(self, outputs: Sequence[Tensor], encoded: EncodedBatch, loss_steps: Sequence[int]) -> Tensor:
+        """Collective over the ensemble group: return the mean loss over the rollout steps in `loss_steps`.
 
         Args:
-            outputs: (members * B, C, H, W) output of this rank's members, for each counted step in ascending order.
+            outputs: (members * B, C, H, W) output of this rank's members, for each step of `loss_steps` in ascending
+                order.
             encoded: samples in normalised space, with the truth.
-            counted_steps: rollout steps (from 1) whose loss counts.
+            loss_steps: rollout steps (from 1) at which the loss is computed.
         """
         losses = []
-        for step, output_NCHW in zip(sorted(counted_steps), outputs, strict=True):
+        for step, output_NCHW in zip(sorted(loss_steps), outputs, strict=True):
             losses.append(self._member_loss(output_NCHW, encoded.target_BCTHW[:, :, step - 1]))
         return torch.stack(losses).mean()

@@ -10,13 +10,13 @@ from credit.config.sections.trainer import ObjectiveSection
 
 
 class DeterministicSection(ObjectiveSection):
-    """Deterministic rollout: one forecast per sample, compared with the truth."""
+    """Deterministic objective: the loss compares one forecast per sample with the truth."""
 
     kind: Literal["deterministic"] = Field("deterministic", description="One forecast per sample.")
 
 
 class EnsembleObjectiveSection(ObjectiveSection):
-    """Rollout of `trainer.members` forecasts per sample, which differ by the noise in `model.noise`."""
+    """Ensemble objective: the loss compares `trainer.members` forecasts per sample, which differ by `model.noise`."""
 
     shares_members: ClassVar[bool] = True
     kind: Literal["ensemble"] = Field("ensemble", description="Several forecasts per sample (`trainer.members`).")

@@ -41,7 +41,7 @@ class PostprocessContext:
         key: config key of the entry, for messages, such as ``model.postprocess.0``.
         entries: config sections of all entries of the chain, in order.
         domain: the ranks that share the grid; None if this rank has the whole grid. `grid` and `masks` always describe
-            the whole grid, but fields and `static_CHW` have only the rows and columns of ``domain.part``.
+            the whole grid, but fields and `static_CHW` contain only the rows and columns of ``domain.part``.
     """
 
     data: DataConfig
@@ -71,8 +71,9 @@ class Postprocess:
     Attributes:
         corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
             earlier entries are not enforced again on these channels.
-        supports_domain: True if the class supports domain parallelism (`PostprocessContext.domain`). Domain parallelism
-            refuses other classes. The attribute is not inherited: a subclass must declare it again.
+        supports_domain: True if the class supports domain parallelism (`PostprocessContext.domain`). With domain
+            parallelism, all other classes are an error. A subclass does not inherit the attribute, and must declare it
+            again.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -94,7 +95,7 @@ class Postprocess:
         raise NotImplementedError
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """Limit a perturbed initial state to the bounds of this entry; an entry without bounds returns it unchanged.
+        """Return a perturbed initial state, limited to the bounds of this entry; unchanged if the entry has no bounds.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
@@ -105,9 +106,9 @@ class Postprocess:
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Limit an output in physical units to the bounds of this entry, because decoding may exceed them by rounding.
+        """Return an output in physical units, limited to the bounds of this entry; unchanged without bounds.
 
-        An entry without bounds returns the output unchanged.
+        The limits are applied again because rounding in the conversion to physical units may move values out of bounds.
 
         Args:
             output_BCHW: output channels in physical units.
@@ -118,16 +119,16 @@ class Postprocess:
         return output_BCHW
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """Set the output channels that later entries correct; called once, before the first step.
+        """Set the output channels that later entries of the chain correct; called once, before the first step.
 
-        An entry without bounds does nothing.
+        The base class, for entries without bounds, ignores these channels.
 
         Args:
             channel_index: indices of the output channels that any later entry corrects.
         """
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return one post-process that replaces this entry and the next entry; None if they cannot be merged.
+        """Return a single post-process that replaces this entry and the next entry; None if they cannot be merged.
 
         Args:
             following: the next entry of the list.
@@ -156,7 +157,7 @@ def register_postprocess(
 
 
 class PostprocessChain:
-    """Sequence of post-processes, applied one after the other.
+    """Sequence of post-processes that are applied to a step's output one after another.
 
     Args:
         entries: post-processes in the order of their application.
@@ -166,7 +167,7 @@ class PostprocessChain:
         self._entries = tuple(entries)
 
     def __call__(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Apply all entries to the output of a step, (B, C, H, W); see `Postprocess.forward` for the arguments."""
+        """Return the output of a step (B, C, H, W) after all post-processes; see `Postprocess.forward`."""
         for entry in self._entries:
             output_BCHW = entry.forward(output_BCHW, previous_BCHW, forcing_BCHW)
         return output_BCHW
@@ -195,7 +196,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     Raises:
         ConfigError: if the levels, units, temporal meaning or mask of a variable do not fit an entry.
     """
-    entries = with_data_bounds(entries, context.data, context.channels)
+    entries = add_data_bounds(entries, context.data, context.channels)
     context = replace(context, entries=tuple(entries.values()))
     postprocesses: list[Postprocess] = []
     for key, section in entries.items():
@@ -208,11 +209,11 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
                 )
             postprocesses.append(postprocess_class(replace(context, key=key), section))
         except Exception as error:
-            # The error of a plugin does not say which entry of the list it comes from.
+            # The error of a plugin does not name the entry of the list, so add a note with the entry.
             error.add_note(f"{key}: {section.kind}")
             raise
-    # From the last entry to the first, because an entry must know which channels later entries correct: its bounds do
-    # not apply to them.
+    # The loop runs from the last entry to the first, because the bounds of an entry do not apply to channels that later
+    # entries correct.
     chain: list[Postprocess] = []
     corrected_later: frozenset[int] = frozenset()
     for entry in reversed(postprocesses):
@@ -229,13 +230,13 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     return PostprocessChain(chain)
 
 
-def with_data_bounds(
+def add_data_bounds(
     entries: Mapping[str, PostprocessSection], data: DataConfig, channels: ChannelMap
 ) -> dict[str, PostprocessSection]:
     """Return the entries plus a clamp for each output variable with bounds in ``data.variable_options``.
 
-    These clamps are placed before all entries, or directly after the hyperdiffusion (if any), because it may move
-    values out of bounds.
+    These clamps are placed before all entries. If there is a hyperdiffusion, they are placed directly after it, because
+    hyperdiffusion may move values out of bounds.
 
     Args:
         entries: config key -> section, in order.
@@ -244,7 +245,7 @@ def with_data_bounds(
     """
     clamp_section = POSTPROCESSES.find_section("clamp")
     data_clamps: dict[str, PostprocessSection] = {}
-    # Each variable once, in the order of the channels.
+    # Names of the output variables without repetitions, in the order of the channels.
     output_variables = dict.fromkeys(channel.variable for channel in channels.output)
     for variable in output_variables:
         options = data.options_of(variable)

@@ -1,6 +1,6 @@
 """Global budgets of the atmosphere (mass of dry air, water, energy) and the corrections that close them.
 
-Integrals are over whole columns (`credit.data.sources.levels.vertical_layers`) in float64, and their global means are
+Integrals are over whole columns (`credit.data.sources.levels.vertical_layers`) in float64, and global means are
 area-weighted. All functions are differentiable. The method, and the choice of the variable that each budget corrects,
 follow Sha, Schreck, Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy
 conservation schemes, arXiv:2501.05648. The docstrings of the functions give the formulas.
@@ -27,7 +27,7 @@ _MIN_PRECIPITATION = 1e-9
 
 
 class ColumnIntegrator:
-    """Vertical integrals over columns, and area-weighted means over the globe.
+    """Calculator of vertical integrals over columns, and of area-weighted means over the globe.
 
     Args:
         layers: edges of the pressure layers around the run's levels.
@@ -36,8 +36,8 @@ class ColumnIntegrator:
         domain: the ranks that share the grid; None if this rank has the whole grid.
 
     Attributes:
-        is_linear: True if integrals are linear in surface pressure. This is the case on hybrid levels, but not on
-            pressure levels, where the surface cuts layers.
+        is_linear: True if integrals are linear in surface pressure. Integrals are linear on hybrid levels, but not on
+            pressure levels, because there the ground intersects layers.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted global mean, (B,) float64, in the units of the field.
+        """Return the area-weighted global mean of each field (B, H, W), (B,) float64, in the units of the field.
 
-        This is a collective if the grid is divided.
+        With domain parallelism, this method is a collective.
         """
         mean_B = (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
         if self._domain is None:
@@ -72,7 +72,7 @@ class ColumnIntegrator:
         return self._domain.sum(mean_B)
 
     def integrate(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
-        """Return the integral of x dp / g over each column.
+        """Return the integral of x dp / g over each column, where g is the acceleration of gravity.
 
         Args:
             x_BKHW: quantity x per kg of air, with the layers in the order of the run's levels.
@@ -85,12 +85,12 @@ class ColumnIntegrator:
         pressure_BHW = pressure_BHW.double()
         grid_shape = x_BKHW.shape[2:]
         if self.is_linear:
-            # One matrix product with both rows of the thickness reads x only once.
+            # A single matrix product with both rows of the thickness reads x only once.
             integrals_B2HW = torch.matmul(self._thickness_2K, x_BKHW.flatten(2)).unflatten(2, grid_shape)
             constant_BHW, slope_BHW = integrals_B2HW.unbind(1)
             return torch.addcmul(constant_BHW, slope_BHW, pressure_BHW) / GRAVITY
-        # Only the part of a layer above the ground counts. The lower limit is a tensor as well, because `clamp` takes
-        # either two tensors or two numbers.
+        # The integral includes only the part of a layer above the ground. The lower limit is also a tensor, because
+        # `clamp` requires two tensors or two numbers.
         thickness_BKHW = (pressure_BHW[:, None] - self._upper_edge_K11).clamp(
             min=torch.zeros_like(self._max_thickness_K11), max=self._max_thickness_K11
         )
@@ -112,7 +112,7 @@ class ColumnIntegrator:
             slope_BHW = torch.matmul(self._thickness_2K[1], x_BKHW.flatten(2)).unflatten(1, x_BKHW.shape[2:])
             return slope_BHW / GRAVITY
         depth_BKHW = pressure_BHW.double()[:, None] - self._upper_edge_K11
-        # Only layers that the ground cuts grow with surface pressure.
+        # Only the layers that contain the ground become thicker with increasing surface pressure.
         is_cut_BKHW = (depth_BKHW > 0) & (depth_BKHW < self._max_thickness_K11)
         return (x_BKHW * is_cut_BKHW).sum(dim=1) / GRAVITY
 
@@ -169,9 +169,9 @@ def integrate_other_energy(
 ) -> Tensor:
     """Return the global mean of latent, kinetic and surface potential energy, (B,) in J m-2.
 
-    This is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g. The sum of `integrate_heat` and this function is
-    the total energy of the air: in a hydrostatic column, internal energy plus potential energy equals the integral of
-    cp T plus the surface geopotential, so the height of the layers is not needed.
+    The energy is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g. The sum of `integrate_heat` and this function
+    is the total energy of the air. The height of the layers is not needed: in a hydrostatic column, internal energy
+    plus potential energy equals the integral of cp T plus the surface geopotential.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -190,10 +190,10 @@ def integrate_other_energy(
 
 
 def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Scale surface pressure so that the global mean mass of dry air is `target_B`.
+    """Return surface pressure, scaled so that the global mean mass of dry air is `target_B`.
 
-    All pressures of a sample are multiplied by one factor. This preserves the horizontal gradient of ln(pressure),
-    which enters the pressure gradient force over mountains.
+    All pressures of a sample are multiplied by one factor. This preserves the horizontal gradient of ln(pressure), on
+    which the pressure gradient force over mountains depends.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -206,7 +206,7 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
     """
     pressure_BHW = pressure_BHW.double()
     # Newton's method for the factor. On hybrid levels the mass is linear in surface pressure, so one iteration is
-    # exact. On pressure levels the surface may cross the edge of a layer, so a second iteration is needed.
+    # exact. On pressure levels the ground may cross the edge of a layer, so a second iteration is needed.
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
         missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
@@ -218,7 +218,7 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
 
 
 def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: Tensor) -> Tensor:
-    """Scale precipitation so that its global mean is `target_B`, or 0 if `target_B` is negative.
+    """Return precipitation, scaled so that its global mean is `target_B`, or 0 if `target_B` is negative.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -228,14 +228,14 @@ def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: 
     Returns:
         (B, H, W) float64 precipitation, kg m-2.
     """
-    # The lower limit avoids a division by 0 for a sample without precipitation, which stays 0.
+    # The lower limit avoids a division by 0 in a sample without precipitation; its precipitation stays 0.
     mean_B = columns.global_mean(precipitation_BHW).clamp(min=_MIN_PRECIPITATION)
     factor_B = (target_B / mean_B).clamp(min=0.0)
     return precipitation_BHW.double() * factor_B[:, None, None]
 
 
 def close_energy(target_B: Tensor, temperature_BKHW: Tensor, heat_B: Tensor) -> Tensor:
-    """Scale temperature so that the global mean heat is `target_B`.
+    """Return temperature, scaled so that the global mean heat of the air is `target_B`.
 
     Args:
         target_B: global mean heat that closes the energy budget, J m-2.

@@ -32,13 +32,13 @@ class ChannelBounds:
                 slices[-1] = slice(slices[-1].start, index + 1)
             else:
                 slices.append(slice(index, index + 1))
-        # Range of channels, and the lower and upper bound of each channel in it.
+        # Each item: a range of channels, the lower bounds of its channels, and the upper bounds of its channels.
         self._bounded_slices: list[tuple[slice, Tensor, Tensor]] = []
         for channels in slices:
             self._bounded_slices.append((channels, minimum_C[channels], maximum_C[channels]))
 
     def apply(self, fields: Tensor) -> Tensor:
-        """Return fields (B, C, ...) limited to the bounds; NaN is kept.
+        """Return fields (B, C, ...) limited to the bounds; NaN stays NaN.
 
         The fields are changed in place unless they require a gradient.
         """
@@ -80,7 +80,7 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def _build_bounds(self) -> None:
-        """Set the bounds for normalised output, states and physical output from `_bounds` and `_corrected_later`."""
+        """Set the bounds of normalised output, states and physical output from the bounds of this entry."""
         context = self._context
         bounded_channels = sorted(self._bounds)
         minimums = []
@@ -106,22 +106,22 @@ class Clamp(Postprocess):
         self._physical_bounds = ChannelBounds(bounded_channels, minimum_C, maximum_C)
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Limit the normalised output to the bounds; see `Postprocess.forward`."""
+        """Return the normalised output limited to the bounds of this clamp; see `Postprocess.forward`."""
         return self._normalized_bounds.apply(output_BCHW)
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """Limit a perturbed initial state to the bounds; see `Postprocess.limit_state`."""
+        """Return a perturbed initial state limited to the bounds of this clamp; see `Postprocess.limit_state`."""
         return self._state_bounds.apply(state_BCTHW)
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Limit an output in physical units to the bounds; see `Postprocess.limit_physical`."""
+        """Return an output in physical units limited to the bounds of this clamp; see `Postprocess.limit_physical`."""
         return self._physical_bounds.apply(output_BCHW)
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """Relax the bounds in physical units of channels that later entries correct.
+        """Relax the bounds, in physical units, of output channels that later entries correct.
 
-        These channels have no maximum and a minimum of at most 0, because a correction multiplies them by a
-        non-negative factor.
+        A correction multiplies a channel by a non-negative factor. So after this call, these channels have no maximum,
+        and their minimum is at most 0.
 
         Args:
             channel_index: indices of the output channels that any later entry corrects.
@@ -130,10 +130,10 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Merge this clamp with the next entry, if it is a clamp and both have the same later corrections.
+        """Merge this clamp with the next entry, if the next entry is a clamp with the same later corrections.
 
         Returns:
-            This clamp with the bounds of both; None if the entries cannot be merged.
+            This clamp, with the tighter bounds of both clamps; None if the entries cannot be merged.
         """
         if type(following) is not Clamp or following._corrected_later != self._corrected_later:
             return None
@@ -145,7 +145,7 @@ class Clamp(Postprocess):
 
 
 def _read_bounds(section: ClampSection) -> tuple[float, float]:
-    """Return (minimum, maximum) of a config section; -inf and inf if they are not set."""
+    """Return (minimum, maximum) of the config section of a clamp; -inf or inf for a bound that is not set."""
     minimum = -math.inf
     if section.minimum is not None:
         minimum = section.minimum
@@ -163,7 +163,7 @@ def find_output_bounds(context: PostprocessContext, variable: str) -> tuple[floa
         variable: name of an output variable.
 
     Returns:
-        (minimum, maximum) in the units of the variable; -inf and inf if there are none.
+        (minimum, maximum) in the units of the variable; -inf or inf if no clamp sets the bound.
     """
     minimum = -math.inf
     maximum = math.inf

@@ -1,8 +1,8 @@
 """Budget fixers: post-processes that close the global budgets of dry air, water and energy at every step.
 
-A budget compares the last input frame with the output, in physical units and float64. Only the channels that a fixer
-corrects are normalised again; all other channels stay bitwise identical. With domain parallelism, only global means are
-communicated. The formulas are in `credit.forecast.postprocess.budgets`.
+A fixer compares the last input frame with the output, in physical units and float64. Only the channels that a fixer
+corrects are normalised again; all other channels stay bitwise identical. With domain parallelism, the ranks exchange
+only global means. The formulas are in `credit.forecast.postprocess.budgets`.
 
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
@@ -25,8 +25,8 @@ from credit.models.kernels.autocast import without_autocast
 
 
 @dataclass(frozen=True)
-class AirMass:
-    """Channels that determine the mass of the air and of the water in it.
+class AirMassChannels:
+    """Channels that determine the mass of the air and the mass of the water in the air.
 
     Attributes:
         pressure: channel of surface pressure.
@@ -46,9 +46,9 @@ class AirMass:
 
 
 class BudgetFixer(Postprocess):
-    """Base class of the budget fixers.
+    """Base class of the post-processes that close a global budget.
 
-    Adjacent fixers of the chain are merged, so that they share the decoded fields.
+    Adjacent fixers of the chain are merged, so they share the fields that were converted to physical units.
 
     Args:
         context: channels, units, grid and vertical layers of the run.
@@ -68,16 +68,16 @@ class BudgetFixer(Postprocess):
         water = []
         for name in section.water:
             water.append(self._resolver.resolve_field("specific_humidity", name, "mass fraction of water"))
-        self._air = AirMass(pressure, tuple(water))
+        self._air = AirMassChannels(pressure, tuple(water))
         # This fixer and the fixers merged into it, in the order of their application.
         self._sequence: list[BudgetFixer] = [self]
 
     def fix(self, fields: StepFields) -> None:
-        """Close the budget by correcting one variable in `fields` with `StepFields.correct`."""
+        """Close the budget: correct a variable in `fields` with `StepFields.correct`."""
         raise NotImplementedError
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Apply this fixer and the fixers merged into it to the output of a step; see `Postprocess.forward`."""
+        """Return the output after this fixer and the fixers that are merged into it; see `Postprocess.forward`."""
         with without_autocast(output_BCHW):
             fields = StepFields(self._normalizer, output_BCHW, previous_BCHW, forcing_BCHW)
             for fixer in self._sequence:
@@ -92,7 +92,7 @@ class BudgetFixer(Postprocess):
         return self
 
     def _set_corrected(self, variable: ChannelSlice) -> None:
-        """Set the variable that the fixer corrects; each subclass calls this in its constructor."""
+        """Set the variable that the fixer corrects; each subclass calls this method in its constructor."""
         self._corrected = variable
         self.corrected_channels = variable.rows
 
@@ -111,7 +111,7 @@ class DryMassFixer(BudgetFixer):
         self._set_corrected(self._air.pressure)
 
     def fix(self, fields: StepFields) -> None:
-        """Correct surface pressure in `fields`."""
+        """Correct surface pressure in `fields`, so that the global mass of dry air does not change over the step."""
         target_B = budgets.integrate_dry_mass(self._columns, *self._air.before(fields))
         closed_BHW = budgets.close_dry_mass(self._columns, target_B, *self._air.after(fields))
         fields.correct(self._corrected, closed_BHW[:, None])
@@ -137,10 +137,10 @@ class WaterFixer(BudgetFixer):
         minimum, _ = find_output_bounds(context, section.precipitation)
         if minimum < 0:
             raise ConfigError(
-                f"{context.key}.precipitation: {section.precipitation} may be negative, which a factor cannot correct; "
-                f"set data.variable_options.{section.precipitation}.minimum: 0"
+                f"{context.key}.precipitation: {section.precipitation} may be negative, but a factor cannot correct "
+                f"the sign; set data.variable_options.{section.precipitation}.minimum: 0"
             )
-        # Water that enters the air, kg m-2 per step: evaporation counts as positive upwards.
+        # Water that enters the air, kg m-2 per step: evaporation, positive upwards.
         sign = -1.0
         if section.evaporation_positive == "up":
             sign = 1.0
@@ -148,7 +148,7 @@ class WaterFixer(BudgetFixer):
         self._set_corrected(precipitation)
 
     def fix(self, fields: StepFields) -> None:
-        """Correct precipitation in `fields`."""
+        """Correct precipitation in `fields`, so that the global water budget of the step is closed."""
         columns = self._columns
         water_before_B = budgets.integrate_water(columns, *self._air.before(fields))
         water_after_B = budgets.integrate_water(columns, *self._air.after(fields))
@@ -190,12 +190,12 @@ class EnergyFixer(BudgetFixer):
         self._set_corrected(temperature)
 
     def fix(self, fields: StepFields) -> None:
-        """Correct temperature in `fields`."""
+        """Correct temperature in `fields`, so that the global energy budget of the step is closed."""
         heat_before_B, rest_before_B = self._integrate_energy(fields.before)
         heat_after_B, rest_after_B = self._integrate_energy(fields.after)
         net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)
         gained_B = self._columns.global_mean(net_flux_BHW)
-        # Only the heat depends on temperature, so it must balance the fluxes and the change of all other energy.
+        # Only the heat depends on temperature, so the heat must balance the fluxes and the change of all other energy.
         target_B = heat_before_B + gained_B - (rest_after_B - rest_before_B)
         closed_BKHW = budgets.close_energy(target_B, fields.after(self._corrected), heat_after_B)
         fields.correct(self._corrected, closed_BKHW)
@@ -204,10 +204,10 @@ class EnergyFixer(BudgetFixer):
         """Return the global mean heat (cp T) of the air, and the global mean of its other energy, both (B,) in J m-2.
 
         Args:
-            read_variable: `StepFields.before` or `StepFields.after` of a step.
+            read_variable: method `StepFields.before` or `StepFields.after` of the fields of a step.
         """
         pressure_BHW = read_variable(self._air.pressure)[:, 0]
-        # The energy of condensates is not counted.
+        # The budget ignores the energy of condensates.
         humidity_BKHW = read_variable(self._air.water[0])
         u_BKHW = read_variable(self._wind[0])
         v_BKHW = read_variable(self._wind[1])

@@ -1,10 +1,10 @@
-"""Hyperdiffusion: damping of the shortest waves of the grid at every step, as in spectral dynamical cores.
+"""Hyperdiffusion: damping of the shortest waves of the grid at every step. Spectral dynamical cores also use it.
 
 A network that predicts the change of its state does not remove errors in the shortest waves. These errors are too small
-to matter in the loss, and a strided embedding hides part of them from the network. So they grow from step to step until
-a forecast of weeks becomes unstable. Two one-dimensional passes damp them. The pass along latitude circles measures
-wavelengths in kilometres, so it also acts as a polar filter. The pass along meridians joins opposite meridians across
-the poles to a great circle. Components of vectors change sign across a pole.
+to matter in the loss, and a strided embedding hides part of them from the network. So the errors grow from step to step
+until a forecast of weeks becomes unstable. Two one-dimensional passes damp the shortest waves. The pass along latitude
+circles measures wavelengths in kilometres, so it also acts as a polar filter. The pass along meridians joins each
+meridian with the opposite meridian to a great circle. Vector components change sign across a pole.
 
 Shape suffixes: B batch, C channels, H latitude rows, W longitude columns, K meridional wave numbers.
 """
@@ -30,14 +30,14 @@ from credit.parallel.domain.exchange import CellExchange, Cells
 
 @register_postprocess("hyperdiffusion", HyperdiffusionSection)
 class Hyperdiffusion(Postprocess):
-    """Damping of the prognostic channels by a `WaveFilter`; channels with missing cells are not changed.
+    """Post-process that damps the shortest waves of prognostic channels; channels with missing cells are not changed.
 
     Args:
         context: channels, grid, time step and masks of the run.
-        section: e-folding time and order.
+        section: e-folding time and order of the damping.
 
     Raises:
-        ConfigError: if the number of columns is odd, so that columns have no opposite column across the pole.
+        ConfigError: if the number of columns is odd, because a column then has no opposite column across the pole.
     """
 
     supports_domain = True
@@ -47,7 +47,7 @@ class Hyperdiffusion(Postprocess):
         num_columns = context.grid.shape[1]
         if num_columns % 2:
             raise ConfigError(
-                f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {num_columns}; remove it"
+                f"{context.key}: hyperdiffusion needs an even number of columns, not {num_columns}; remove this entry"
             )
         prognostic = context.channels.group("prognostic")
         is_vector = []
@@ -81,10 +81,10 @@ class Hyperdiffusion(Postprocess):
 class WaveFilter:
     """Filter that multiplies a wave of wave number k by exp(-(step / time) * (k / k_max)^order).
 
-    k_max is the wave number of the shortest wave. Its wavelength is two rows along meridians, and the width of two
-    columns at the equator along all latitude circles. The zonal mean and zonal wave number 1 are not damped, because
-    wind across a pole has zonal wave number 1. An `order` of 2n is diffusion by the n-th power of the Laplacian in each
-    direction.
+    k_max is the wave number of the shortest wave. Along meridians, the shortest wavelength is two rows. Along all
+    latitude circles, the shortest wavelength is the width of two columns at the equator. The zonal mean and zonal wave
+    number 1 are not damped, because wind across a pole has zonal wave number 1. An `order` of 2n is diffusion by the
+    n-th power of the Laplacian in each direction.
 
     Args:
         grid: grid of the fields, with nearly equally spaced rows and an even number of columns.
@@ -117,7 +117,7 @@ class WaveFilter:
         efoldings = step_minutes / time_minutes
         device = vector_C.device
 
-        # Meridional pass: wave numbers along the great circle, relative to the largest.
+        # Meridional pass: wave numbers along the great circle, relative to the largest wave number.
         largest_meridional = self._circle_length / 2
         relative_wave_K = torch.arange(self._circle_length // 2 + 1, dtype=torch.float64) / largest_meridional
         meridional_factor_K = torch.exp(-efoldings * relative_wave_K**order).float()
@@ -135,16 +135,16 @@ class WaveFilter:
         self._zonal_factor = torch.exp(-efoldings * relative_zonal_wave**order).float().to(device)
         self._sign_C11 = torch.where(vector_C, -1.0, 1.0)[:, None, None]
         self._unmasked_C11 = unmasked_C[:, None, None]
-        self._passes = None if domain is None else DividedPasses(domain)
+        self._passes = None if domain is None else WaveFilterExchange(domain)
         if self._passes is not None:
             self._zonal_factor = self._zonal_factor[self._passes.rows.start : self._passes.rows.stop]
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """Return the damped fields.
+        """Return the fields with damped short waves.
 
         Args:
-            x_BCHW: normalised fields, float32. Vector components must be normalised with mean 0, because they change
-                sign across the poles.
+            x_BCHW: normalised fields, float32. Vector components must be normalised with mean 0, because their sign
+                changes across the poles.
 
         Returns:
             (B, C, H, W) float32.
@@ -156,13 +156,13 @@ class WaveFilter:
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
 
     def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields (B, C, H, W') damped along great circles.
+        """Return fields (B, C, H, W') with short waves along meridians (great circles) damped.
 
         Args:
-            x_BCHW: all rows of W' columns; the second half of the columns lies opposite to the first half.
+            x_BCHW: all rows of W' columns; the second half of the columns is opposite to the first half.
         """
         num_rows, num_columns = x_BCHW.shape[2:]
-        # The opposite column is half of the columns away; along the great circle, its rows come in reverse order.
+        # The opposite column is half of the columns away; along the great circle, its rows are in reverse order.
         opposite_BCHW = (self._sign_C11 * x_BCHW).roll(num_columns // 2, dims=3).flip(2)
         if self._has_pole_points:
             # The rows at the poles belong to both meridians and must not be repeated in the circle.
@@ -173,17 +173,21 @@ class WaveFilter:
         return torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
 
     def _damp_zonally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields damped along latitude circles; `x_BCHW` has all columns, and the rows that this rank damps."""
-        # Each row has its own factors.
+        """Return fields (B, C, H', W) with short waves along latitude circles damped.
+
+        Args:
+            x_BCHW: all columns of the H' rows that this rank damps.
+        """
+        # The factors differ from row to row.
         zonal_waves = torch.fft.rfft(x_BCHW, dim=3) * self._zonal_factor
         return torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
 
 
-class DividedPasses:
-    """The two passes of the filter under domain parallelism.
+class WaveFilterExchange:
+    """Exchange of cells between ranks for the two passes of a `WaveFilter` under domain parallelism.
 
-    For the first pass, each rank receives all rows of some columns and of their opposite columns; for the second pass,
-    all columns of some rows. So a rank never has more than about its share of a field.
+    For the first pass, each rank receives all rows of some columns and of the opposite columns. For the second pass,
+    each rank receives all columns of some rows. So a rank never holds much more than its share of a field.
 
     Args:
         domain: the ranks that share the grid.
@@ -216,8 +220,8 @@ class DividedPasses:
 
         Args:
             x_BCHW: this rank's part of the fields.
-            damp_meridionally: first pass, which takes whole columns with their opposite columns.
-            damp_zonally: second pass, which takes whole rows.
+            damp_meridionally: function of the first pass; its argument is whole columns with their opposite columns.
+            damp_zonally: function of the second pass; its argument is whole rows.
         """
         columns_BCHW = damp_meridionally(self._to_meridians.exchange_fields(x_BCHW))
         rows_BCHW = damp_zonally(self._to_circles.exchange_fields(columns_BCHW))
@@ -225,10 +229,10 @@ class DividedPasses:
 
 
 def _list_meridians(columns: range, width: int, height: int) -> Cells:
-    """Return all cells of some columns of the western half and, after them, of their opposite columns.
+    """Return all cells of some columns of the western half of the grid, followed by all cells of the opposite columns.
 
     Args:
-        columns: columns of the western half.
+        columns: columns of the western half of the grid.
         width: number of columns of the grid.
         height: number of rows of the grid.
     """

@@ -53,8 +53,8 @@ class ChannelSlice:
     Attributes:
         group: group of channels: ``output``, in which prognostic channels come first, or ``dynamic_forcing``.
         rows: indices of the variable's channels in the group, adjacent, in the order of the run's levels.
-        factor: factor that converts the field to SI units. For a flux, the result is the amount per step in kg m-2 or
-            J m-2, positive in the direction that the budget counts as positive.
+        factor: factor that converts the field to SI units. For a flux, the product is the amount per step in kg m-2 or
+            J m-2, with the sign convention of the budget.
     """
 
     group: str
@@ -62,12 +62,12 @@ class ChannelSlice:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        # Adjacent channels are a slice of the tensor, so no index has to be copied to the device.
+        # Adjacent channels are a slice of the tensor, so no index array must be copied to the device.
         assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "channels of a variable are adjacent"
 
 
 class StepFields:
-    """Fields before and after a step in SI units, float64. Each field is decoded at its first use.
+    """Fields before and after a step in SI units, float64. Each field is converted to SI units at its first use.
 
     Args:
         normalizer: conversion between physical units and normalised space.
@@ -76,7 +76,7 @@ class StepFields:
         forcing_BCHW: normalised dynamic forcing of the last input frame.
 
     Attributes:
-        output_BCHW: normalised output, with all corrections so far (see `correct`).
+        output_BCHW: normalised output, including all corrections that were made with `correct`.
     """
 
     def __init__(
@@ -130,10 +130,9 @@ class StepFields:
 
 
 class VariableResolver:
-    """Lookup of the channels and units of the variables in an entry of ``model.postprocess``.
+    """Lookup of the channels and units of the variables that an entry of ``model.postprocess`` names.
 
-    In all methods, `key` is the key in the entry whose value is the name of the variable, such as
-    ``specific_humidity``.
+    In all methods, `key` is the key of the entry that contains the name of the variable, such as ``specific_humidity``.
 
     Args:
         context: context of the entry's post-process.
@@ -151,7 +150,7 @@ class VariableResolver:
             quantity: physical quantity, such as ``pressure`` or ``temperature``, which determines the allowed units.
 
         Raises:
-            ConfigError: if the variable has only some of the levels, other units, or missing cells.
+            ConfigError: if the variable has only some of the levels, units that are not allowed, or missing cells.
         """
         context = self._context
         output = context.channels.output
@@ -160,8 +159,8 @@ class VariableResolver:
         # A variable without levels has a single channel, whose level is None.
         if levels != (None,) and levels != context.layers.levels:
             raise ConfigError(
-                f"{context.key}.{key}: {name} has other levels (data.variable_options.{name}.levels), but a budget "
-                "needs it on all of data.levels; remove them"
+                f"{context.key}.{key}: {name} has its levels from data.variable_options.{name}.levels, but a budget "
+                "needs the variable on all of data.levels; remove this key"
             )
         self._require_unmasked(key, name)
         factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)
@@ -178,7 +177,7 @@ class VariableResolver:
 
         Raises:
             ConfigError: if the variable is instantaneous, has missing cells or units that are not allowed, or if it is
-                a forcing over another step.
+                a forcing over the previous step.
         """
         context = self._context
         group = "output"
@@ -254,31 +253,31 @@ class VariableResolver:
             if units:
                 units_text = f'in "{units}"'
             raise ConfigError(
-                f"{self._context.key}.{key}: {name} is {units_text}; a budget takes {quantity} in "
-                f"{', '.join(factors)}; choose another variable, correct the units in the files, or set "
+                f"{self._context.key}.{key}: {name} is {units_text}; a budget needs {quantity} in one of the units "
+                f"{', '.join(factors)}; choose a different variable, correct the units in the files, or set "
                 f"data.variable_options.{name}.units"
             )
         return factors[normalise_units(units)]
 
     def _require_unmasked(self, key: str, name: str) -> None:
-        """Refuse a variable with missing cells, because a budget is a sum over all cells."""
+        """Raise ConfigError if a variable has missing cells, because a budget is a sum over all cells."""
         if name in self._context.masks:
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} has missing cells (data.variable_options.{name}.missing: "
-                "fill_mean), but a budget is a sum over all cells; choose another variable, or remove the budget"
+                "fill_mean), but a budget is a sum over all cells; choose a different variable, or remove the budget"
             )
 
     def _require_next_window(self, key: str, name: str, window: str, window_key: str) -> None:
-        """Refuse a forcing that is a sum or mean over the previous step instead of the step itself.
+        """Raise ConfigError if a forcing is a sum or mean over the previous step instead of the step itself.
 
         Args:
             key: key of the entry that names the forcing.
             name: name of the forcing.
-            window: ``next`` if the forcing of a frame is over the step that follows the frame.
+            window: ``next`` if the forcing of a frame is a sum or mean over the step that follows the frame.
             window_key: config key that sets `window`, for messages.
         """
         if window != "next":
             raise ConfigError(
                 f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is a sum or mean over the "
-                "previous step, but a budget needs the step itself; set next"
+                "previous step, but a budget needs the sum or mean over the step itself; set next"
             )

@@ -24,7 +24,7 @@ class HyperdiffusionSection(PostprocessSection):
 
 
 class ClampSection(PostprocessSection):
-    """Minimum and maximum of a variable, applied after each step."""
+    """Limits of a variable: values outside its minimum and maximum are set to these bounds after each step."""
 
     kind: Literal["clamp"] = Field(description="Set values outside the bounds to the bounds.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
@@ -49,11 +49,11 @@ class ClampSection(PostprocessSection):
 
     @property
     def subject(self) -> str:
-        """Kind and variable of the entry, for messages; it must be unique among the entries."""
+        """Kind and variable of the entry, for messages; two entries must not have the same subject."""
         return f"clamp of {self.variable}"
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse a variable that is not predicted, or a bound that ``data.variable_options`` also sets."""
+        """Raise ValueError if the variable is not predicted, or if ``data.variable_options`` also sets a bound."""
         groups = data.variables
         outputs = {
             *groups.prognostic.vars_3D,
@@ -66,13 +66,13 @@ class ClampSection(PostprocessSection):
             data_value = getattr(data.options_of(self.variable), bound)
             if value is not None and data_value is not None:
                 raise ValueError(
-                    f"{key}.{bound}: data.variable_options.{self.variable}.{bound} sets it already; leave one out"
+                    f"{key}.{bound}: data.variable_options.{self.variable}.{bound} also sets this bound; remove one"
                 )
         require_variable_in(f"{key}.variable", self.variable, outputs, "in prognostic or diagnostic")
 
 
 class BudgetSection(PostprocessSection):
-    """Base section of the budgets, with their common keys."""
+    """Base section of the budget fixers, with the keys that all budgets have."""
 
     needs_whole_columns: ClassVar[bool] = True
 
@@ -90,7 +90,7 @@ class BudgetSection(PostprocessSection):
         return [self.specific_humidity, *self.condensate]
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse surface pressure or water variables that are not prognostic; see the base class."""
+        """Raise ValueError if surface pressure or a water variable is not in ``data.variables.prognostic``."""
         prognostic = data.variables.prognostic
         require_variable_in(
             f"{key}.surface_pressure", self.surface_pressure, set(prognostic.vars_2D), "in prognostic.vars_2D"
@@ -123,7 +123,7 @@ class WaterSection(BudgetSection):
     )
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse variables of the water budget that are not in the required group of ``data.variables``."""
+        """Raise ValueError if a variable of the water budget is not in the required group of ``data.variables``."""
         super().require_variables(data, key)
         outputs = {*data.variables.prognostic.vars_2D, *data.variables.diagnostic.vars_2D}
         rule = "in vars_2D of prognostic or diagnostic"
@@ -165,7 +165,7 @@ class EnergySection(BudgetSection):
         return self
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse variables of the energy budget that are not in the required group of ``data.variables``."""
+        """Raise ValueError if a variable of the energy budget is not in the required group of ``data.variables``."""
         super().require_variables(data, key)
         groups = data.variables
         on_levels = set(groups.prognostic.vars_3D)

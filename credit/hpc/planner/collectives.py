@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-# Beginning of an operator's name -> kind of collective. The names differ between releases of torch.
+# Prefix of an operator's name -> kind of collective. The names differ between releases of torch.
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
                 "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast",
                 "alltoall": "all-to-all", "all_to_all": "all-to-all"}  # fmt: skip
@@ -21,8 +21,9 @@ class Collective(NamedTuple):
         kind: all-gather, reduce-scatter, all-reduce, broadcast or all-to-all.
         ranks: number of ranks that take part.
         bytes: bytes of the result on each rank.
-        stride: distance between the numbers of the ranks that take part. Ranks with consecutive numbers share a node.
-        blocks: True if the kernels wait for the collective, False if both run at the same time.
+        stride: difference between the numbers of consecutive ranks that take part. Ranks with consecutive numbers are
+            on the same node.
+        blocks: True if the kernels wait for the collective, False if kernels run at the same time.
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Collective(NamedTuple):
 
 
 def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[str, int] | None:
-    """Return the kind of a collective and the bytes of its result, None if the operator is not a collective.
+    """Return the kind of a collective and the bytes of its result; None if the operator is not a collective.
 
     Args:
         func: operator of torch.

@@ -1,9 +1,10 @@
-"""Peak rates of GPUs and of the links between them, and the share of each peak that kernels are assumed to reach.
+"""Peak rates of GPUs and of the links between them, and the fraction of each peak that kernels are assumed to reach.
 
-The rates are those of dense matrix products on SXM modules, from NVIDIA's data sheets of A100 (2021), H100, H200 and
-HGX B200 (2023 to 2025). The memory is the total that `torch.cuda.get_device_properties` reports. A100 nodes are like
-those of NSF NCAR's Derecho and NERSC's Perlmutter: four GPUs, each with a 200 Gb/s Slingshot port. The other nodes are
-like NVIDIA's DGX: eight GPUs, each with a 400 Gb/s InfiniBand port. Command-line options describe a site with others.
+The rates are for dense matrix products on SXM modules, from NVIDIA's data sheets of A100 (2021), H100, H200 and HGX
+B200 (2023 to 2025). The memory is the total that `torch.cuda.get_device_properties` reports. A100 nodes are assumed to
+be like nodes of NSF NCAR's Derecho and NERSC's Perlmutter: four GPUs, each with a 200 Gb/s Slingshot port. The other
+nodes are assumed to be like NVIDIA's DGX: eight GPUs, each with a 400 Gb/s InfiniBand port. Command-line options
+describe sites with different nodes.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from dataclasses import dataclass, replace
 
 from credit.errors import ConfigError, did_you_mean
 
-# Shares of the peak that kernels, memory and links are taken to reach. Assumed.
+# Fractions of the peak that kernels, memory and links are assumed to reach.
 COMPUTE_SHARE = 0.5
 MEMORY_SHARE = 0.8
 LINK_SHARE = 0.8
 # Shortest time of a kernel on the GPU: 4335 kernels of a step of the 1 degree starter took 17.3 ms on an H100.
 KERNEL_SECONDS = 4e-6
-# Time that the host needs to put a kernel into the GPU's queue, without ``trainer.compile``. Measured: 36 to 50 us in
-# steps of three networks on one virtual machine with an H100 (benchmarks/lab_notes.md). Other hosts differ.
+# Time that the host needs to queue a kernel on the GPU, without ``trainer.compile``. Measured: 36 to 50 us in steps of
+# three networks on one virtual machine with an H100 (benchmarks/lab_notes.md). Other hosts differ.
 LAUNCH_SECONDS = 40e-6
-# The context of CUDA, NCCL's buffers, the libraries' workspaces, and what the allocator cannot use. Assumed.
+# Assumed memory for the context of CUDA, NCCL's buffers, the libraries' workspaces, and fragmentation of the allocator.
 RESERVED_GIB = 2.0
 RESERVED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak rates of a kind of GPU, and of its links within and between nodes.
+    """Peak rates of a GPU model, and of its links within and between nodes.
 
     Attributes:
         name: name on the command line (``--gpu``).
@@ -39,10 +40,10 @@ class Gpu:
         float32: peak rate of float32 matrix products without TF32 in TFLOP/s.
         memory_gbs: memory bandwidth in GB/s.
         node_gbs: bandwidth of a GPU to the other GPUs of its node, in one direction, in GB/s.
-        network_gbs: bandwidth of a GPU to other nodes, in one direction, in GB/s. The node's network ports are divided
-            equally among its GPUs.
+        network_gbs: bandwidth of a GPU to other nodes, in one direction, in GB/s. The bandwidth of the node's network
+            ports is divided equally among its GPUs.
         per_node: number of GPUs in a node.
-        watts: highest power of the board in watts.
+        watts: maximum power of the board in watts.
         launch_seconds: time that the host needs to queue a kernel, in seconds.
     """
 
@@ -60,18 +61,18 @@ class Gpu:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of memory that a run may use, without the reserve for CUDA, NCCL, libraries and fragmentation."""
+        """Bytes of GPU memory that a run may use: all memory except the reserve for CUDA, NCCL and libraries."""
         return int(2**30 * (self.memory_gib * (1 - RESERVED_SHARE) - RESERVED_GIB))
 
     def estimate_kernel_seconds(self, rate: str, flops: float, moved_bytes: float) -> float:
-        """Return the seconds of one kernel: the longest of arithmetic, memory traffic and `KERNEL_SECONDS`.
+        """Estimate the seconds of one kernel: the maximum of arithmetic time, memory time and `KERNEL_SECONDS`.
 
         This is the roofline model of Williams et al. 2009, doi 10.1145/1498765.1498785.
 
         Args:
-            rate: name of the field of this class with the peak rate: bfloat16, tf32 or float32.
-            flops: floating-point operations.
-            moved_bytes: bytes that are read and written.
+            rate: name of the attribute of this class with the peak rate: bfloat16, tf32 or float32.
+            flops: number of floating-point operations of the kernel.
+            moved_bytes: number of bytes that the kernel reads and writes.
         """
         peak_flops = getattr(self, rate) * 1e12
         compute_seconds = flops / (peak_flops * COMPUTE_SHARE)
@@ -92,8 +93,8 @@ _GPUS = {
     )
 }
 
-# Name that `torch.cuda.get_device_name` reports -> name in `_GPUS`. Variants with other peaks (PCIe and NVL cards of
-# Hopper) and slices of a GPU are left out; the A100 cards have the peaks of the modules.
+# Name that `torch.cuda.get_device_name` reports -> name in `_GPUS`. Variants with different peaks (PCIe and NVL cards
+# of Hopper) and slices of a GPU are omitted. The A100 PCIe cards have the same peaks as the SXM modules.
 _NAMES_BY_DEVICE = {
     "NVIDIA A100-SXM4-40GB": "a100-40",
     "NVIDIA A100-PCIE-40GB": "a100-40",
@@ -106,13 +107,13 @@ _NAMES_BY_DEVICE = {
 
 
 def find_peak_rates(device_name: str) -> dict[str, float]:
-    """Return the peak rates of a GPU: bfloat16, tf32 and float32 -> TFLOP/s.
+    """Return the peak rates of a GPU in TFLOP/s, by the name of the rate: bfloat16, tf32 and float32.
 
     Args:
         device_name: name that the driver reports, from `torch.cuda.get_device_name`.
 
     Returns:
-        Name of the rate -> TFLOP/s; empty for a GPU whose peak rates are not known here.
+        Name of the rate -> TFLOP/s; empty for a GPU that is not in `_NAMES_BY_DEVICE`.
     """
     name = _NAMES_BY_DEVICE.get(device_name)
     if name is None:
@@ -122,19 +123,20 @@ def find_peak_rates(device_name: str) -> dict[str, float]:
 
 
 def list_gpu_names() -> Sequence[str]:
-    """Return the names of the known GPUs, as they are written on the command line (``--gpu``)."""
+    """Return the names of GPUs for the command line (``--gpu``)."""
     return list(_GPUS)
 
 
 def find_gpu(
     name: str, per_node: int | None = None, network_gbs: float | None = None, launch_us: float | None = None
 ) -> Gpu:
-    """Return a GPU by name.
+    """Return the description of a GPU by name, with the numbers of a site.
 
     Args:
-        name: one of `list_gpu_names`.
-        per_node: number of GPUs in a node at this site; None for the usual number.
-        network_gbs: bandwidth of a GPU to other nodes in one direction at this site, in GB/s; None for the usual one.
+        name: a name from `list_gpu_names`.
+        per_node: number of GPUs in a node at the site; None for the number in the table.
+        network_gbs: bandwidth of a GPU to other nodes in one direction at the site, in GB/s; None for the bandwidth in
+            the table.
         launch_us: time that the host needs to queue a kernel, in microseconds; None for `LAUNCH_SECONDS`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Cost of Muon in an optimizer step: the products of matrices, and the exchange of their parts between ranks."""
+"""Cost of the optimizer Muon in a step: the matrix products, and the exchange of parts of matrices between ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Matrix:
     """Matrix that Muon updates.
 
     Attributes:
-        elements: number of its elements, over all ranks.
+        elements: number of elements of the whole matrix.
         element_bytes: bytes of an element.
         flops: floating-point operations of an update.
-        split_axis: name of the mesh axis that divides it last: ``tp`` for tensor parallelism, ``shard`` for FSDP2 over
-            all ranks of a replica, ``dp`` or ``dp_domain`` for FSDP2 over these axes alone. Empty for none.
-        output_dim: dimension of the weight that counts the outputs of the layer.
+        split_axis: name of the mesh axis that divides the matrix last: ``tp`` for tensor parallelism, ``shard`` for
+            FSDP2 over all ranks of a replica, ``dp`` or ``dp_domain`` for FSDP2 over only these axes. Empty if no axis
+            divides the matrix.
+        output_dim: dimension of the weight whose length is the number of outputs of the layer.
     """
 
     elements: int
@@ -37,7 +38,7 @@ class Matrix:
     output_dim: int
 
     def num_parts(self, degrees: ParallelDims) -> int:
-        """Return the number of ranks that hold different parts of the matrix."""
+        """Return the number of ranks that store different parts of the matrix."""
         if not self.split_axis:
             return 1
         if self.split_axis in ("dp", "dp_domain"):
@@ -45,15 +46,15 @@ class Matrix:
         return degrees.shard * degrees.domain * degrees.tensor
 
     def part_bytes(self, degrees: ParallelDims) -> int:
-        """Return the bytes of the part that a rank holds, on average over the ranks."""
+        """Return the bytes of the part that a rank stores, as a mean over the ranks."""
         return round(self.elements / self.num_parts(degrees)) * self.element_bytes
 
 
 def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[Matrix, ...]:
-    """Return the sizes of matrices, split and sharded on any mesh of a run's axes.
+    """Return the sizes and the division of the matrices that Muon updates.
 
     Args:
-        matrices: matrix -> index of the dimension of the outputs, see `credit.models.matrices.find_muon_matrices`.
+        matrices: matrix -> index of the output dimension, see `credit.models.matrices.find_muon_matrices`.
     """
     planned_matrices = []
     for parameter, output_dim in matrices.items():
@@ -66,17 +67,17 @@ def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[Matrix, ...]:
 def estimate_matrix_seconds(
     matrices: Sequence[Matrix], degrees: ParallelDims, trainer: TrainerConfig, gpu: Gpu
 ) -> float:
-    """Return the seconds of Muon's products on the rank with most of them; their exchange is not counted.
+    """Estimate the seconds of Muon's matrix products on the rank with the most products, without the exchange of parts.
 
     Args:
         matrices: matrices of the network; empty without Muon.
         degrees: number of ranks along each axis of the mesh.
-        trainer: section ``trainer`` of the config, which decides on the dtype of the products.
-        gpu: the GPU of each rank.
+        trainer: section ``trainer`` of the config, which determines the dtype of the products.
+        gpu: GPU of each rank.
     """
-    # Each rank computes the matrices that it holds whole.
+    # Each rank computes all matrices that are not divided.
     flops = sum(matrix.flops for matrix in matrices if matrix.num_parts(degrees) == 1)
-    # The ranks of a replica divide the others among them. They wait for each other after each bucket.
+    # The ranks of a replica share the divided matrices. The ranks wait for each other after each bucket.
     for bucket, owners in _divide_work(matrices, degrees):
         work = [0.0] * (degrees.world // degrees.replicate)
         for matrix, owner in zip(bucket, owners, strict=True):
@@ -93,17 +94,17 @@ def estimate_matrix_seconds(
 
 
 def count_matrix_collectives(matrices: Sequence[Matrix], degrees: ParallelDims) -> Counter[Collective]:
-    """Return the number of calls of the collectives by which Muon collects matrices and returns their updates.
+    """Return the calls of the collectives with which Muon collects matrices and returns their updates.
 
-    These are two all-to-all exchanges for each bucket of matrices. `trainer.learning_rate_factors` divides the matrices
-    further, which is not counted: it sends the same bytes in more calls.
+    Each bucket of matrices needs two all-to-all exchanges. `trainer.learning_rate_factors` divides the matrices into
+    more buckets. This is ignored, because the same number of bytes is then sent in more calls.
 
     Args:
         matrices: matrices of the network; empty without Muon.
         degrees: number of ranks along each axis of the mesh.
     """
     num_ranks = degrees.world // degrees.replicate
-    # For each bucket: the bytes of the matrices that each rank owns, and the bytes of the parts that it holds.
+    # For each bucket: the bytes of the matrices that each rank owns, and the bytes of the parts that each rank stores.
     owned_bytes = []
     part_bytes = []
     for bucket, owners in _divide_work(matrices, degrees):
@@ -114,7 +115,7 @@ def count_matrix_collectives(matrices: Sequence[Matrix], degrees: ParallelDims) 
         part_bytes.append(sum(matrix.part_bytes(degrees) for matrix in bucket))
     collectives: Counter[Collective] = Counter()
     if owned_bytes:
-        # The rank that owns most over all buckets.
+        # Rank that owns the most bytes over all buckets.
         busiest = max(range(num_ranks), key=lambda rank: sum(bucket_bytes[rank] for bucket_bytes in owned_bytes))
         # First, owners receive whole matrices. Then, each rank receives its parts of all updates.
         for received_bytes in (*(bucket_bytes[busiest] for bucket_bytes in owned_bytes), *part_bytes):
@@ -123,10 +124,10 @@ def count_matrix_collectives(matrices: Sequence[Matrix], degrees: ParallelDims) 
 
 
 def bound_update_bytes(matrices: Sequence[Matrix], degrees: ParallelDims) -> int:
-    """Return the most bytes of temporary tensors in the update of a rank's matrices, when activations are free already.
+    """Return an upper bound of the bytes of temporary tensors in Muon's update on a rank.
 
-    A rank holds the gradients and directions of its parts, and copies of the matrices that it orthogonalises: stacked,
-    normalised, and two products at a time.
+    At this time, activations are already free. A rank stores the gradients and directions of its parts. It also stores
+    copies of the matrices that it orthogonalises: a stacked copy, a normalised copy, and two products at a time.
 
     Args:
         matrices: matrices of the network; empty without Muon.
@@ -145,9 +146,9 @@ def bound_update_bytes(matrices: Sequence[Matrix], degrees: ParallelDims) -> int
 
 
 def _divide_work(matrices: Sequence[Matrix], degrees: ParallelDims) -> Iterator[tuple[list[Matrix], list[int]]]:
-    """Yield the buckets of the matrices that ranks hold in parts, with the number of the rank that owns each matrix.
+    """Yield (matrices of a bucket, owner of each matrix) for all divided matrices; an owner is a number of a rank.
 
-    Matrices of different meshes, or whose outputs are counted by different dimensions, are in different buckets.
+    Matrices on different meshes, or with different output dimensions, are in different buckets.
 
     Args:
         matrices: matrices of the network.

@@ -1,7 +1,7 @@
 """Memory of a rank: exact for weights, gradients and optimizer state, an upper bound for FSDP2's temporary tensors.
 
-FSDP2 cuts each weight along its first dimension into equal chunks, of which the last may be short or missing. Rank 0
-has a full chunk of each weight, so this module counts rank 0 and calls it the fullest rank.
+FSDP2 divides each weight along its first dimension into equal chunks; the last chunks may be shorter or missing. Rank 0
+has a full chunk of each weight, so this module computes the memory of rank 0 and calls rank 0 the fullest rank.
 
 A sharding unit is a group of weights that FSDP2 gathers and reduces together, usually a block of the network. The
 argument `degrees` is the number of ranks along each axis of the mesh.
@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from credit.parallel.dtensor import shard_dim, to_local
 from credit.parallel.mesh import ParallelDims
 
-# AdamW has two moments of each element, and one float32 count of steps for each weight. Muon has one moment and no
-# count.
+# AdamW stores two moments of each element, and one float32 step count for each weight. Muon stores one moment of each
+# element and no step count.
 ADAMW_MOMENTS = 2
 MUON_MOMENTS = 1
 _STEP_COUNT_BYTES = 4
@@ -30,16 +30,17 @@ _STEP_COUNT_BYTES = 4
 
 @dataclass(frozen=True)
 class Weight:
-    """Size of a weight, or of the part of it that tensor parallelism gives to a rank.
+    """Local size of a weight under tensor parallelism, before FSDP2 shards it.
 
     Attributes:
-        rows: length of the first dimension, which FSDP2 cuts.
+        rows: length of the first dimension, which FSDP2 divides.
         row_elements: number of elements in a row.
         element_bytes: bytes of an element.
         trains: True if the weight has a gradient, False if it is frozen.
-        averaged: True if sequence parallelism averages its gradient over the tensor-parallel ranks in a unit with split
-            weights: False for split weights, and for whole ones that belong to a split one, such as adapters.
-        moments: number of the optimizer's tensors with the size of the weight.
+        averaged: True if sequence parallelism averages the gradient of the weight over the tensor-parallel ranks, if
+            the weight is in a unit with split weights. False for split weights, and for whole weights that belong to a
+            split weight, such as adapters.
+        moments: number of optimizer tensors with the size of the weight.
     """
 
     rows: int
@@ -50,7 +51,7 @@ class Weight:
     moments: int = ADAMW_MOMENTS
 
     def elements_per_rank(self, num_ranks: int) -> int:
-        """Return the number of elements on the fullest rank if FSDP2 shards the weight over `num_ranks` ranks."""
+        """Return the number of elements on the fullest rank after FSDP2 has sharded the weight over `num_ranks`."""
         return math.ceil(self.rows / num_ranks) * self.row_elements
 
 
@@ -60,10 +61,10 @@ class ShardUnit:
 
     Attributes:
         weights: weights of the unit.
-        split: True if tensor parallelism has split at least one of the weights. FSDP2 shards such a unit over the ranks
-            of the axes `shard` and `domain`. It shards every other unit over their tensor-parallel peers as well.
-        stays_gathered: True if the gathered weights are kept from the forward to the backward pass, False if they are
-            freed in between and gathered again.
+        split: True if tensor parallelism has split at least one of the weights. FSDP2 then shards the unit only over
+            the axes `shard` and `domain`. Units without split weights are also sharded over the tensor-parallel ranks.
+        stays_gathered: True if the gathered weights are kept from the forward pass to the backward pass, False if they
+            are freed and gathered again.
     """
 
     weights: tuple[Weight, ...]
@@ -78,7 +79,7 @@ class ShardUnit:
         return num_shards * degrees.tensor
 
     def elements_per_rank(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return the number of the unit's elements on the fullest rank.
+        """Return the number of elements of the unit on the fullest rank.
 
         Args:
             degrees: number of ranks along each axis of the mesh.
@@ -92,7 +93,7 @@ class ShardUnit:
         return num_elements
 
     def gathered_elements(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return the number of elements of the gathered unit, including those that pad weights to equal chunks.
+        """Return the number of elements of the gathered unit, including the padding of weights to equal chunks.
 
         Args:
             degrees: number of ranks along each axis of the mesh.
@@ -101,7 +102,11 @@ class ShardUnit:
         return self.elements_per_rank(degrees, training) * self.num_ranks(degrees)
 
     def total_elements(self, training: bool = False) -> int:
-        """Return the number of the unit's elements without padding; `training` counts only weights with a gradient."""
+        """Return the number of elements of the unit without padding.
+
+        Args:
+            training: True to count only the weights that have a gradient.
+        """
         num_elements = 0
         for weight in self.weights:
             if weight.trains or not training:
@@ -124,10 +129,10 @@ class Precision:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Numbers that determine how often an optimizer step passes through the model.
+    """Numbers that determine the number of forward and backward passes in an optimizer step.
 
     Attributes:
-        micro_steps: number of micro-steps, whose gradients are accumulated.
+        micro_steps: number of micro-steps in which gradients are accumulated.
         rollout: number of forecast steps in the training rollout.
         recompute: True if rollout steps are computed again in the backward pass (``trainer.recompute_steps``).
         member_batches: number of batches in which a rank computes its ensemble members, one batch after another.
@@ -145,35 +150,35 @@ class Schedule:
 
     @property
     def forwards_without_gradient(self) -> int:
-        """Number of further forward passes, which have no backward pass.
+        """Number of forward passes without a backward pass.
 
-        The loss needs the outputs of all members. If these take several batches, all outputs are computed first. The
-        last batch keeps its graph; the others are computed without a gradient, and then again with one (see
-        `credit.forecast.objectives.ensemble`).
+        The loss needs the outputs of all members. If the members need several batches, all outputs are computed first.
+        The last batch keeps its autograd graph. The other batches are computed without a gradient, and then again with
+        a gradient (see `credit.forecast.objectives.ensemble`).
         """
         return self.micro_steps * self.rollout * (self.member_batches - 1)
 
     @property
     def recomputes(self) -> bool:
-        """True if rollout steps are computed again in the backward pass; the step of a one-step rollout never is."""
+        """True if rollout steps are computed again in the backward pass; never true for a rollout of a single step."""
         return self.recompute and self.rollout > 1
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the fullest rank; all attributes but `host` are in bytes.
+    """Memory of the fullest rank; all attributes except `host` are in bytes.
 
     Attributes:
-        parameters: the rank's shard of the weights.
-        gradients: the rank's shard of the gradients, which exist from the backward pass to the update.
-        optimizer: the optimizer's moments and step counts.
+        parameters: this rank's shard of the weights.
+        gradients: this rank's shard of the gradients, which exist from the backward pass to the update.
+        optimizer: moments and step counts of the optimizer.
         average: moving average of the weights.
         buffers: vectors of spectral norm and other buffers of the model.
         fields: static fields, masks and weights of the loss.
-        activations: peak of the activations and samples of one micro-step, and the copies by which ranks exchange
-            ensemble members.
+        activations: peak of the activations and samples of one micro-step, and the copies for the exchange of ensemble
+            members between ranks.
         gathered: upper bound of the weights that FSDP2 has gathered at the same time.
-        reduced: upper bound of the gradients that FSDP2 has not reduced to the ranks' shards yet.
+        reduced: upper bound of the gradients that FSDP2 has not yet reduced to shards.
         host: True if parameters, gradients, optimizer state and average are in host memory.
     """
 
@@ -190,12 +195,12 @@ class Memory:
 
     @property
     def states(self) -> int:
-        """Bytes of the tensors that the optimizer's update reads or writes."""
+        """Bytes of the tensors that the update of the optimizer reads or writes."""
         return self.parameters + self.gradients + self.optimizer + self.average
 
     @property
     def device(self) -> int:
-        """Upper bound of the bytes on the GPU."""
+        """Upper bound of the bytes in GPU memory."""
         always_on_device = self.buffers + self.fields + self.activations + self.gathered + self.reduced
         if self.host:
             return always_on_device
@@ -209,12 +214,12 @@ def read_units(
 
     Args:
         model: model that `credit.parallel.parallelize.parallelize` has processed, on any device.
-        reshard_after_forward: value with which the model was sharded; False keeps every unit gathered. Two units stay
-            gathered in any case: the one where the backward pass begins, and the weights outside all blocks.
-        matrices: the weights that Muon updates; AdamW updates all others.
+        reshard_after_forward: value with which the model was sharded; False keeps every unit gathered. Two units always
+            stay gathered: the unit with which the backward pass begins, and the weights outside all blocks.
+        matrices: weights that Muon updates; AdamW updates all other weights.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # FSDP2 gives each weight to the innermost sharded module around it, so inner modules are taken first.
+    # FSDP2 assigns each weight to the innermost sharded module around it, so inner modules are visited first.
     units: list[ShardUnit] = []
     assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
@@ -224,7 +229,7 @@ def read_units(
         begins_backward = number == 0
         is_outside_blocks = module is model
         unit = ShardUnit(
-            weights=tuple(_read_weight(parameter, parameter in matrices) for parameter in parameters),
+            weights=tuple(_describe_weight(parameter, parameter in matrices) for parameter in parameters),
             split=any(_split_dim(parameter) is not None for parameter in parameters),
             stays_gathered=not reshard_after_forward or begins_backward or is_outside_blocks,
         )
@@ -235,7 +240,7 @@ def read_units(
 def compute_state_memory(
     units: Sequence[ShardUnit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False
 ) -> Memory:
-    """Return the memory of the fullest rank that does not depend on the samples of a step.
+    """Return the memory of the fullest rank for weights, gradients, optimizer state, moving average and buffers.
 
     The attributes `fields`, `activations`, `gathered` and `reduced` of the result are 0.
 
@@ -258,7 +263,7 @@ def compute_state_memory(
                 optimizer_bytes += weight.moments * shard_bytes
                 if weight.moments == ADAMW_MOMENTS:
                     optimizer_bytes += _STEP_COUNT_BYTES
-    # Gradients, moments and average of a weight have its dtype; frozen weights have none of them.
+    # Gradients, moments and moving average have the dtype of the weight. Frozen weights have none of these tensors.
     average_bytes = trained_bytes if average else 0
     return Memory(
         parameters=all_bytes,
@@ -275,14 +280,15 @@ def bound_in_flight_memory(
 ) -> tuple[int, int]:
     """Return upper bounds, in bytes, of the gathered weights and of the unreduced gradients of FSDP2.
 
-    The gathered weights are the sum of three parts:
+    The bound of the gathered weights is the sum of three parts:
 
     - all units that stay gathered; if the backward pass recomputes rollout steps, these are all units of the model;
-    - the unit in use, and the next unit, which FSDP2 gathers ahead;
+    - the current unit, and the next unit, which FSDP2 gathers in advance;
     - the buffer of an all-gather.
 
-    The unreduced gradients are those of the unit in use and the buffer of their reduction. If a step has several
-    passes, the gradients of all units are added, because they are summed over the passes before the reduction.
+    The bound of the unreduced gradients is the sum of the gradients of the current unit and the buffer of their
+    reduction. If a step has several passes, the gradients of all units are added to the bound, because they are summed
+    over the passes before the reduction.
 
     Args:
         units: sharding units of the model.
@@ -290,22 +296,22 @@ def bound_in_flight_memory(
         precision: bytes of an element in the collectives.
         schedule: number of passes through the model.
     """
-    # All sizes are in elements until the end.
+    # All sizes except the returned ones are numbers of elements.
     num_staying = 0
     max_freed = 0
     max_buffer = 0
     for unit in units:
         unit_elements = unit.gathered_elements(degrees)
-        # Weights that are on one rank only are copied, not gathered, so they need no buffer.
+        # Weights on a single rank are copied, not gathered, so they need no buffer.
         buffer_elements = unit_elements if unit.num_ranks(degrees) > 1 else 0
         max_buffer = max(max_buffer, buffer_elements)
         if unit.stays_gathered or schedule.recomputes:
             num_staying += unit_elements
         else:
-            # The unit in use, and the next one, which is assumed to be as large.
+            # The current unit, and the next unit, which is assumed to have the same size.
             max_freed = max(max_freed, unit_elements + buffer_elements)
     gathered = num_staying + max_freed + max_buffer
-    # Gradients as the backward pass computes them, in the buffer of their reduction, and summed over passes.
+    # Gradients that the backward pass has computed, gradients in the buffer of the reduction, and sums over passes.
     computed = max(unit.total_elements(training=True) for unit in units)
     reduced = max(unit.gathered_elements(degrees, training=True) for unit in units)
     accumulated = 0
@@ -316,7 +322,7 @@ def bound_in_flight_memory(
 
 
 def count_exchange_bytes(output_bytes: int, gathers_members: bool, degrees: ParallelDims) -> int:
-    """Return the bytes of the copies by which the ranks of an ensemble group exchange members; 0 without such groups.
+    """Return the bytes of the copies for the exchange of members in an ensemble group; 0 without ensemble groups.
 
     Args:
         output_bytes: bytes of the outputs of all members that a rank computes, at one step of the rollout.
@@ -325,37 +331,38 @@ def count_exchange_bytes(output_bytes: int, gathers_members: bool, degrees: Para
     """
     if degrees.ensemble == 1:
         return 0
-    # Members as they are sent and as they arrive; a loss of whole fields has those of all ranks.
+    # One copy of the sent members and one of the received members. With whole fields, each rank receives the members of
+    # all ranks.
     num_copies = 2 * degrees.ensemble if gathers_members else 2
     return num_copies * output_bytes
 
 
 def count_buffer_bytes(model: nn.Module) -> int:
-    """Return the bytes of this rank's part of the model's buffers."""
+    """Return the bytes of this rank's part of all buffers of the model."""
     return sum(to_local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
 
 
 def _split_dim(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which tensor parallelism has cut a parameter, None if the parameter is not cut."""
+    """Return the dimension along which tensor parallelism has split a parameter; None if it is not split."""
     if not isinstance(parameter, DTensor) or "tp" not in parameter.device_mesh.mesh_dim_names:
         return None
     tensor_axis = parameter.device_mesh.mesh_dim_names.index("tp")
     return shard_dim(parameter.placements[tensor_axis])
 
 
-def _read_weight(parameter: nn.Parameter, is_matrix: bool) -> Weight:
-    """Return the size of a parameter, or of the part of it that tensor parallelism gives to a rank.
+def _describe_weight(parameter: nn.Parameter, is_matrix: bool) -> Weight:
+    """Return the `Weight` record of a parameter: its local size under tensor parallelism and its number of moments.
 
     Args:
-        parameter: the parameter.
-        is_matrix: True if Muon updates it.
+        parameter: weight of the model, which may be a DTensor.
+        is_matrix: True if Muon updates the weight, False if AdamW updates it.
     """
     shape = list(parameter.shape)
     split_dim = _split_dim(parameter)
     if split_dim is not None:
         mesh = parameter.device_mesh
         shape[split_dim] //= mesh.size(mesh.mesh_dim_names.index("tp"))
-    # A scalar counts as a single row of one element.
+    # A scalar is treated as a single row with one element.
     rows = shape[0] if shape else 1
     row_elements = math.prod(shape[1:])
     is_on_tensor_mesh = isinstance(parameter, DTensor) and "tp" in parameter.device_mesh.mesh_dim_names

@@ -1,8 +1,8 @@
-"""Plan of a run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
+"""Plan of a run on one mesh of GPUs: memory and collectives of a rank, and estimated times.
 
 The training step is traced once for each degree of tensor and domain parallelism. The cost of replicas and shards is
-computed from the sharding units (`credit.hpc.planner.memory.ShardUnit`), so planning thousands of ranks takes no longer
-than planning a few.
+computed from the sharding units (`credit.hpc.planner.memory.ShardUnit`). Planning therefore takes the same time for a
+few ranks and for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from credit.hpc.planner.trace import Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
     count_member_collectives,
+    count_power_iteration_bytes,
     count_sequence_collectives,
     count_sharding_collectives,
-    read_iterated_bytes,
 )
 from credit.models.matrices import find_muon_matrices
 from credit.parallel.domain.division import FieldDivision
@@ -59,7 +59,9 @@ CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """Plan of a run on one mesh. Memory, collectives and FLOP follow from the traced step; all times are estimates.
+    """Plan of a run on one mesh.
+
+    Memory, collectives and FLOP are computed from the traced step. All times are estimates.
 
     Attributes:
         data: value of ``trainer.parallelism.data``: none, ddp or fsdp2.
@@ -69,10 +71,10 @@ class MeshPlan:
         flops: floating-point operations of an optimizer step on one rank.
         kernel_seconds: estimated time of the kernels of an optimizer step, in seconds.
         launch_seconds: estimated time that the host needs to queue these kernels, in seconds.
-        blocking_seconds: estimated time of the collectives of a step that the kernels wait for, in seconds.
-        overlapped_seconds: estimated time of the collectives of a step that run together with kernels, in seconds.
+        blocking_seconds: estimated time of the collectives in a step for which kernels wait, in seconds.
+        overlapped_seconds: estimated time of the collectives in a step that run together with kernels, in seconds.
         samples: number of samples in an optimizer step, over all ranks.
-        steps: number of optimizer steps of the run; 0 if the training period does not fill one.
+        steps: number of optimizer steps of the run; 0 if the training period has too few samples for a step.
         hours: estimated time of the whole run in hours, without loading, validation and checkpoints.
         megawatt_hours: estimated energy of the whole run in MWh, with all GPUs at full power.
         fits: True if `memory` fits into the GPU.
@@ -96,8 +98,8 @@ class MeshPlan:
     @property
     def step_seconds(self) -> float:
         """Estimated seconds of an optimizer step with the run's longest rollout."""
-        # The host queues kernels while the GPU runs earlier ones and overlapped collectives, so the slowest of the
-        # three decides.
+        # The host queues kernels while the GPU runs earlier kernels and overlapped collectives. The slowest of these
+        # three activities determines the time.
         return self.blocking_seconds + max(self.kernel_seconds, self.launch_seconds, self.overlapped_seconds)
 
     @property
@@ -107,7 +109,7 @@ class MeshPlan:
 
     @property
     def works(self) -> bool:
-        """True if the run can use this mesh: the memory fits, and the samples fill at least one step."""
+        """True if the run can use this mesh: the memory fits, and there are enough samples for a step."""
         return self.fits and self.steps > 0
 
 
@@ -118,11 +120,11 @@ class _NetworkProperties:
     Attributes:
         units: sharding units.
         buffers: bytes of the buffers on a rank.
-        iterated: bytes that power iterations sum over ranks, see `read_iterated_bytes`.
+        iterated: bytes that power iterations of spectral norm sum over ranks, see `count_power_iteration_bytes`.
         autocast: True if the network runs under autocast.
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
-        field_ranks: ranks whose steps are traced, of those that divide the fields, see `list_busy_ranks`.
+        field_ranks: ranks of the domain group whose steps are traced, see `list_busy_ranks`.
         matrices: matrices that Muon updates; empty without Muon.
     """
 
@@ -137,16 +139,16 @@ class _NetworkProperties:
 
 
 class Planner:
-    """Planner of the meshes of one run, which traces each degree of tensor and domain parallelism once.
+    """Planner of the meshes of one run; it traces each degree of tensor and domain parallelism once.
 
-    It starts fake process groups of its own, so none may exist while it plans.
+    The planner creates fake process groups, so no process group may exist during planning.
 
     Args:
-        run: the run.
+        run: settings of the run, and the builder of its training step.
         world: number of GPUs.
-        gpu: kind of GPU.
-        kernels: ``gpu`` to trace the kernels of a GPU, ``cpu`` to trace those of a CPU, for a comparison with
-            measurements there.
+        gpu: GPU of each rank.
+        kernels: ``gpu`` to trace the kernels of a GPU, ``cpu`` to trace the kernels of a CPU, for comparisons with
+            measurements on a CPU.
 
     Attributes:
         parameters: number of parameters of the network; 0 before the first plan.
@@ -171,7 +173,7 @@ class Planner:
             data: value of ``trainer.parallelism.data``: none, ddp or fsdp2.
             degrees: number of ranks along each axis of the mesh.
             checkpointing: value of ``trainer.activation_checkpoint``.
-            members_at_once: value of ``trainer.members_at_once``; None for that of the config.
+            members_at_once: value of ``trainer.members_at_once``; None for the value in the config.
 
         Raises:
             ConfigError: if the network cannot be built, or cannot be split or checkpointed as requested.
@@ -184,7 +186,7 @@ class Planner:
         network = self._read_network(sharded, degrees.tensor, degrees.domain)
         trace = self._trace_step(sharded, degrees.tensor, degrees.domain, checkpointing, members)
 
-        # Memory: the weights and the state of the optimizer, then what a step needs in passing.
+        # Memory: weights and optimizer state, then the temporary tensors of a step.
         on_host = sharded and trainer.parallelism.cpu_offload
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         output_bytes = run.output_bytes * members.members
@@ -193,7 +195,7 @@ class Planner:
         memory = replace(memory, fields=trace.constants, activations=activations)
         collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
         collectives += count_matrix_collectives(network.matrices, degrees)
-        exchanges = run.num_counted_steps * schedule.micro_steps
+        exchanges = run.num_loss_steps * schedule.micro_steps
         collectives += count_member_collectives(output_bytes, run.gathers_members, exchanges, degrees)
         if sharded:
             gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, schedule)
@@ -201,7 +203,7 @@ class Planner:
             collectives += count_sharding_collectives(network.units, degrees, network.precision, schedule)
             collectives += count_sequence_collectives(network.units, degrees)
 
-        # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
+        # Time: kernels and the update, launches by the host, blocking collectives and overlapped collectives.
         kernel_seconds = estimate_step_seconds(trace.kernels, memory.parameters, self._gpu)
         kernel_seconds += estimate_matrix_seconds(network.matrices, degrees, trainer, self._gpu)
         blocking_seconds, overlapped_seconds = estimate_collective_seconds(collectives, self._gpu)
@@ -225,38 +227,38 @@ class Planner:
 
     def _with_hours(self, plan: MeshPlan) -> MeshPlan:
         """Return a plan with the hours and the energy of the whole run."""
-        # Shorter rollouts are taken to need proportionally less time.
+        # The time of a rollout is assumed to be proportional to its length.
         hours = plan.steps * plan.step_seconds * self._run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * plan.degrees.world * self._gpu.watts / 1e6)
 
     def require_domain(self, domain: int) -> None:
-        """Refuse to divide the fields of the network among `domain` ranks if this is not possible.
+        """Require that the fields of the network can be divided among `domain` ranks.
 
         Raises:
-            ConfigError: naming the reason.
+            ConfigError: if this division is not possible; the message contains the reason.
         """
         if domain > 1:
             self._read_network(True, 1, domain)
 
     def _read_network(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
-        """Return the properties of the network at a degree of tensor and domain parallelism; they are computed once.
+        """Return the properties of the network at a degree of tensor and domain parallelism; the results are cached.
 
         Args:
             sharded: True if FSDP2 shards the network.
             tensor: number of tensor-parallel ranks.
-            domain: number of ranks that divide the fields.
+            domain: number of ranks of a domain group.
         """
         if (sharded, tensor, domain) not in self._properties:
             self._properties[sharded, tensor, domain] = self._build_properties(sharded, tensor, domain)
         return self._properties[sharded, tensor, domain]
 
     def _build_properties(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
-        """Build the network on the meta device and return its properties; see `_read_network`."""
+        """Build the network on the meta device, and return its properties; for the arguments see `_read_network`."""
         trainer = self._run.trainer
         with self._smallest_mesh(tensor, domain) as mesh:
             model, autocast = self._run.step_builder.build_network(mesh, sharded, trainer.activation_checkpoint)
             self.parameters = sum(parameter.numel() for parameter in model.parameters())
-            # The precision is that of autocast or of FSDP2. In the first case FSDP2's collectives have float32.
+            # Mixed precision is done by either autocast or FSDP2. With autocast, FSDP2's collectives use float32.
             precision = Precision()
             dtypes: tuple[torch.dtype, ...] = ()
             if trainer.amp and not autocast:
@@ -270,7 +272,7 @@ class Planner:
             return _NetworkProperties(
                 units=units,
                 buffers=count_buffer_bytes(model),
-                iterated=read_iterated_bytes(model),
+                iterated=count_power_iteration_bytes(model),
                 autocast=autocast,
                 precision=precision,
                 dtypes=dtypes,
@@ -284,9 +286,9 @@ class Planner:
         """Return the trace of an optimizer step without FSDP2; the cost of FSDP2 is computed from the sharding units.
 
         Args:
-            sharded: True if FSDP2 shards the network in the run, which decides on its precision.
+            sharded: True if FSDP2 shards the network in the run, which determines the precision.
             tensor: number of tensor-parallel ranks.
-            domain: number of ranks that divide the fields.
+            domain: number of ranks of a domain group.
             checkpointing: value of ``trainer.activation_checkpoint``.
             members: ensemble members that the rank computes for each sample.
         """
@@ -294,12 +296,12 @@ class Planner:
         step_builder = self._run.step_builder
         schedule = self._run.schedule(members)
 
-        def trace_rollout_on(field_rank: int, rollout: int) -> Trace:
+        def trace_field_rank(field_rank: int, rollout: int) -> Trace:
             with self._smallest_mesh(tensor, domain, field_rank) as mesh:
                 model, _ = step_builder.build_network(mesh, False, checkpointing)
                 return trace_step(
                     model,
-                    # Only the number of micro-steps is left for `trace_step` to choose.
+                    # `trace_step` calls this function with the last argument, the number of micro-steps.
                     functools.partial(step_builder.build_step, model, network.autocast, rollout, members),
                     micro_steps=schedule.micro_steps,
                     gpu=self._on_gpu,
@@ -315,7 +317,7 @@ class Planner:
                     "trace of a step: tensor %d, domain %d (rank %d), activation_checkpoint %s, rollout %d",
                     *(tensor, domain, field_rank, str(checkpointing).lower(), rollout),
                 )
-                traces.append(trace_rollout_on(field_rank, rollout))
+                traces.append(trace_field_rank(field_rank, rollout))
             return combine_traces(traces)
 
         key = (sharded, tensor, domain, checkpointing, members)
@@ -324,36 +326,36 @@ class Planner:
             if rollout <= 3:
                 self._traces[key] = trace_rollout(rollout)
             else:
-                # The cost of a further step is that of the third. Rollouts of one and two steps would not give it,
-                # because the step of a one-step rollout is never recomputed.
+                # Each step after the third has the cost of the third step. This cost is not the difference between
+                # rollouts of two steps and one step, because the step of a one-step rollout is never recomputed.
                 self._traces[key] = extrapolate_trace(trace_rollout(2), trace_rollout(3), rollout - 3)
         return self._traces[key]
 
     @contextmanager
     def _smallest_mesh(self, tensor: int, domain: int, field_rank: int = 0) -> Iterator[DeviceGrid]:
-        """Context with the smallest mesh that splits and shards the network as the run does, in a fake process group.
+        """Context with the smallest mesh, in a fake process group, that splits and shards the network as in the run.
 
         Args:
             tensor: number of tensor-parallel ranks.
-            domain: number of ranks that divide the fields.
-            field_rank: index of this process among the ranks that divide the fields.
+            domain: number of ranks of a domain group.
+            field_rank: index of this process among the ranks that share the fields.
         """
-        # Two shards stand for any number of them, because the units are the same.
+        # Two shards are enough, because the sharding units do not depend on the number of shards.
         num_shards = min(2, self._world // (tensor * domain))
         sequence_parallel = self._sequence_parallel and tensor > 1
         degrees = ParallelDims(1, num_shards, tensor, domain=domain, sequence_parallel=sequence_parallel)
-        # Tensor-parallel ranks are neighbours. Unless they divide the fields, they have the same part.
+        # Tensor-parallel ranks are neighbours. Without sequence parallelism, they have the same part of the fields.
         rank = field_rank if sequence_parallel else field_rank * tensor
         with fake_process_group(self._world, rank):
             yield build_mesh(degrees, rank, device_type="cpu")
 
 
 def list_busy_ranks(division: FieldDivision) -> tuple[int, ...]:
-    """Return ranks of a domain group that stand for the one with the most memory and the one with the most work.
+    """Return the ranks of a domain group that are expected to have the most memory, the most work or the most traffic.
 
-    No part is larger than the first along each axis. A part in the middle has a neighbour more, from which it receives
-    cells. All parts in the middle are taken to be like the second one. If the stages of a network are divided unevenly,
-    another one may receive slightly more (1 % in a test with four parts).
+    Along each axis, the first part is the largest. A middle part has one more neighbour, from which it receives cells.
+    All middle parts are assumed to be like the second part. If the stages of a network are divided unevenly, another
+    middle part may receive slightly more (1 % in a test with four parts).
     """
     num_columns = len(division.columns.owned)
     positions = []
@@ -364,7 +366,7 @@ def list_busy_ranks(division: FieldDivision) -> tuple[int, ...]:
 
 
 def combine_traces(traces: Sequence[Trace]) -> Trace:
-    """Return a trace with the largest memory, the most work and the most traffic of the traces of several ranks."""
+    """Combine the traces of several ranks into a trace with the largest memory, work and traffic of these ranks."""
 
     def count_work(trace: Trace) -> tuple[int, int]:
         return trace.flops, sum(kernel.bytes * count for kernel, count in trace.kernels.items())
@@ -381,6 +383,6 @@ def combine_traces(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     """Return the divisors of a positive number in increasing order."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,4 +1,4 @@
-"""Plans of every mesh that a number of GPUs can form, and the recommended one."""
+"""Plans of all meshes that a number of GPUs can form, and the recommended mesh."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from credit.errors import ConfigError
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
-from credit.hpc.planner.mesh import CHECKPOINTING, MeshPlan, Planner, divisors
+from credit.hpc.planner.mesh import CHECKPOINTING, MeshPlan, Planner, list_divisors
 from credit.hpc.planner.planned_run import Checkpointing, PlannedRun
 from credit.hpc.planner.search import MeshSearch
 from credit.parallel.mesh import plan_degrees
 
-# Estimated speeds that differ by less than this share count as equal.
+# Estimated speeds that differ by less than this fraction are treated as equal.
 _SPEED_TOLERANCE = 0.02
 
 
@@ -21,16 +21,17 @@ class Plan:
     """Plans of all meshes.
 
     Attributes:
-        gpu: kind of GPU.
+        gpu: GPU of each rank.
         parameters: number of parameters of the network.
-        meshes: plans of all meshes: first the recommended one, then the others that work, fastest first, then those
-            that do not work.
+        meshes: plans of all meshes. The recommended mesh is the first, followed by the other meshes that work (fastest
+            first) and the meshes that do not work.
         configured: plan of the mesh that the config sets.
         checkpointing: value of ``trainer.activation_checkpoint`` -> plan of the recommended mesh with this value; only
             values that the network supports.
         members_at_once: value of ``trainer.members_at_once`` -> plan of the recommended mesh with this value; only
             divisors of the number of members that a rank computes.
-        domain_refusal: why the fields are not divided into more parts; None if they can be, or if it was not tried.
+        domain_refusal: reason why the fields cannot be divided into more parts; None if they can be divided, or if this
+            was not tried.
     """
 
     gpu: Gpu
@@ -43,29 +44,30 @@ class Plan:
 
     @property
     def best_members_at_once(self) -> int | None:
-        """Value of ``trainer.members_at_once`` that is fastest among those that fit into memory; None if none fits."""
+        """Fastest value of ``trainer.members_at_once`` that fits into memory; None if no value fits."""
         fitting = {number: mesh for number, mesh in self.members_at_once.items() if mesh.fits}
         return min(fitting, key=lambda number: fitting[number].step_seconds, default=None)
 
     @property
     def best(self) -> MeshPlan:
-        """Plan of the recommended mesh: the fastest one, or one that is as fast within `_SPEED_TOLERANCE`."""
+        """Plan of the recommended mesh: the fastest mesh, or a mesh with the same speed within `_SPEED_TOLERANCE`."""
         return self.meshes[0]
 
 
 def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     """Return the plan of a run on `world` GPUs.
 
-    Degrees of domain and tensor parallelism are tried upwards, until one is slower than the degree before it.
+    Degrees of domain and tensor parallelism are tried in ascending order, until a degree is slower than the previous
+    degree.
 
     Args:
-        run: the run.
+        run: settings of the run, and the builder of its training step.
         world: number of GPUs.
-        gpu: kind of GPU.
+        gpu: GPU of each rank.
 
     Raises:
-        ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide their number, a step takes
-            more samples than there are, or no mesh fits into memory. The message says what would work.
+        ConfigError: if the GPUs do not fill their nodes, the degrees in the config do not divide the number of GPUs, a
+            step needs more samples than there are, or no mesh fits into memory. The message describes a remedy.
     """
     _require_valid_request(run, world, gpu)
     configured_degrees = plan_degrees(run.trainer.parallelism, world)
@@ -74,10 +76,10 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     meshes = {(mesh.data, mesh.degrees): mesh for mesh in search.list_meshes()}
     if not any(mesh.steps for mesh in meshes.values()):
         raise ConfigError(
-            f"--world-size: with {world} GPUs a step takes more samples than {_describe_limit(run)} on every mesh; "
+            f"--world-size: with {world} GPUs a step needs more samples than {_describe_limit(run)} on every mesh; "
             "use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
         )
-    # The search may have left out the mesh of the config.
+    # The search may have omitted the mesh of the config.
     configured_data = run.trainer.parallelism.data if world > 1 else "none"
     configured_key = (configured_data, configured_degrees)
     if configured_key not in meshes:
@@ -85,7 +87,7 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     ordered_meshes = _order_meshes(list(meshes.values()))
     best = ordered_meshes[0]
     if not best.works:
-        # If no mesh fits, the message suggests changes for the one that needs the least memory.
+        # If no mesh fits, the message suggests changes for the mesh that needs the least memory.
         possible_meshes = [mesh for mesh in ordered_meshes if mesh.steps]
         best = min(possible_meshes, key=lambda mesh: mesh.memory.device)
     checkpointing = {}
@@ -93,11 +95,11 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         try:
             checkpointing[kind] = planner.plan_mesh(best.data, best.degrees, kind)
         except ConfigError:
-            # A network that marks no blocks cannot recompute them; only the configured kind has to work.
+            # A network without marked blocks does not support checkpointing; only the configured kind must work.
             if kind == run.trainer.activation_checkpoint:
                 raise
     members_at_once = {}
-    for number in divisors(run.member_batches(best.degrees).members):
+    for number in list_divisors(run.member_batches(best.degrees).members):
         members_at_once[number] = planner.plan_mesh(
             best.data, best.degrees, run.trainer.activation_checkpoint, members_at_once=number
         )
@@ -115,10 +117,11 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
 
 
 def _require_valid_request(run: PlannedRun, world: int, gpu: Gpu) -> None:
-    """Refuse numbers of GPUs or samples that cannot be planned; see `make_plan`.
+    """Require valid values of the options ``--world-size`` and ``--samples-per-step``.
 
     Raises:
-        ConfigError: naming the option of the command and what would work.
+        ConfigError: if a number is less than 1 or the GPUs do not fill their nodes; the message names the option and
+            valid values.
     """
     if world < 1:
         raise ConfigError(f"--world-size: {world} must be 1 or more")
@@ -128,13 +131,13 @@ def _require_valid_request(run: PlannedRun, world: int, gpu: Gpu) -> None:
         smaller_world = world // gpu.per_node * gpu.per_node
         larger_world = smaller_world + gpu.per_node
         raise ConfigError(
-            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {smaller_world} and {larger_world} do, "
-            "and --per-node says how many a node has"
+            f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node} GPUs; {smaller_world} and {larger_world} "
+            "GPUs do; set the number of GPUs per node with --per-node"
         )
 
 
 def _describe_limit(run: PlannedRun) -> str:
-    """Return the largest number of samples of a step as text."""
+    """Return a description of the largest number of samples in a step, for a message."""
     limit = f"the {run.samples} of the training period"
     if run.max_samples_per_step is not None:
         limit += f" or the {run.max_samples_per_step} of --samples-per-step"
@@ -144,14 +147,14 @@ def _describe_limit(run: PlannedRun) -> str:
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
     """Return the meshes in the order of `Plan.meshes`.
 
-    Among the meshes that are as fast as the fastest within `_SPEED_TOLERANCE`, the one whose collectives take the least
-    time comes first: its speed depends least on the assumption that collectives and kernels run at the same time.
+    Of all meshes within `_SPEED_TOLERANCE` of the highest speed, the mesh with the shortest time of collectives is the
+    first. Its speed depends least on the assumption that collectives and kernels run at the same time.
     """
     # Meshes that work come first, because False sorts before True; among them, the fastest comes first.
     ordered = sorted(meshes, key=lambda mesh: (not mesh.works, -mesh.samples_per_second))
     least_speed = (1 - _SPEED_TOLERANCE) * ordered[0].samples_per_second
     ties = [mesh for mesh in ordered if mesh.works and mesh.samples_per_second > least_speed]
-    # If no mesh works, there are no ties, and the first mesh of the order stays first.
+    # If no mesh works, there are no ties, and the order does not change.
     candidates = ties or ordered[:1]
     leader = min(candidates, key=lambda mesh: mesh.blocking_seconds + mesh.overlapped_seconds)
     return [leader, *(mesh for mesh in ordered if mesh is not leader)]
@@ -160,13 +163,13 @@ def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
 def _describe_misfit(
     run: PlannedRun, smallest: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu
 ) -> str:
-    """Return the error message for a run that fits on no mesh, with the changes that would make it fit.
+    """Return the error message for a run that fits on no mesh, with changes after which the run would fit.
 
     Args:
-        run: the run.
+        run: settings of the run.
         smallest: plan of the mesh that needs the least memory.
         checkpointing: value of ``trainer.activation_checkpoint`` -> plan of this mesh with the value.
-        gpu: kind of GPU.
+        gpu: GPU of each rank.
     """
     remedies = []
     for kind, mesh in checkpointing.items():
@@ -181,6 +184,6 @@ def _describe_misfit(
     usable_gib = gpu.usable_bytes / 2**30
     needed_gib = smallest.memory.device / 2**30
     return (
-        f"--gpu: a run may use {usable_gib:.1f} GiB of {gpu.name}, and every mesh of {smallest.degrees.world} needs at "
-        f"least {needed_gib:.1f} GiB; what would work: {'; '.join(remedies)}"
+        f"--gpu: a run may use {usable_gib:.1f} GiB of {gpu.name}, but every mesh of {smallest.degrees.world} GPUs "
+        f"needs at least {needed_gib:.1f} GiB; possible changes: {'; '.join(remedies)}"
     )

@@ -1,4 +1,4 @@
-"""Inputs of a plan from the training run: settings of the config, and a builder of the training step."""
+"""Inputs of a plan: settings from the config of the training run, and a builder of the training step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Checkpointing = bool | Literal["selective"]
 
 @dataclass(frozen=True)
 class MemberBatches:
-    """Ensemble members that one rank computes for each sample, and their division into batches.
+    """Number of ensemble members that a rank computes for each sample, and their division into batches.
 
     Attributes:
         members: number of members; 1 for a deterministic forecast.
-        at_once: number of members that are computed together, in one batch.
+        at_once: number of members that are computed together, as one batch.
     """
 
     members: int = 1
@@ -31,15 +31,18 @@ class MemberBatches:
 
     @property
     def num_batches(self) -> int:
-        """Number of batches of members; the last one may be smaller."""
+        """Number of batches of members; the last batch may be smaller."""
         return math.ceil(self.members / self.at_once)
 
 
 class StepBuilder(Protocol):
-    """Builder of the network and the training step of a run; the planner itself depends on neither config nor model."""
+    """Builder of the network and the training step of a run.
+
+    With this interface, the planner depends on neither the config nor the model.
+    """
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network, parallelized on the meta device, and whether it runs under autocast.
+        """Return the parallelized network on the meta device, and True if it runs under autocast.
 
         Args:
             mesh: mesh of the ranks; its degree of tensor parallelism splits the weights.
@@ -54,7 +57,7 @@ class StepBuilder(Protocol):
         """Return the optimizer and a function that takes one optimizer step; see `credit.hpc.planner.trace.BuildStep`.
 
         Args:
-            model: network from `build_network`, with (fake) memory.
+            model: network from `build_network`, materialised as fake tensors.
             autocast: True if the network runs under autocast.
             rollout: number of forecast steps in the rollout.
             members: ensemble members that the rank computes for each sample.
@@ -65,18 +68,18 @@ class StepBuilder(Protocol):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings of a training run that its plan depends on.
+    """Settings of a training run that determine its plan.
 
     Attributes:
-        trainer: the section ``trainer`` of the config.
-        rollout: fraction of the run (0 to 1) -> number of forecast steps in the training rollout from this point on.
-        samples: number of samples in the training period, one for each initial time.
+        trainer: section ``trainer`` of the config.
+        rollout: fraction of the run (0 to 1) -> number of forecast steps in the training rollout after this fraction.
+        samples: number of samples in the training period, one sample for each initial time.
         step_builder: builder of the network and of the training step.
-        output_bytes: bytes of one member's output at one rollout step, for a whole micro-batch in float32.
+        output_bytes: bytes of the output of one member at one rollout step, for a whole micro-batch in float32.
         gathers_members: True if the loss needs the whole fields of all members on every rank.
         max_samples_per_step: largest number of samples in an optimizer step; None for no limit.
-        times_per_sample: number of times whose fields a sample reads, with the run's longest rollout.
-        bytes_per_time: bytes of the stored fields of a time, as float32.
+        times_per_sample: number of valid times that are read for a sample, with the run's longest rollout.
+        bytes_per_time: bytes of the stored fields of one valid time, as float32.
     """
 
     trainer: TrainerConfig
@@ -99,28 +102,28 @@ class PlannedRun:
         )
 
     def member_batches(self, degrees: ParallelDims, at_once: int | None = None) -> MemberBatches:
-        """Return the ensemble members that a rank computes for each sample, and their division into batches.
+        """Return the number of ensemble members that a rank computes for each sample, and their division into batches.
 
         Args:
             degrees: number of ranks along each axis of the mesh.
             at_once: number of members in a batch; None for ``trainer.members_at_once``.
         """
-        # The ranks of an ensemble group divide the members of a sample equally.
+        # Each rank of an ensemble group computes the same number of members.
         members = self.trainer.members // degrees.ensemble
         batch_size = at_once or self.trainer.members_at_once
         return MemberBatches(members=members, at_once=min(batch_size, members))
 
     @property
-    def num_counted_steps(self) -> int:
-        """Number of rollout steps whose loss counts, in an optimizer step with the run's longest rollout."""
+    def num_loss_steps(self) -> int:
+        """Number of rollout steps that contribute to the loss, in an optimizer step with the run's longest rollout."""
         if self.trainer.backprop_on_timestep is not None:
             return len(self.trainer.backprop_on_timestep)
         return max(self.rollout.values())
 
     @property
     def mean_rollout_fraction(self) -> float:
-        """Mean length of the rollout over the run divided by its longest length, in (0, 1]."""
-        # Each length of the rollout holds until the next one starts, the last one until the end of the run.
+        """Mean length of the rollout over the run, divided by the longest length; in (0, 1]."""
+        # Each length of the rollout is used until the next length starts, and the last length until the end of the run.
         starts = sorted(self.rollout)
         ends = [*starts[1:], 1.0]
         mean_steps = 0.0
@@ -134,7 +137,7 @@ class PlannedRun:
         return degrees.num_sample_ranks * trainer.train_batch_size * trainer.grad_accum_every
 
     def count_steps(self, degrees: ParallelDims) -> int:
-        """Return the number of optimizer steps of the run, 0 if a step takes more samples than there are or may be."""
+        """Return the number of optimizer steps of the run; 0 if a step needs more samples than exist or are allowed."""
         samples_per_step = self.samples_per_step(degrees)
         steps_per_epoch = self.samples // samples_per_step
         is_over_limit = self.max_samples_per_step is not None and samples_per_step > self.max_samples_per_step

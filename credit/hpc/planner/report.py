@@ -1,6 +1,6 @@
-"""Text and JSON of a plan.
+"""Report of a plan, as text or JSON.
 
-Each value of memory is either exact or an upper bound, and the text says which. All times are estimates.
+The report states for each value of memory if it is exact or an upper bound. All times are estimates.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind, s
 from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS, describe_cuda_graphs
 
 _MAX_MESHES_SHOWN = 10
-# A run of several epochs with fewer optimizer steps than this is seldom meant.
+# If a run of several epochs has fewer optimizer steps than this number, the report warns about it.
 _MIN_USUAL_STEPS = 1000
-# Field of `Memory` -> its meaning, and how well it is known.
+# Attribute of `Memory` -> its meaning and its accuracy.
 _MEMORY_KINDS = {
     "parameters": "weights, this rank's part (exact)",
     "gradients": "gradients, this rank's part (exact)",
@@ -35,19 +35,19 @@ _MEMORY_KINDS = {
     "average": "moving average of the weights (exact)",
     "buffers": "buffers (exact)",
     "fields": "static fields, masks, weights of the loss (exact)",
-    "activations": "activations and samples (traced; without the kernels' own scratch space)",
-    "gathered": "whole weights in flight (upper bound)",
-    "reduced": "whole gradients in flight (upper bound)",
+    "activations": "activations and samples (traced; without the workspace of kernels)",
+    "gathered": "gathered weights (upper bound)",
+    "reduced": "gradients before the reduction (upper bound)",
 }
 _HOW_ESTIMATED = (
-    "All times, and the energy that follows from them, are estimates. A kernel takes the longer of its arithmetic and "
-    "its memory traffic, by data sheets (roofline model). The host queues one kernel after another. A collective takes "
-    "its bytes over the slowest link, plus the latency of its hops."
+    "All times, and the energy computed from them, are estimates. The time of a kernel is the longer of its arithmetic "
+    "time and its memory time, from data sheets (roofline model). The host queues one kernel after another. The time "
+    "of a collective is the time to send its bytes over the slowest link, plus the latency of its hops."
 )
 
 
 def format_plan(plan: Plan, run: PlannedRun) -> str:
-    """Return the plan as text with tables in Markdown."""
+    """Return the report of a plan as text with tables in Markdown."""
     best = plan.best
     gpu = plan.gpu
     world = best.degrees.world
@@ -56,15 +56,15 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         "",
         *_format_meshes(plan),
         "",
-        f"recommended: {format_settings(best)}; of the fastest that fit, the one with the shortest collectives",
+        f"recommended: {format_settings(best)}; of the fastest meshes that fit, the one with the shortest collectives",
         *_explain_choice(plan),
-        f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
+        f"  {best.samples} samples per step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP per GPU and step",
         f"  a checkpoint has at most {count_checkpoint_files(best, gpu.per_node)} files; only the first replica writes",
         describe_reads(best, run),
-        f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
+        f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at full power of all GPUs",
         f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, their launch by the "
-        f"host {best.launch_seconds:.3f}, collectives beside them {best.overlapped_seconds:.3f}) + collectives that "
-        f"the kernels wait for {best.blocking_seconds:.3f}",
+        f"host {best.launch_seconds:.3f}, overlapped collectives {best.overlapped_seconds:.3f}) + collectives for "
+        f"which kernels wait {best.blocking_seconds:.3f}",
         "",
         *_format_memory(best, gpu),
         "",
@@ -78,15 +78,15 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         "assumed:",
     ]
     lines += [f"- {assumption}" for assumption in list_assumptions(run, gpu)]
-    # With ``max_steps`` instead of ``num_epoch``, the user has chosen the number of steps.
+    # With ``max_steps`` instead of ``num_epoch``, the user has chosen the number of steps, so no note is necessary.
     has_few_steps = 0 < best.steps < _MIN_USUAL_STEPS
     if has_few_steps and run.trainer.num_epoch:
-        lines += ["", f"note: {best.steps} optimizer steps are few for {run.trainer.num_epoch} epochs"]
+        lines += ["", f"note: {best.steps} optimizer steps is a small number for {run.trainer.num_epoch} epochs"]
     return "\n".join(lines)
 
 
 def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
-    """Return the plan for JSON, in bytes, seconds and hours; estimated values are under the key ``estimate``."""
+    """Return the report of a plan for JSON, in bytes, seconds and hours; the key ``estimate`` has estimated values."""
     # The keys are written as in YAML: false, selective, true.
     checkpointing = {}
     for kind, mesh in plan.checkpointing.items():
@@ -110,39 +110,39 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
 
 
 def count_checkpoint_files(mesh: MeshPlan, ranks_per_node: int) -> int:
-    """Return the largest number of files of a checkpoint (`credit.train.checkpoint.sharded.index`).
+    """Return the maximum number of files of a checkpoint (`credit.train.checkpoint.sharded.index`).
 
     Args:
-        mesh: the mesh, of which only the first replica writes.
-        ranks_per_node: number of ranks of a node, which write into the same files.
+        mesh: plan of the mesh; only its first replica writes.
+        ranks_per_node: number of ranks on a node; they write into the same files.
     """
     degrees = mesh.degrees
     num_writers = degrees.shard * degrees.domain * degrees.tensor
     num_nodes = math.ceil(num_writers / ranks_per_node)
-    # The columns that tensor parallelism splits go into files of their own.
+    # The columns that tensor parallelism splits are written into separate files.
     files_per_node = min(degrees.tensor, ranks_per_node)
-    # Live weights, weights that make forecasts and optimizer state each have an index. Assets, metadata and manifest
-    # are stored once.
+    # The trained weights, the weights for forecasts and the optimizer state each have an index. Assets, metadata and
+    # manifest are stored once.
     return 3 * (num_nodes * files_per_node + 1) + 3
 
 
 def count_opens(mesh: MeshPlan, run: PlannedRun) -> int:
-    """Return the number of times that all ranks together open a chunk of the training store in an optimizer step.
+    """Return how often all ranks together open a chunk of the training store in an optimizer step.
 
-    A chunk has all fields of a time. One rank of a tensor-parallel or ensemble group reads for the others. Each of the
-    ranks that divide the fields opens the chunk itself.
+    A chunk has all fields of a valid time. In a tensor-parallel or ensemble group, one rank opens the chunk and sends
+    the fields to the other ranks. In a domain group, each rank opens the chunk.
 
     Args:
-        mesh: the mesh.
-        run: the run, with its longest rollout.
+        mesh: plan of the mesh.
+        run: settings of the run; its longest rollout is used.
     """
     return mesh.samples * run.times_per_sample * mesh.degrees.domain
 
 
 def describe_reads(mesh: MeshPlan, run: PlannedRun) -> str:
-    """Return a line of text on the reads of the training store in an optimizer step."""
+    """Return a line of the report about the reads from the training store in an optimizer step."""
     num_opens = count_opens(mesh, run)
-    # The ranks that divide the fields read a chunk once together if it has blocks, or a copy on their node.
+    # If a chunk has blocks, or a copy on the node, the ranks of a domain group together read the chunk only once.
     read_bytes = num_opens // mesh.degrees.domain * run.bytes_per_time
     rates = f"{num_opens / mesh.step_seconds:.0f} opens/s, {read_bytes / 1e9 / mesh.step_seconds:.3g} GB/s"
     return (
@@ -173,53 +173,52 @@ def format_settings(mesh: MeshPlan) -> str:
 
 
 def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
-    """Return the assumptions behind the estimates, one text for each."""
+    """Return the assumptions of the estimates, one string for each assumption."""
     trainer = run.trainer
     lines = []
     if run.max_samples_per_step is not None:
-        lines.append(f"an optimizer step takes at most {run.max_samples_per_step} samples (--samples-per-step)")
+        lines.append(f"an optimizer step has at most {run.max_samples_per_step} samples (--samples-per-step)")
     lines += [
-        f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
-        f"least {KERNEL_SECONDS * 1e6:.0f} us",
-        f"the host takes {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as on one virtual machine with "
-        "an H100; trainer.compile needs fewer kernels",
-        f"links reach {LINK_SHARE:.0%} of {gpu.node_gbs:g} GB/s in a node and {gpu.network_gbs:g} GB/s a GPU between "
-        "nodes; hops have the latency of NCCL's own model; FSDP2's collectives run beside the kernels",
-        f"{RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory are taken by CUDA, NCCL, the libraries and "
-        "fragmentation",
+        f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth, and need "
+        f"at least {KERNEL_SECONDS * 1e6:.0f} us",
+        f"the host needs {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as measured on one virtual "
+        "machine with an H100; trainer.compile needs fewer kernels",
+        f"links reach {LINK_SHARE:.0%} of {gpu.node_gbs:g} GB/s in a node and {gpu.network_gbs:g} GB/s per GPU between "
+        "nodes; hops have the latency of NCCL's cost model; FSDP2's collectives run at the same time as kernels",
+        f"CUDA, NCCL, libraries and fragmentation use {RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory",
         f"{run.samples} samples in the training period; loading, validation and checkpoints take no time",
     ]
     if trainer.compile:
         lines.append("the step is traced without trainer.compile, which needs less memory and time")
     if trainer.compile == CUDA_GRAPHS:
         lines.append(
-            f"trainer.compile: {CUDA_GRAPHS} works on one rank only; its CUDA graphs start many kernels with one call, "
-            "and their memory is not in the plan"
+            f"trainer.compile: {CUDA_GRAPHS} works on one rank only; its CUDA graphs start many kernels with one call; "
+            "the plan does not include their memory"
         )
         lines += describe_cuda_graphs(trainer, max(run.rollout.values()), has_gpu=True)
     if trainer.parallelism.cpu_offload:
         lines.append("transfers between host and GPU and the update in host memory take no time")
     if len(run.rollout) > 1:
-        lines.append("the time of a shorter rollout is proportional to its length")
+        lines.append("the time of a rollout is proportional to its length")
     return lines
 
 
 def _describe_nodes(gpu: Gpu, world: int) -> str:
-    """Return the number and size of the nodes of `world` GPUs as text, such as "2 nodes of 8"."""
-    # A single node need not be full.
+    """Return the number and size of the nodes of `world` GPUs as a string, such as "2 nodes of 8"."""
+    # A single node may have unused GPUs.
     nodes = math.ceil(world / gpu.per_node)
     plural = "s" if nodes > 1 else ""
     return f"{nodes} node{plural} of {gpu.per_node}"
 
 
 def _format_meshes(plan: Plan) -> list[str]:
-    """Return the lines of the Markdown table of the best meshes and of the config's mesh."""
+    """Return the lines of the Markdown table of the best meshes and the mesh of the config."""
     rows = [
-        "| data | replicate x shard x domain x tensor | GiB a GPU | estimate: s a step | estimate: samples/s "
+        "| data | replicate x shard x domain x tensor | GiB per GPU | estimate: s per step | estimate: samples/s "
         "| estimate: hours | estimate: MWh | |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    # The best meshes come first in the plan. The config's mesh is shown even if it is not among them.
+    # The best meshes are the first in the plan. The mesh of the config is shown even if it is not among them.
     shown_meshes = list(plan.meshes[:_MAX_MESHES_SHOWN])
     if plan.configured not in shown_meshes:
         shown_meshes.append(plan.configured)
@@ -229,11 +228,11 @@ def _format_meshes(plan: Plan) -> list[str]:
         if mesh is plan.best:
             notes.append("recommended")
         if mesh is plan.configured:
-            notes.append("the config's")
+            notes.append("config")
         if not mesh.fits:
             notes.append("does not fit")
         if not mesh.steps:
-            notes.append("more samples a step than there are or may be")
+            notes.append("too many samples per step")
         sequence = " sequence parallel" if degrees.sequence_parallel else ""
         rows.append(
             f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.domain} x {degrees.tensor}{sequence} "
@@ -242,38 +241,38 @@ def _format_meshes(plan: Plan) -> list[str]:
         )
     if len(plan.meshes) > len(shown_meshes):
         # An empty line ends the table before the next paragraph.
-        rows += ["", f"{len(plan.meshes)} meshes in all"]
+        rows += ["", f"{len(plan.meshes)} meshes in total"]
     return rows
 
 
 def _explain_choice(plan: Plan) -> list[str]:
-    """Return lines of text that compare the recommended mesh with those that divide fields and layers otherwise."""
+    """Return lines that compare the recommended mesh with meshes of other degrees of domain and tensor parallelism."""
     best = plan.best
     lines = []
     fastest: dict[tuple[int, int], MeshPlan] = {}
-    # The meshes that work come first, the fastest of them first.
+    # The meshes that work come first, in order of decreasing speed.
     for mesh in plan.meshes:
         fastest.setdefault((mesh.degrees.domain, mesh.degrees.tensor), mesh)
     for (domain, tensor), mesh in sorted(fastest.items()):
         if mesh.degrees.domain == best.degrees.domain and mesh.degrees.tensor == best.degrees.tensor:
             continue
         if not mesh.steps:
-            reason = f"takes {mesh.samples} samples a step, more than there are or may be"
+            reason = f"needs {mesh.samples} samples per step, which is too many"
         elif not mesh.fits:
             reason = f"needs {mesh.memory.device / 2**30:.1f} GiB and does not fit"
         else:
             ratio = mesh.samples_per_second / best.samples_per_second
-            reason = f"brings {ratio:.2f} times as many samples/s (estimate)"
+            reason = f"has {ratio:.2f} times as many samples/s (estimate)"
         lines.append(f"  domain {domain}, tensor {tensor}: {reason}")
     if plan.domain_refusal is not None:
-        lines.append(f"  fields in more parts are not possible: {plan.domain_refusal}")
+        lines.append(f"  the fields cannot be divided into more parts: {plan.domain_refusal}")
     return lines
 
 
 def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
-    """Return the lines of the Markdown table of the fullest rank's memory."""
+    """Return the lines of the Markdown table of the memory of the fullest rank."""
     sizes = asdict(mesh.memory)
-    # With ``trainer.parallelism.cpu_offload``, these fields of `Memory` do not take memory of the GPU.
+    # With ``trainer.parallelism.cpu_offload``, these attributes of `Memory` use no GPU memory.
     fields_on_host: tuple[str, ...] = ()
     if mesh.memory.host:
         fields_on_host = ("parameters", "gradients", "optimizer", "average")
@@ -287,7 +286,7 @@ def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
 
 
 def _format_collectives(mesh: MeshPlan) -> list[str]:
-    """Return the lines of the Markdown table of the collectives of a step."""
+    """Return the lines of the Markdown table of the collectives in a step."""
     if not mesh.collectives:
         return ["no collectives"]
     calls = count_calls_by_kind(mesh.collectives)
@@ -304,7 +303,7 @@ def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
     for kind, mesh in plan.checkpointing.items():
         notes = []
         if kind == run.trainer.activation_checkpoint:
-            notes.append("the config's")
+            notes.append("config")
         rows.append(_format_alternative(str(kind).lower(), mesh, notes))
     return rows
 
@@ -322,7 +321,7 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
         if number == plan.best_members_at_once:
             notes.append("recommended")
         if number == run.trainer.members_at_once:
-            notes.append("the config's")
+            notes.append("config")
         rows.append(_format_alternative(str(number), mesh, notes))
     # An empty line ends the table before the next paragraph.
     return [*rows, ""]
@@ -330,14 +329,14 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
 
 def _format_alternatives_header(key: str) -> list[str]:
     """Return the first two lines of a Markdown table that compares the values of a config key."""
-    return [f"| {key} | activations, GiB | all, GiB | estimate: s a step | |", "|---|---|---|---|---|"]
+    return [f"| {key} | activations, GiB | total, GiB | estimate: s per step | |", "|---|---|---|---|---|"]
 
 
 def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
     """Return the table row of one value of a config key.
 
     Args:
-        value: the value as text.
+        value: value of the key as a string.
         mesh: plan of the recommended mesh with this value.
         notes: remarks for the last column.
     """

@@ -1,4 +1,4 @@
-"""Search for the meshes of a number of GPUs that are worth a plan."""
+"""Search for meshes of a number of GPUs, which omits meshes that are certainly slower."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import math
 from collections.abc import Iterator
 
 from credit.errors import ConfigError
-from credit.hpc.planner.mesh import MeshPlan, Planner, divisors
+from credit.hpc.planner.mesh import MeshPlan, Planner, list_divisors
 from credit.hpc.planner.planned_run import PlannedRun
 from credit.parallel.mesh import ParallelDims
 
 
 class MeshSearch:
-    """Search over replicas, shards, tensor-parallel ranks and parts of the fields.
+    """Search over the numbers of replicas, shards, tensor-parallel ranks and parts of the fields.
 
     Each degree of tensor and domain parallelism needs a trace of the step, which takes seconds. The search therefore
-    raises a degree only as long as it helps.
+    raises a degree only while the speed increases.
 
     Args:
-        run: the run.
+        run: settings of the run.
         world: number of GPUs.
         gpus_per_node: number of GPUs in a node.
-        planner: planner of the run on as many GPUs.
+        planner: planner of the run on `world` GPUs.
 
     Attributes:
-        domain_refusal: why the fields are not divided into more parts; None if they can be, or if it was not tried.
+        domain_refusal: reason why the fields cannot be divided into more parts; None if they can be divided, or if this
+            was not tried.
     """
 
     def __init__(self, run: PlannedRun, world: int, gpus_per_node: int, planner: Planner) -> None:
@@ -37,10 +38,10 @@ class MeshSearch:
         self.domain_refusal: str | None = None
 
     def list_meshes(self) -> list[MeshPlan]:
-        """Return plans by rising number of ranks that share a sample, and stop after a number that is slower.
+        """Return plans of meshes in the order of the number of ranks that share a sample.
 
-        A number is slower if its best mesh brings fewer samples per second than that of the number before. The ranks
-        that share a sample stay within a node, unless no smaller number works.
+        The search stops after a number of ranks that is slower than the previous number: its best mesh has fewer
+        samples per second. The ranks that share a sample are on one node, unless no mesh of this kind works.
 
         Raises:
             ConfigError: if the network cannot be built or sharded.
@@ -49,10 +50,10 @@ class MeshSearch:
             return [self._planner.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)]
         meshes: list[MeshPlan] = []
         best_speed = 0.0
-        for num_ranks in divisors(self._world):
+        for num_ranks in list_divisors(self._world):
             if num_ranks > self._gpus_per_node and best_speed > 0:
                 break
-            if not self._may_share(num_ranks):
+            if not self._can_share_sample(num_ranks):
                 continue
             candidates = list(self._search_divisions(num_ranks))
             meshes += candidates
@@ -64,20 +65,20 @@ class MeshSearch:
             raise self._first_refusal
         return meshes
 
-    def _may_share(self, num_ranks: int) -> bool:
-        """Return True if the ensemble groups are whole and a step does not take too many samples.
+    def _can_share_sample(self, num_ranks: int) -> bool:
+        """Return True if `num_ranks` ranks can share a sample or, in an ensemble, a member of a sample.
 
-        Args:
-            num_ranks: number of ranks that share a sample or, in an ensemble, a member.
+        The remaining ranks must form whole ensemble groups, and a step must not need too many samples.
         """
         if (self._world // num_ranks) % self._run.trainer.parallelism.ensemble:
             return False
         return self._run.count_steps(self._build_degrees(1, num_ranks, 1)) > 0
 
     def _search_divisions(self, num_ranks: int) -> Iterator[MeshPlan]:
-        """Yield plans of meshes in which `num_ranks` ranks share a sample, by domain and by tensor parallelism.
+        """Yield plans of meshes in which `num_ranks` ranks share a sample with domain and tensor parallelism.
 
-        The ranks divide the fields first. Degrees of tensor parallelism rise until one is slower than the one before.
+        The first meshes use only domain parallelism. The degree of tensor parallelism is raised until a degree is
+        slower than the previous degree.
 
         Args:
             num_ranks: number of ranks that share a sample, domain x tensor.
@@ -86,7 +87,7 @@ class MeshSearch:
             ConfigError: if the network cannot be built or sharded.
         """
         best_speed = 0.0
-        for tensor in divisors(num_ranks):
+        for tensor in list_divisors(num_ranks):
             domain = num_ranks // tensor
             if tensor > self._gpus_per_node:
                 return
@@ -97,7 +98,7 @@ class MeshSearch:
             except ConfigError as error:
                 if tensor == 1:
                     raise
-                # No layer of this network can be split over so many ranks, or not with so many parts of the fields.
+                # No layer of this network can be split over `tensor` ranks with `domain` parts of the fields.
                 self._first_refusal = self._first_refusal or error
                 return
             yield from meshes
@@ -107,7 +108,7 @@ class MeshSearch:
             best_speed = speed
 
     def _can_divide(self, domain: int) -> bool:
-        """Return True if the search tries `domain` parts of the fields: the config's number or a power of two."""
+        """Return True if `domain` is the number in the config or a power of two, and the network supports it."""
         if domain == 1:
             return True
         if domain != self._run.trainer.parallelism.num_domain_ranks and not math.log2(domain).is_integer():
@@ -124,17 +125,17 @@ class MeshSearch:
         return True
 
     def _plan_replicas(self, tensor: int, domain: int) -> list[MeshPlan]:
-        """Return the plans of all meshes with these degrees, one for each number of replicas."""
+        """Return the plans of all meshes with these degrees, one plan for each possible number of replicas."""
         meshes = []
-        for replicate in divisors(self._world // (domain * tensor)):
-            # With a whole replica on each rank FSDP2 would be DDP.
+        for replicate in list_divisors(self._world // (domain * tensor)):
+            # With a whole replica on each rank, FSDP2 has no advantage over DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
             degrees = self._build_degrees(replicate, tensor, domain)
             meshes.append(self._planner.plan_mesh(data, degrees, self._run.trainer.activation_checkpoint))
         return meshes
 
     def _build_degrees(self, replicate: int, tensor: int, domain: int) -> ParallelDims:
-        """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
+        """Return the degrees of a mesh of all ranks; the size of the ensemble groups is from the config."""
         shard = self._world // (replicate * tensor * domain)
         parallelism = self._run.trainer.parallelism
         sequence_parallel = parallelism.sequence_parallel and tensor > 1

@@ -1,7 +1,8 @@
-"""Trace of one training step without memory, which counts its bytes, kernels and collectives.
+"""Trace of one training step on fake tensors; the trace counts the bytes, kernels and collectives of the step.
 
-The step is the run's own, with every tensor a `FakeTensor`: shapes, dtypes and storages are real, values are not. A
-dispatch mode sees each kernel, but not the workspace inside a kernel, such as cuDNN's.
+The trace runs the training step of the run, but every tensor is a `FakeTensor`: it has a shape, a dtype and a storage,
+but no values. A dispatch mode records each kernel, but not the workspace inside a kernel, such as the workspace of
+cuDNN.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Kernel(NamedTuple):
     """Cost of one run of a kernel.
 
     Attributes:
-        rate: name of the field of `credit.hpc.planner.gpus.Gpu` that has the peak rate of the kernel.
-        flops: floating-point operations of matrix products, convolutions and attention; 0 for other kernels.
-        bytes: bytes that the kernel reads and writes.
+        rate: name of the attribute of `credit.hpc.planner.gpus.Gpu` with the peak rate of the kernel.
+        flops: number of floating-point operations of matrix products, convolutions and attention; 0 for other kernels.
+        bytes: number of bytes that the kernel reads and writes.
     """
 
     rate: str
@@ -46,14 +47,14 @@ class Kernel(NamedTuple):
 class Trace:
     """Cost of an optimizer step on one rank, from the forward pass to the norm of the gradients, without the update.
 
-    The ranks of a collective are tensor-parallel peers, a domain group or, for the norm, all ranks.
+    The ranks of a collective are tensor-parallel peers or a domain group; for the norm, they are all ranks.
 
     Attributes:
-        activations: peak of the bytes of all tensors besides weights, gradients and constants; includes the samples.
-        constants: bytes of the fields that the step reads and that are neither weights nor samples.
+        activations: peak of the bytes of all tensors except weights, gradients and constants. It includes the samples.
+        constants: bytes of the tensors that the step reads and that are neither weights nor samples.
         kernels: kernel -> number of its runs.
         pass_collectives: collective -> number of its calls in the forward and backward passes.
-        norm_collective: the sum over the ranks for the norm of the gradients; None for a single process.
+        norm_collective: sum over the ranks for the norm of the gradients; None for a single process.
     """
 
     activations: int
@@ -64,20 +65,20 @@ class Trace:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all matrix products, convolutions and attention of the step."""
+        """Number of floating-point operations of all matrix products, convolutions and attention in the step."""
         return sum(kernel.flops * count for kernel, count in self.kernels.items())
 
     @property
     def collectives(self) -> Counter[Collective]:
-        """Number of calls of each collective of the step."""
+        """Collective -> number of its calls in the step."""
         collectives = Counter(self.pass_collectives)
         if self.norm_collective is not None:
             collectives[self.norm_collective] += 1
         return collectives
 
 
-# Builder of the step to trace. It takes the number of micro-steps, and returns the optimizer and a function that takes
-# one optimizer step. This function calls its argument at the beginning of each micro-step.
+# Builder of the traced step. Its argument is the number of micro-steps. It returns the optimizer and a function that
+# takes one optimizer step. This function calls its argument at the beginning of each micro-step.
 BuildStep = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]]
 
 
@@ -86,13 +87,13 @@ def extrapolate_trace(shorter: Trace, longer: Trace, num_further: int) -> Trace:
 
     `activations` and each count of `kernels` and `pass_collectives` are extrapolated linearly:
     ``longer + num_further * (longer - shorter)``. `constants` is the larger value of the two traces, and
-    `norm_collective` is that of `longer`. A kernel whose size differs between the two traces may get a negative count,
-    but totals over all kernels are correct.
+    `norm_collective` is copied from `longer`. If the size of a kernel differs between the two traces, its count may be
+    negative, but totals over all kernels are correct.
 
     Args:
         shorter: trace of a rollout of n steps.
         longer: trace of a rollout of n + 1 steps.
-        num_further: number of steps by which the long rollout exceeds n + 1 steps.
+        num_further: number of steps of the long rollout in addition to n + 1 steps.
     """
 
     def extrapolate_value(short_value: int, long_value: int) -> int:
@@ -127,17 +128,18 @@ def trace_step(
 
     Args:
         model: model on the meta device. Tensor parallelism may have split its weights, but FSDP2 must not shard them.
-        build_step: builder of the step, which is called once the model has (fake) memory; see `BuildStep`.
-        micro_steps: number of micro-steps in the optimizer step. At most two are traced; each further one is
-            taken to cost as much as the second.
-        gpu: True to trace the kernels of a GPU, False to trace those of this machine's CPU.
+        build_step: builder of the step, which is called after the model has been materialised as fake tensors; see
+            `BuildStep`.
+        micro_steps: number of micro-steps in the optimizer step. At most two micro-steps are traced; each later
+            micro-step is assumed to have the cost of the second.
+        gpu: True to trace the kernels of a GPU, False to trace the kernels of the CPU of this machine.
         autocast: True if the step runs under autocast.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
         tf32: True if float32 products and convolutions run in TF32.
     """
 
     def end_step(*_: object) -> None:
-        raise _UpdateReached
+        raise _UpdateReachedError
 
     if dtypes:
         _cast_as_fsdp2(model, *dtypes)
@@ -150,25 +152,25 @@ def trace_step(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
-        # The update is not traced. It may communicate with ranks that do not exist here.
+        # The update is not traced, because it may communicate with ranks that do not exist in this process.
         optimizer.register_step_pre_hook(end_step)
         stack.enter_context(recorder)
         if gpu:
             stack.enter_context(_gpu_kernels(autocast))
-        with suppress(_UpdateReached):
+        with suppress(_UpdateReachedError):
             take_step(recorder.begin_micro_step)
     return recorder.build_trace(micro_steps)
 
 
-class _UpdateReached(Exception):
-    """The traced step has reached the update of the optimizer."""
+class _UpdateReachedError(Exception):
+    """Signal that the traced step has reached the update of the optimizer."""
 
 
 class _CostRecorder(TorchDispatchMode):
-    """Dispatch mode that follows storages from allocation to release and counts kernels and collectives.
+    """Dispatch mode that records the allocation and release of storages, and counts kernels and collectives.
 
     Args:
-        weights_and_buffers: tensors of the model, which count neither as activations nor as constants.
+        weights_and_buffers: tensors of the model, which are neither activations nor constants.
         tf32: True if float32 products and convolutions run in TF32.
     """
 
@@ -179,21 +181,21 @@ class _CostRecorder(TorchDispatchMode):
         self.constants = 0
         self.kernels: Counter[Kernel] = Counter()
         self.collectives: list[Collective] = []
-        # Storages are kept alive, because the key of a released one could be given to another.
+        # These storages are kept alive, because a new storage could get the key of a released storage.
         self._held_storages = [to_local(tensor).untyped_storage() for tensor in weights_and_buffers]
         self._counted_keys = {storage._cdata for storage in self._held_storages}
-        # key of a storage -> its bytes, and the reference that tells of its release
+        # key of a storage -> (its bytes, weak reference that reports its release)
         self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
         self._live_bytes = 0
         self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []  # kernels, number of collectives
 
     def begin_micro_step(self) -> None:
-        """Record the counts so far; must be called at the beginning of each micro-step."""
+        """Record the current counts; call this method at the beginning of each micro-step."""
         self._micro_step_starts.append((self.kernels.copy(), len(self.collectives)))
 
     def build_trace(self, micro_steps: int) -> Trace:
-        """Return the trace of a step of `micro_steps` micro-steps, of which the first two at most were run."""
-        # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
+        """Return the trace of a step of `micro_steps` micro-steps, of which at most the first two were run."""
+        # Collectives before the first micro-step (power iterations) are counted in `credit.hpc.planner.traffic`.
         num_before = self._micro_step_starts[0][1] if self._micro_step_starts else 0
         collectives = self.collectives[num_before:]
         # The norm of the gradients is the last collective of a step.
@@ -210,7 +212,7 @@ class _CostRecorder(TorchDispatchMode):
         return Trace(self.peak_bytes, self.constants, self.kernels, pass_collectives, norm_collective)
 
     def release_gradient(self, gradient: Tensor) -> None:
-        """Stop counting a gradient as an activation: it belongs to its parameter now."""
+        """Exclude a gradient from the activations, because it now belongs to its parameter."""
         storage = to_local(gradient).untyped_storage()
         if storage._cdata in self._live_storages:
             self._live_bytes -= self._live_storages.pop(storage._cdata)[0]
@@ -220,10 +222,10 @@ class _CostRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            # The device that the tensor claims to be on; its storage is on the meta device.
+            # A fake tensor reports this device, although its storage is on the meta device.
             return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
-            # Python asks for a value, such as a seed; shapes do not depend on it.
+            # Python reads a value, such as a seed. Shapes do not depend on this value.
             return 1
         result = func(*args, **kwargs)
         self._count_operator(func, args, kwargs, result)
@@ -238,10 +240,10 @@ class _CostRecorder(TorchDispatchMode):
             ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
             self.collectives.append(Collective(kind, len(ranks), num_bytes, stride))
-        # Tensors that share a storage count once.
+        # Tensors with a common storage are counted only once.
         inputs = _tensors_by_storage((args, kwargs))
         outputs = _tensors_by_storage(result)
-        # An input that no traced operator has made is a constant, such as a static field.
+        # An input that is not the output of a traced operator is a constant, such as a static field.
         for key, tensor in inputs.items():
             if key not in self._live_storages and key not in self._counted_keys:
                 self.constants += tensor.untyped_storage().nbytes()
@@ -262,7 +264,7 @@ class _CostRecorder(TorchDispatchMode):
             self.kernels[Kernel(self._find_rate(inputs.values()), flops, moved_bytes)] += 1
 
     def _find_rate(self, inputs: Iterable[Tensor]) -> str:
-        """Return the field of `Gpu` with a kernel's peak rate, by the dtype of its first floating-point input."""
+        """Return the attribute name of `Gpu` with the peak rate for the dtype of the first floating-point input."""
         for tensor in inputs:
             if tensor.is_floating_point():
                 is_half = tensor.dtype in (torch.bfloat16, torch.float16)
@@ -270,7 +272,7 @@ class _CostRecorder(TorchDispatchMode):
         return self._float32_rate
 
     def _follow_storage(self, key: int, tensor: Tensor) -> None:
-        """Count the storage of a new tensor as live until it is released; `key` identifies the storage."""
+        """Add the storage of a new tensor to the live storages until it is released; `key` identifies the storage."""
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()
 
@@ -285,11 +287,11 @@ class _CostRecorder(TorchDispatchMode):
 
 @contextmanager
 def _gpu_kernels(autocast: bool) -> Iterator[None]:
-    """Make the block call the kernels of a GPU, although its fake tensors are on the CPU.
+    """Context in which operators on fake CPU tensors call the kernels of a GPU.
 
     On a GPU, attention with a trained bias runs in the memory-efficient kernel, and norms compute in float32 under
-    autocast. The block therefore replaces these functions in `torch.nn.functional`. A `TorchFunctionMode` would not do:
-    it is off in the backward pass, where checkpointed blocks run again.
+    autocast. The context therefore replaces these functions in `torch.nn.functional`. A `TorchFunctionMode` is not
+    enough, because it is inactive in the backward pass, where checkpointed blocks run again.
 
     Args:
         autocast: True if the traced step runs under autocast.
@@ -328,10 +330,10 @@ def _efficient_attention(
 
 
 def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: torch.dtype) -> None:
-    """Cast weights, inputs and output of a model as FSDP2's mixed precision does; the model is changed in place.
+    """Change a model in place so that weights, inputs and output have the dtypes of FSDP2's mixed precision.
 
     Args:
-        model: model that FSDP2 does not shard.
+        model: model that FSDP2 has not sharded.
         param_dtype: dtype of weights, inputs and activations.
         output_dtype: dtype of the output.
     """
@@ -351,11 +353,11 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
 
 
 def _tensors_by_storage(tree: Any) -> dict[int, Tensor]:
-    """Return key of a storage -> tensor, for the tensors in nested containers; a DTensor counts as its local part."""
+    """Return key of the storage -> tensor for all tensors in nested containers; DTensors become local parts."""
     tensors = [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 
 
 def _count_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a kernel moves for a tensor; an expanded tensor counts as at most its storage."""
+    """Return the bytes that a kernel moves for a tensor; for an expanded tensor, at most the bytes of its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

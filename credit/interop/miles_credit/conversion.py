@@ -1,4 +1,4 @@
-"""Conversion of a config of miles-credit to one of this package, with a report of every key."""
+"""Conversion of a config of miles-credit to a config of this package, with a report of every key."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class Conversion:
     """Result of a conversion.
 
     Attributes:
-        yaml_text: the config of this package.
-        report: the result of every key.
-        generation: generation of the config, 1 or 2.
-        files: paths of the published files that the config names: "mean", "std" and "static".
+        yaml_text: converted config as YAML.
+        report: result of the conversion of every key.
+        generation: generation of the original config, 1 or 2.
+        files: "mean", "std" and "static" -> path of the published file, for the files that the original config names.
         rename: variable of this package -> its name in these files.
-        static_is_normalised: True if static fields are used as they are, even if the files have statistics of them.
+        static_is_normalised: True if static fields are used without normalisation, even if the files have statistics of
+            them.
     """
 
     yaml_text: str
@@ -56,18 +57,18 @@ def convert_file(path: Path) -> Conversion:
     """Convert the config in a file.
 
     Args:
-        path: YAML file of miles-credit; it may be a symbolic link.
+        path: path of a YAML file of miles-credit; it may be a symbolic link.
 
     Raises:
-        ConfigError: if it is not a config of miles-credit, or has keys without a counterpart; the message lists all
-            of them.
+        ConfigError: if the file is not a config of miles-credit, or if it has keys without a counterpart. The message
+            lists all these keys.
     """
     conversion = convert_tree(read_yaml_tree(path), str(path))
     refused_keys = conversion.report.keys_with(Disposition.REFUSED)
     if refused_keys:
-        noun = "key stands" if len(refused_keys) == 1 else "keys stand"
+        noun = "key prevents" if len(refused_keys) == 1 else "keys prevent"
         raise ConfigError(
-            f"{path}: {len(refused_keys)} {noun} in the way of a conversion (generation {conversion.generation}); "
+            f"{path}: {len(refused_keys)} {noun} the conversion (generation {conversion.generation}); "
             f"nothing was written\n{conversion.report.describe_refused()}\n  docs/migration_keys.md lists all keys"
         )
     require_valid(conversion.yaml_text, str(path))
@@ -75,14 +76,14 @@ def convert_file(path: Path) -> Conversion:
 
 
 def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
-    """Convert the contents of a config; refused keys are in the report.
+    """Convert the contents of a config file; the report of the result lists refused keys.
 
     Args:
         tree: contents of the file.
         origin: path of the file, for messages.
 
     Raises:
-        ConfigError: if it is not a config of miles-credit.
+        ConfigError: if the file is not a config of miles-credit.
     """
     generation = find_generation(tree)
     if generation is None:
@@ -97,11 +98,11 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
     _start_draft(config, draft, origin)
     parts, files = _convert_sections(config, draft)
     _convert_lead_time(config, draft)
-    # All conversions are done, so it is known which keys have been read.
+    # The keys are recorded after all conversions, because the keys that were read are known only now.
     _record_keys(config, parts)
     header = (
         f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
-        "`credit check` finds what does not fit your data."
+        "Run `credit check` to compare this config with your data."
     )
     return Conversion(
         yaml_text=draft.to_yaml(header),
@@ -109,21 +110,21 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
         generation=generation,
         files=files,
         rename=parts.published_names,
-        # Generation 1 leaves static fields as they are; generation 2 normalises every field with statistics.
+        # Generation 1 does not normalise static fields; generation 2 normalises every field that has statistics.
         static_is_normalised=generation == 1,
     )
 
 
 def _require_sections(config: MilesConfig) -> None:
-    """Refuse a file without one of the four sections that describe a training."""
+    """Record each missing section as refused: a training config needs data, model, trainer and loss."""
     for name in _SECTIONS:
-        if not config.section(name):
+        if not config.peek_section(name):
             key = "model.type" if name == "model" else name
             config.report.refuse(key, f"the file has no section `{name}`")
 
 
 def _start_draft(config: MilesConfig, draft: ConfigDraft, origin: str) -> None:
-    """Write the keys without a section."""
+    """Write the keys outside all sections: `experiment`, `save_loc` and `seed`."""
     draft.set("experiment", Path(origin).stem)
     save_loc = config.get("save_loc")
     if save_loc is None:
@@ -133,18 +134,19 @@ def _start_draft(config: MilesConfig, draft: ConfigDraft, origin: str) -> None:
 
 
 def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataParts, dict[str, str]]:
-    """Write the sections; return the parts of the data, and the paths of the published files."""
+    """Convert all sections into the draft; return the parts of the data section, and the paths of published files."""
     if config.generation == 1:
         parts = convert_data_1(config, draft)
     else:
         parts = convert_data_2(config, draft)
     files = convert_blocks(config, draft, parts)
-    # The static fields of an import are in the first file that has one of them.
-    static_names = parts.names("static")
+    # For an import of weights, the static fields are read from the last source that has the first static variable.
+    static_names = parts.list_names("static")
     for path, names in parts.sources.items():
         if static_names and static_names[0] in names:
             files["static"] = path
-    # The network is compared with the variables, and the loss and the trainer depend on both.
+    # The network is converted after the data, because it is compared with the variables. The loss and the trainer
+    # depend on both.
     convert_network(config, draft)
     convert_loss(config, draft)
     convert_trainer(config, draft)
@@ -152,7 +154,7 @@ def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataPart
 
 
 def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the length of forecasts, if the file has it in a form that this package reads."""
+    """Write `inference.lead_time`, if the file has the length of forecasts in a supported form."""
     key = "inference.batch_forecast.forecast_length"
     lead_time = config.get(key)
     if config.generation == 1:
@@ -173,12 +175,11 @@ def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _record_keys(config: MilesConfig, parts: DataParts) -> None:
-    """Record the result of every key of the file that no conversion has recorded.
+    """Record the result of every key of the file for which no conversion has recorded a result.
 
-    An unknown key is refused. So is a key that the table promises to convert, if nothing has read it and it could have
-    an effect.
+    An unknown key is refused. A mapped or derived key that no conversion has read is ignored.
     """
-    variables = set(parts.names("prognostic", "diagnostic", "dynamic_forcing", "static"))
+    variables = set(parts.list_names("prognostic", "diagnostic", "dynamic_forcing", "static"))
     variables.update(parts.published_names.values())
     # If the network has no counterpart, its keys are not reported in addition.
     network_entry = config.report.entries.get("model.type")
@@ -194,17 +195,17 @@ def _record_keys(config: MilesConfig, parts: DataParts) -> None:
         text = row.text
         if disposition is Disposition.REFUSED and value in row.harmless:
             disposition = Disposition.IGNORED
-            text = f"has no effect with this value; other values: {row.text}"
+            text = f"has no effect with this value; for other values: {row.text}"
         if disposition is Disposition.REFUSED and has_other_network and key.startswith("model."):
             disposition = Disposition.IGNORED
-            text = "a key of the network that `model.type` names"
-        inactive_section = _find_inactive(config.tree, key)
+            text = "a key of the network in `model.type`"
+        inactive_section = _find_inactive_section(config.tree, key)
         if inactive_section:
             disposition = Disposition.IGNORED
             text = f"`{inactive_section}` is not active"
         elif disposition in (Disposition.MAPPED, Disposition.DERIVED) and not config.is_read(key):
             disposition = Disposition.IGNORED
-            text = "has no effect beside the other values of this file"
+            text = "has no effect in combination with the other values of this file"
         previous = config.report.entries.get(key)
         if previous is not None:
             config.report.add(previous.disposition, key, previous.text, value)
@@ -213,19 +214,19 @@ def _record_keys(config: MilesConfig, parts: DataParts) -> None:
 
 
 def _record_unknown(config: MilesConfig, key: str, value: Any) -> None:
-    """Record a key that the table does not have: an empty section is ignored, anything else refused."""
+    """Record a key that is not in the table of keys: an empty section is ignored, and other keys are refused."""
     if value in (None, {}) and is_section(key, config.generation):
         config.report.add(Disposition.IGNORED, key, "an empty section", value)
         return
     nearest = find_nearest_key(key, config.generation)
-    reason = "is not a key of miles-credit that the conversion knows"
+    reason = "is not a known key of miles-credit"
     if nearest is not None:
         reason += f"; did you mean `{nearest}`?"
     config.report.refuse(key, reason)
 
 
-def _find_inactive(tree: Mapping[str, Any], key: str) -> str:
-    """Return the dotted key of the outermost section around a key with ``activate: false``, empty if there is none."""
+def _find_inactive_section(tree: Mapping[str, Any], key: str) -> str:
+    """Return the dotted key of the outermost inactive section (``activate: false``) around a key; empty if none."""
     names = key.split(".")
     node: Any = tree
     for position, name in enumerate(names[:-1]):
@@ -241,7 +242,7 @@ def _find_inactive(tree: Mapping[str, Any], key: str) -> str:
 def require_valid(yaml_text: str, origin: str) -> None:
     """Require that a converted config is valid.
 
-    Environment variables count as set, because the config may be for another machine.
+    Environment variables need not be set, because the config may be for a different machine.
 
     Args:
         yaml_text: the converted config.

@@ -1,4 +1,4 @@
-"""Draft of a config of this package, with a comment for each value that needs one, and its YAML text."""
+"""Draft of a config of this package, with comments, and its conversion to YAML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ConfigDraft:
 
     Attributes:
         values: contents of the config.
-        comments: dotted key -> comment, written behind the key.
+        comments: dotted key -> comment, which is written after the key.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class ConfigDraft:
             self.comments[f"data.variable_options.{variable}"] = comment
 
     def to_yaml(self, header: str) -> str:
-        """Return the text of the YAML file.
+        """Return the draft as the contents of a YAML file.
 
         Args:
-            header: lines for the top of the file, without comment signs.
+            header: comment at the top of the file, without comment signs.
         """
         lines = [f"# {line}".rstrip() for line in header.splitlines()]
         for name, value in self.values.items():
@@ -54,11 +54,18 @@ class ConfigDraft:
         return "\n".join(lines) + "\n"
 
     def _format(self, name: str, value: Any, key: str, indent: int) -> list[str]:
-        """Return the lines of one key: sections and lists of sections in blocks, everything else on one line."""
+        """Return the YAML lines of a key: sections and lists of sections as blocks, other values on a single line.
+
+        Args:
+            name: last part of the key.
+            value: value of the key.
+            key: dotted key.
+            indent: depth of the key.
+        """
         margin = "  " * indent
         comment = self.comments.get(key)
         suffix = f"  # {comment}" if comment else ""
-        # The options of a variable are short, so each variable has one line.
+        # The options of a variable are short, so they are written on a single line.
         is_option = key.startswith("data.variable_options.") or key.startswith("data.transforms.")
         if isinstance(value, Mapping) and value and not is_option:
             lines = [f"{margin}{format_inline(name)}:{suffix}"]
@@ -73,7 +80,7 @@ class ConfigDraft:
 
 
 def format_inline(value: Any) -> str:
-    """Return a value as YAML on one line."""
+    """Return a value as YAML on a single line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
-    # A scalar alone is followed by the mark of the end of a document.
+    # After a scalar, yaml appends the mark of the end of a document.
     return text.removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,4 @@
-"""Reading of a config of miles-credit: its YAML, its generation, and access to its values."""
+"""Reader of a config of miles-credit: YAML contents, generation, and access to values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from credit.errors import ConfigError
 from credit.interop.miles_credit.report import ConversionReport
 
-# Keys under ``data`` that only generation 1 has.
+# Keys in the section ``data`` of generation 1 that generation 2 does not have.
 _KEYS_OF_GENERATION_1 = ("variables", "save_loc", "train_years", "surface_variables", "datasets", "data_path")
 _NO_VALUE = object()
 
@@ -22,8 +22,8 @@ class MilesConfig:
     Attributes:
         tree: contents of the file.
         generation: 1, or 2 for the nested schema with ``data.source``.
-        report: receives results and errors.
-        read_keys: dotted keys that were read; a key covers everything below it.
+        report: report in which results and errors are recorded.
+        read_keys: dotted keys that were read; a key also includes all keys below it.
     """
 
     def __init__(self, tree: Mapping[str, Any], generation: int, report: ConversionReport) -> None:
@@ -33,7 +33,7 @@ class MilesConfig:
         self.read_keys: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a dotted key and record that it was read; `default` if the file does not have it."""
+        """Return the value of a dotted key and record that it was read; `default` if the file does not have the key."""
         node: Any = self.tree
         for name in key.split("."):
             if not isinstance(node, Mapping) or name not in node:
@@ -52,9 +52,10 @@ class MilesConfig:
         return True
 
     def get_number(self, key: str, default: float) -> float:
-        """Return a number; YAML reads ``1e-3`` (without a dot) as a text, which counts as the number.
+        """Return the value of a dotted key as a number.
 
-        A value that is not a number is recorded as refused, and `default` is returned.
+        YAML reads ``1e-3`` (without a dot) as a string; such strings are converted to numbers. A value that is not a
+        number is recorded as refused, and `default` is returned.
         """
         value = self.get(key, _NO_VALUE)
         if value is _NO_VALUE or value is None:
@@ -66,7 +67,7 @@ class MilesConfig:
         return number
 
     def get_integer(self, key: str, default: int) -> int:
-        """Return a whole number, with the rules of `get_number`."""
+        """Return the value of a dotted key as a whole number; the rules are those of `get_number`."""
         number = self.get_number(key, default)
         if number != int(number):
             self.report.refuse(key, f"`{number}` is not a whole number")
@@ -74,13 +75,14 @@ class MilesConfig:
         return int(number)
 
     def get_flag(self, key: str, default: bool) -> bool:
-        """Return True or False, as Python counts the value; `default` if the file does not have the key."""
+        """Return the truth value of a dotted key in Python; `default` if the file does not have the key."""
         return bool(self.get(key, default))
 
     def get_names(self, key: str) -> list[str]:
-        """Return a list of names; empty for a missing key or null, one name for a text.
+        """Return the value of a dotted key as a list of names.
 
-        Anything else is recorded as refused, and an empty list is returned.
+        The list is empty for a missing key or null, and has one name for a string. Any other value is recorded as
+        refused, and an empty list is returned.
         """
         value = self.get(key)
         if value is None:
@@ -93,7 +95,7 @@ class MilesConfig:
         return [str(name) for name in value]
 
     def get_section(self, key: str) -> Mapping[str, Any]:
-        """Return a section and record that it was read; empty for a missing key or null."""
+        """Return a section and record that it was read; an empty dict for a missing key or null."""
         value = self.get(key)
         if value is None:
             return {}
@@ -102,22 +104,22 @@ class MilesConfig:
             return {}
         return value
 
-    def section(self, key: str) -> Mapping[str, Any]:
-        """Return the names and values of a section without recording that they were read; empty if it is missing."""
+    def peek_section(self, key: str) -> Mapping[str, Any]:
+        """Return a section without recording that it was read; an empty dict if the section is missing."""
         node: Any = self.tree
         for name in key.split("."):
             node = node.get(name) if isinstance(node, Mapping) else None
         return node if isinstance(node, Mapping) else {}
 
     def is_read(self, key: str) -> bool:
-        """Return True if a key, or a section that contains it, was read."""
+        """Return True if a key was read, or a section that contains the key."""
         parts = key.split(".")
         prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
         return any(prefix in self.read_keys for prefix in prefixes)
 
 
 def to_number(value: Any) -> float | None:
-    """Return a value as a number, also if it is a text with one; None if it is not a number."""
+    """Convert a number, or a string with a number, to a number; return None for other values."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -129,10 +131,10 @@ def to_number(value: Any) -> float | None:
 
 
 def read_yaml_tree(path: Path) -> dict[str, Any]:
-    """Return the contents of a YAML file with text keys.
+    """Return the contents of a YAML file; all keys are converted to strings.
 
-    Other than a config of this package, the file may have a key twice, of which the last one counts, as in
-    miles-credit.
+    In contrast to a config of this package, the file may contain a key twice. As in miles-credit, the last value is
+    used.
 
     Raises:
         ConfigError: if the file cannot be read, is not YAML, or is not a mapping of sections.
@@ -146,20 +148,20 @@ def read_yaml_tree(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config {path}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"config {path}: must be a mapping of sections; name a YAML file of miles-credit")
-    return _with_text_keys(tree)
+    return _convert_keys_to_strings(tree)
 
 
-def _with_text_keys(value: Any) -> Any:
-    """Return a copy of nested data whose keys are texts; an anchored section is copied at each use."""
+def _convert_keys_to_strings(value: Any) -> Any:
+    """Return a copy of nested data with all keys as strings; a section with a YAML anchor is copied at each use."""
     if isinstance(value, Mapping):
-        return {str(key): _with_text_keys(item) for key, item in value.items()}
+        return {str(key): _convert_keys_to_strings(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_text_keys(item) for item in value]
+        return [_convert_keys_to_strings(item) for item in value]
     return value
 
 
 def find_generation(tree: Mapping[str, Any]) -> int | None:
-    """Return the generation of a config of miles-credit, None if the file is not such a config.
+    """Return the generation of a config of miles-credit; None if the file is not a config of miles-credit.
 
     Args:
         tree: contents of the file.
@@ -176,11 +178,11 @@ def find_generation(tree: Mapping[str, Any]) -> int | None:
 
 
 def iterate_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted key and value of everything in nested data that is not a section with keys.
+    """Yield (dotted key, value) for all values in nested data; an empty section is also a value.
 
     Args:
-        tree: the nested data.
-        prefix: dotted key of `tree` with a dot at its end, empty for the whole config.
+        tree: nested data.
+        prefix: dotted key of `tree`, with a dot at its end; empty for the whole config.
     """
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:

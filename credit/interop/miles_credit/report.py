@@ -1,4 +1,4 @@
-"""Report of a conversion: the result of each key, and values that follow from hidden defaults."""
+"""Report of a conversion: the result of each key, and values that are derived from hidden defaults."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from credit.interop.miles_credit.keys.row import Disposition
 
 _TITLES = {
-    Disposition.MAPPED: "Mapped: the value is kept, or written in another form",
+    Disposition.MAPPED: "Mapped: the value is kept, or written in a different form",
     Disposition.DERIVED: "Derived: check these values",
-    Disposition.IGNORED: "Ignored: safe, for the reason given",
+    Disposition.IGNORED: "Ignored: safe to ignore, for the reason in the table",
     Disposition.REFUSED: "Refused",
 }
-# Number of characters of a value that the report shows.
+# Maximum number of characters of a value in the report.
 _MAX_VALUE_LENGTH = 60
-# Argument for a key that the file does not have; None is the value null.
+# Value that marks a key that the file does not have. None is not used, because it is the value null.
 _NO_VALUE = object()
 
 
@@ -25,9 +25,9 @@ class ReportEntry:
     """Result of the conversion of one key.
 
     Attributes:
-        disposition: result of the conversion, such as mapped, ignored or refused.
-        text: our key, or the reason.
-        value: value in the file, as text; empty for a hidden default.
+        disposition: result of the conversion: mapped, derived, ignored or refused.
+        text: key of this package, or the reason for the result.
+        value: value in the file, as a string; empty for a hidden default.
     """
 
     disposition: Disposition
@@ -40,10 +40,10 @@ class ConversionReport:
     """Results of all keys of one config.
 
     Attributes:
-        entries: dotted key -> its result; the first result of a key that is refused stays.
-        import_obstacles: reasons why weights that were trained with this config cannot be imported, although a new
-            training is possible.
-        explicit_keys: derived keys whose text describes the value of this config, not the rule of the table.
+        entries: dotted key -> its result. The result "refused" is never replaced.
+        import_obstacles: reasons why weights that were trained with this config cannot be imported. A new training run
+            is still possible.
+        explicit_keys: derived keys for which the report describes the value in this config, not the general rule.
     """
 
     entries: dict[str, ReportEntry] = field(default_factory=dict)
@@ -51,7 +51,14 @@ class ConversionReport:
     explicit_keys: set[str] = field(default_factory=set)
 
     def add(self, disposition: Disposition, key: str, text: str, value: Any = _NO_VALUE) -> None:
-        """Record the result of a key; a result "refused" is replaced by no other result."""
+        """Record the result of a key; a result "refused" is not replaced with a later result.
+
+        Args:
+            disposition: result of the conversion.
+            key: dotted key of the original config.
+            text: key of this package, or the reason for the result.
+            value: value in the file; if it is omitted, the value of the previous result is kept.
+        """
         previous = self.entries.get(key)
         if previous is not None and previous.disposition is Disposition.REFUSED:
             return
@@ -63,7 +70,7 @@ class ConversionReport:
         self.entries[key] = ReportEntry(disposition, text, shown_value)
 
     def derive(self, key: str, text: str) -> None:
-        """Record a value that follows from a key, or from its hidden default if the file does not have the key."""
+        """Record a value that is derived from a key, or from its hidden default if the file does not have the key."""
         self.explicit_keys.add(key)
         self.add(Disposition.DERIVED, key, text)
 
@@ -72,18 +79,18 @@ class ConversionReport:
         self.add(Disposition.REFUSED, key, reason)
 
     def keys_with(self, disposition: Disposition) -> list[str]:
-        """Return the keys with a disposition, in the order of the conversion."""
+        """Return the keys with a disposition, in the order in which they were recorded."""
         return [key for key, entry in self.entries.items() if entry.disposition is disposition]
 
     def describe_refused(self) -> str:
-        """Return one line for each refused key."""
+        """Return a text with one line for each refused key."""
         lines = []
         for key in self.keys_with(Disposition.REFUSED):
             lines.append(f"  - {key}: {self.entries[key].text}")
         return "\n".join(lines)
 
     def describe_derived(self) -> str:
-        """Return the derived values that the user should check, one line each; approximations come last."""
+        """Return a text with one line for each derived value that the user should check; approximations come last."""
         lines = []
         approximations = []
         for key in self.keys_with(Disposition.DERIVED):
@@ -95,7 +102,7 @@ class ConversionReport:
         return "\n".join([*lines, *approximations])
 
     def to_markdown(self, origin: str, generation: int) -> str:
-        """Return the whole report as Markdown.
+        """Return the whole report in Markdown.
 
         Args:
             origin: path of the converted file.
@@ -124,12 +131,12 @@ class ConversionReport:
         return "\n".join(lines) + "\n"
 
     def count(self) -> Mapping[str, int]:
-        """Return the number of keys by the name of their disposition."""
+        """Return name of a disposition -> number of keys with this disposition."""
         return {disposition.value: len(self.keys_with(disposition)) for disposition in Disposition}
 
 
 def _shorten(value: Any) -> str:
-    """Return a value as text of limited length, without characters that end a cell of a table."""
+    """Return a value as a string of limited length, without characters that would end a cell of a Markdown table."""
     text = str(value).replace("|", "/").replace("`", "'").replace("\n", " ")
     if len(text) > _MAX_VALUE_LENGTH:
         return text[: _MAX_VALUE_LENGTH - 3] + "..."

@@ -14,15 +14,16 @@ from credit.models.graph.mesh import ICOSAHEDRON_EDGE_DEGREES, IcosahedralMesh
 
 # A grid point sends to all mesh nodes within this multiple of the longest edge of the finest level.
 RADIUS_IN_EDGES = 0.6
-# `refinements: auto` makes a mesh edge at most this multiple of the grid spacing.
+# With `refinements: auto`, a mesh edge is at most this multiple of the grid spacing.
 MAX_SPACINGS_PER_EDGE = 3.0
 
 
 def choose_refinements(grid: LatLonGrid) -> int:
-    """Return the smallest number of refinements with which a mesh edge is at most three times the grid spacing.
+    """Return the smallest number of refinements for which a mesh edge is at most three times the grid spacing.
 
-    Each refinement halves the edges. So they end up between 1.5 and 3 spacings long, unless the icosahedron itself is
-    fine enough. The grid spacing is the larger of the row spacing and the column spacing at the equator, in degrees.
+    Each refinement halves the edges. So the edges have a length of 1.5 to 3 grid spacings, unless the icosahedron
+    without refinement is fine enough. The grid spacing is the larger of the row spacing and the column spacing at the
+    equator, in degrees.
     """
     spacing = max(float(-np.diff(grid.lat).min()), 360.0 / grid.shape[1])
     refinements = 0
@@ -56,13 +57,15 @@ def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
         grid_G3: unit vectors of the grid points.
         mesh: the mesh.
     """
-    radius = RADIUS_IN_EDGES * mesh.longest_edge()
+    radius = RADIUS_IN_EDGES * mesh.compute_longest_edge()
     pairs = cKDTree(grid_G3).sparse_distance_matrix(cKDTree(mesh.nodes_N3), radius, output_type="ndarray")
     return np.stack([pairs["i"], pairs["j"]], axis=1)
 
 
 def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
-    """Return three edges (mesh node, grid point) for each grid point, from the corners of its mesh face, (3G, 2).
+    """Return the edges from mesh nodes to grid points, (3G, 2), each as (mesh node, grid point).
+
+    A grid point has three edges, from the corners of the mesh face that contains the point.
 
     Args:
         grid_G3: unit vectors of the grid points.
@@ -74,10 +77,10 @@ def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
 
 
 def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
-    """Return (P, 3): sine of the latitude, sine and cosine of the longitude.
+    """Return the features of nodes, (P, 3): sine of the latitude, sine and cosine of the longitude.
 
-    GraphCast's code has the cosine of the colatitude, which equals the sine of the latitude. It must be signed, so that
-    the network can distinguish the hemispheres.
+    The code of GraphCast has the cosine of the colatitude, which equals the sine of the latitude. The sign of this
+    feature lets the network distinguish the hemispheres.
 
     Args:
         lat: (P,) latitudes in radians.
@@ -89,11 +92,11 @@ def compute_node_features(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
 def compute_edge_features(
     edges_E2: np.ndarray, sender_points_P3: np.ndarray, receiver_lat: np.ndarray, receiver_lon: np.ndarray
 ) -> np.ndarray:
-    """Return (E, 4): length of each edge, and the vector from receiver to sender in the receiver's local frame.
+    """Return the features of edges, (E, 4): the length, and the vector from receiver to sender in local coordinates.
 
-    The vector has upward, eastward and northward components. GraphCast obtains them by a rotation that moves the
-    receiver to latitude 0 and longitude 0. At a pole, the longitude of the grid point defines east and north. All
-    features are divided by the length of the longest edge.
+    The vector has upward, eastward and northward components at the receiver. GraphCast computes these components by a
+    rotation that moves the receiver to latitude 0 and longitude 0. At a pole, the longitude of the grid point defines
+    east and north. All features are divided by the length of the longest edge.
 
     Args:
         edges_E2: edges as (sender, receiver).

@@ -1,9 +1,10 @@
-"""Gathers along edges and sums over edges; the backward pass of each is the other.
+"""Operations that gather rows along edges and sum rows over edges.
 
-Both are deterministic on every device. The rows of each sum are listed in memory one after the other, and torch's
-embedding bag adds listed rows in order. torch's scatter operators add in an order that varies from run to run on a GPU.
+The backward pass of a gather is a sum, and the backward pass of a sum is a gather. Both operations are deterministic on
+every device, because the embedding bag of torch adds the rows of each sum in the order of an index. The scatter
+operators of torch add in an order that varies from run to run on a GPU.
 
-Shape suffixes: B batch, E edges, S senders, R receivers, L listed rows, C channels.
+Shape suffixes: B batch, E edges, S senders, R receivers, L gathered rows, C channels.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 
 class Selection(NamedTuple):
-    """Index of the rows to gather from a tensor, with its inverse: the positions at which each row is gathered.
+    """Index of the rows to gather from a tensor, and the inverse index: the positions of each row in the result.
 
-    The inverse has compressed sparse row form (CSR). Example: index [2, 0, 2] into 3 rows has the positions [1, 0, 2]
-    and the offsets [0, 1, 1]: row 0 is gathered at position 1, row 1 nowhere, row 2 at positions 0 and 2.
+    The inverse index has compressed sparse row form (CSR). For example, the index [2, 0, 2] into 3 rows has the
+    positions [1, 0, 2] and the offsets [0, 1, 1]. Row 0 has position 1, row 1 has no position, and row 2 has the
+    positions 0 and 2.
 
     Attributes:
         index: (L,) number of the row to gather at each position.
@@ -39,7 +41,8 @@ class Selection(NamedTuple):
         Args:
             index: (L,) numbers of the rows to gather.
             num_rows: number of rows of the tensor.
-            is_used: (L,) False at positions that only fill a table; their gradient is ignored. None for all True.
+            is_used: (L,) False at positions that only fill a table; the gradient of these positions is ignored. None if
+                all positions are used.
         """
         positions = np.argsort(index, kind="stable")
         if is_used is not None:
@@ -49,7 +52,7 @@ class Selection(NamedTuple):
         return cls(*(torch.from_numpy(array.astype(np.int64)) for array in (index, positions, offsets)))
 
     def repeat(self, batch: int) -> Selection:
-        """Return the selection of the same rows from each of `batch` tensors whose rows are concatenated."""
+        """Return the selection for `batch` concatenated tensors; it gathers the same rows from each of the tensors."""
         if batch == 1:
             return self
         return Selection(
@@ -67,9 +70,9 @@ class Selection(NamedTuple):
         return rows.view(x_BNC.shape[0], -1, x_BNC.shape[-1])
 
     def sum(self, x_BLC: Tensor) -> Tensor:
-        """Return for each row the sum over the positions that gather it, (B, N rows, C): the adjoint of `gather`.
+        """Sum, for each row of the tensor, the values at all positions of the row, (B, N rows, C).
 
-        The selection must come from ``repeat(B)``.
+        This is the adjoint of `gather`. The selection must come from ``repeat(B)``.
         """
         sums = _Sum.apply(x_BLC.flatten(0, 1), *self)
         return sums.view(x_BLC.shape[0], -1, x_BLC.shape[-1])
@@ -88,7 +91,7 @@ class EdgeIndex(NamedTuple):
 
     @classmethod
     def build(cls, edges_E2: np.ndarray, num_senders: int, num_receivers: int) -> EdgeIndex:
-        """Return the index, on the CPU, of edges that `sort_edges` has sorted.
+        """Return the index of edges that `sort_edges` has sorted, on the CPU.
 
         Args:
             edges_E2: edges as (sender, receiver).
@@ -99,20 +102,20 @@ class EdgeIndex(NamedTuple):
         return cls(Selection.build(senders, num_senders), Selection.build(receivers, num_receivers))
 
     def repeat(self, batch: int) -> EdgeIndex:
-        """Return the edges of a batch of graphs, one graph after the other."""
+        """Return the index of the edges of `batch` graphs, one graph after the other."""
         return EdgeIndex(self.senders.repeat(batch), self.receivers.repeat(batch))
 
 
 def sort_edges(edges_E2: np.ndarray) -> np.ndarray:
     """Return edges (E, 2) as (sender, receiver), sorted by receiver and then by sender.
 
-    Sorted edges make the order of sums, and so their rounding, independent of the order of the argument.
+    With sorted edges, the rounding of sums does not depend on the order of `edges_E2`.
     """
     return edges_E2[np.lexsort((edges_E2[:, 0], edges_E2[:, 1]))]
 
 
 def repeat_index(index: Tensor, batch: int, num_rows: int) -> Tensor:
-    """Return the index (batch * L,) into `batch` concatenated tensors from the index (L,) into one of them.
+    """Repeat an index (L,) into one tensor for `batch` concatenated tensors, (batch * L,).
 
     Args:
         index: (L,) index into the rows of one tensor.
@@ -131,7 +134,8 @@ def _sum_rows(x_LC: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
         positions: numbers of the rows in each group, one group after the other.
         offsets: index into `positions` at which each group begins.
     """
-    # Autograd does not record this operator. `False`, 0 and `False` mean unscaled gradients, sums and dense gradients.
+    # Autograd does not record this operator. The arguments False, 0, False select unscaled gradients, sums and dense
+    # gradients.
     return torch.ops.aten._embedding_bag_forward_only(x_LC, positions, offsets, False, 0, False)[0]
 
 

@@ -15,9 +15,9 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 # Number of geometric features of a node and of an edge.
 NODE_FEATURES = 3
 EDGE_FEATURES = 4
-# Factor on the initial values of the last layer: the first forecasts are then close to persistence.
+# Factor on the initial values of the last layer. With this factor, the first forecasts are close to persistence.
 OUTPUT_SCALE = 0.1
-# Tensor parallelism of the MLP of messages, which every block has: it is split by hidden channels.
+# Tensor-parallel plan of the message MLP of a block, which is split by hidden channels.
 MESSAGE_PLAN = {
     "message.expand.0": "colwise",
     "message.expand.1": "colwise",
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
     def __init__(self, in_dim: int, dim: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__()
         self.embed_grid = MLP((in_dim, NODE_FEATURES), dim, dim, condition_dims)
-        # The embeddings of features alone are the same for all samples, so they do not depend on noise.
+        # The embeddings of geometric features are the same for all samples, so they do not depend on noise.
         self.embed_mesh = MLP((NODE_FEATURES,), dim, dim)
         self.embed_edges = MLP((EDGE_FEATURES,), dim, dim)
         self.message = EdgeMLP(dim, condition_dims)
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
             x_BGI: input fields at the grid points.
             grid_features_G3: geometric features of the grid points.
             mesh_features_N3: geometric features of the mesh nodes.
-            edges: edges from grid points to mesh nodes, of the whole batch.
+            edges: edges from grid points to mesh nodes, of the complete batch.
             conditions: vectors of each sample that the norms depend on.
             noise_BGC: embedded noise, to be added to the embedded grid points; None for a forecast without noise.
         """
@@ -78,7 +78,7 @@ class Encoder(nn.Module):
         grid_BGC = self.embed_grid(x_BGI, grid_features_G3[None], conditions=conditions)
         if noise_BGC is not None:
             grid_BGC = grid_BGC + noise_BGC
-        # Mesh nodes have no input fields, so all samples begin with the same ones.
+        # Mesh nodes have no input fields, so their initial values are the same for all samples.
         mesh_BNC = self.embed_mesh(mesh_features_N3[None]).expand(batch, -1, -1)
         edges_1EC = self.embed_edges(edges.features_E4[None])
         message_BEC = self.message(edges_1EC, grid_BGC, mesh_BNC, edges.index, conditions)
@@ -115,12 +115,12 @@ class MessagePassingLayer(nn.Module):
     def forward(
         self, nodes_BNC: Tensor, edges_BEC: Tensor, index: EdgeIndex, conditions: Conditions = NO_CONDITIONS
     ) -> tuple[Tensor, Tensor]:
-        """Return the nodes (B, N, C) and the edges (B, E, C).
+        """Return the updated nodes (B, N, C) and the updated edges (B, E, C).
 
         Args:
             nodes_BNC: mesh nodes.
             edges_BEC: mesh edges; (1, E, C) if they are the same for all samples.
-            index: sender and receiver of each edge, of the whole batch.
+            index: sender and receiver of each edge, of the complete batch.
             conditions: vectors of each sample that the norms depend on.
         """
         message_BEC = self.message(edges_BEC, nodes_BNC, nodes_BNC, index, conditions)
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         Args:
             mesh_BNC: mesh nodes.
             grid_BGC: grid nodes of the encoder.
-            edges: edges from mesh nodes to grid points, of the whole batch.
+            edges: edges from mesh nodes to grid points, of the complete batch.
             conditions: vectors of each sample that the norms depend on.
         """
         edges_1EC = self.embed_edges(edges.features_E4[None])

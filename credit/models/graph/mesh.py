@@ -12,9 +12,9 @@ import numpy as np
 
 # Angle between neighbouring vertices of an icosahedron, in degrees: atan(2).
 ICOSAHEDRON_EDGE_DEGREES = float(np.rad2deg(np.arctan(2.0)))
-# Number of points per chunk of the face search; it bounds the memory of the search.
+# Number of points per chunk of the face search, which limits the memory of the search.
 _CHUNK = 2**16
-# A point lies on the edge between two faces if its smallest barycentric weights for them differ by less than this.
+# A point is on the edge between two faces if the smallest barycentric weights of both faces differ by less than this.
 _TIE_TOLERANCE = 5e-13
 
 
@@ -36,7 +36,7 @@ class IcosahedralMesh:
 
     @classmethod
     def build(cls, refinements: int) -> IcosahedralMesh:
-        """Return the mesh of an icosahedron that is refined `refinements` times."""
+        """Return an icosahedral mesh that is refined `refinements` times."""
         nodes_N3, faces_F3 = build_icosahedron()
         levels = [faces_F3]
         for _ in range(refinements):
@@ -44,26 +44,27 @@ class IcosahedralMesh:
             levels.append(faces_F3)
         return cls(nodes_N3, tuple(levels))
 
-    def level_edges(self, level: int) -> np.ndarray:
+    def list_level_edges(self, level: int) -> np.ndarray:
         """Return the directed edges (E, 2) of a level as (sender, receiver), E = 60 * 4^level."""
         a, b, c = self.faces[level].T
-        # Each edge belongs to two faces, which go along it in opposite directions.
+        # Each edge belongs to two faces, and the two faces have it in opposite directions.
         return np.concatenate([np.stack(pair, axis=1) for pair in ((a, b), (b, c), (c, a))])
 
-    def multimesh_edges(self) -> np.ndarray:
+    def list_multimesh_edges(self) -> np.ndarray:
         """Return the directed edges (E, 2) of all levels as (sender, receiver); no edge belongs to two levels."""
-        return np.concatenate([self.level_edges(level) for level in range(len(self.faces))])
+        return np.concatenate([self.list_level_edges(level) for level in range(len(self.faces))])
 
-    def longest_edge(self) -> float:
+    def compute_longest_edge(self) -> float:
         """Return the length of the longest edge of the finest level, as a chord of the unit sphere."""
-        senders, receivers = self.level_edges(len(self.faces) - 1).T
+        senders, receivers = self.list_level_edges(len(self.faces) - 1).T
         return float(np.linalg.norm(self.nodes_N3[senders] - self.nodes_N3[receivers], axis=1).max())
 
     def find_faces(self, points_P3: np.ndarray) -> np.ndarray:
-        """Return for each point the index of the face of the finest level that contains the point, (P,).
+        """Return the indices (P,) of the faces of the finest level that contain the points.
 
-        The search descends from level to level, because the four children of a spherical triangle cover it exactly. For
-        a point on the edge between two faces, the face with the lower index is chosen, so rounding has no effect.
+        The search proceeds from the coarsest level to the finest, because the four children of a spherical triangle
+        cover it exactly. For a point on the edge between two faces, the face with the lower index is chosen, so
+        rounding has no effect.
 
         Args:
             points_P3: unit vectors.
@@ -74,7 +75,7 @@ class IcosahedralMesh:
             chunk_P3 = points_P3[start : start + _CHUNK]
             face_P = np.zeros(len(chunk_P3), dtype=np.int64)
             for level, inverse_F33 in enumerate(inverses):
-                # Candidates are all faces of the icosahedron, or the four children of the face of the level before.
+                # Candidates are all faces of the icosahedron, or the four children of the face in the previous level.
                 num_candidates = 4 if level else 20
                 candidates = num_candidates * face_P[:, None] + np.arange(num_candidates)
                 weights = np.einsum("pfij,pj->pfi", inverse_F33[candidates], chunk_P3)
@@ -87,10 +88,10 @@ class IcosahedralMesh:
 
 
 def invert_corners(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
-    """Return the matrices (F, 3, 3) that map a point to its barycentric weights for the three corners of each face.
+    """Return a matrix for each face, (F, 3, 3), that maps a point to its barycentric weights for the three corners.
 
-    The sum of the corners, multiplied by the weights, is the point itself. All weights are at least 0 exactly if the
-    point lies inside the spherical triangle.
+    The sum of the corners, each multiplied by its weight, is the point. The point is inside the spherical triangle if
+    and only if all weights are at least 0.
 
     Args:
         nodes_N3: unit vectors of the nodes.
@@ -103,8 +104,8 @@ def invert_corners(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
 def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
     """Return the vertices (12, 3) and faces (20, 3) of an icosahedron that has a face at each pole.
 
-    The orientation is that of GraphCast. With a vertex at a pole, the node there would have edges to many more grid
-    points than other nodes. The mesh is symmetric about the plane y = 0.
+    The icosahedron has the same orientation as in GraphCast. If a vertex were at a pole, this node would have edges to
+    many more grid points than other nodes. The mesh is symmetric about the plane y = 0.
     """
     golden_ratio = (1.0 + np.sqrt(5.0)) / 2.0
     # The cyclic permutations of (0, +-1, +-golden_ratio).
@@ -133,13 +134,13 @@ def build_icosahedron() -> tuple[np.ndarray, np.ndarray]:
 def _refine(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nodes and faces of the next level: each face is divided into four at the midpoints of its edges."""
     edges_F32 = np.sort(np.stack([faces_F3, np.roll(faces_F3, -1, axis=1)], axis=2), axis=2)
-    # Two faces share each edge, so duplicates are removed: an edge gets one midpoint.
+    # Two faces share each edge. Remove duplicates, so that each edge gets a single midpoint.
     unique_edges, edge_index = np.unique(edges_F32.reshape(-1, 2), axis=0, return_inverse=True)
     midpoints = nodes_N3[unique_edges].sum(axis=1)
     midpoints /= np.linalg.norm(midpoints, axis=1, keepdims=True)
     a, b, c = faces_F3.T
     ab, bc, ca = len(nodes_N3) + edge_index.reshape(-1, 3).T
-    # Three faces at the corners and one in the middle; all keep the orientation of their parent.
+    # Three children are at the corners and one is in the middle; all have the orientation of their parent.
     children = [(a, ab, ca), (ab, b, bc), (ca, bc, c), (ab, bc, ca)]
     children_F43 = np.stack([np.stack(child, axis=1) for child in children], axis=1)
     return np.concatenate([nodes_N3, midpoints]), children_F43.reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""MLPs of the graph network: one hidden layer, SiLU, and a layer norm of the result (GraphCast, arXiv 2212.12794).
+"""MLPs of the graph network: a hidden layer with SiLU, and a layer norm of the result (GraphCast, arXiv 2212.12794).
 
 Shape suffixes: B batch, E edges, S senders, R receivers, C channels.
 """
@@ -16,7 +16,7 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 class ScaledLinear(nn.Linear):
-    """Linear layer with initial weights drawn uniformly from [-scale, scale] and an initial bias of zero.
+    """Linear layer with uniformly distributed initial weights in [-scale, scale] and an initial bias of zero.
 
     Args:
         in_features: number of inputs.
@@ -34,7 +34,7 @@ class ScaledLinear(nn.Linear):
 
         Args:
             key: ``weight`` or ``bias``.
-            shape: shape of the whole (unsharded) tensor.
+            shape: shape of the complete (unsharded) tensor.
             generator: random generator on the CPU.
         """
         if key == "bias":
@@ -45,8 +45,8 @@ class ScaledLinear(nn.Linear):
 class MLP(nn.Module):
     """MLP over the concatenation of several inputs along their channels.
 
-    The first layer is a sum of one linear layer for each input, which equals a linear layer over the concatenation. So
-    an input that is the same for all samples, or for many edges, is multiplied only once.
+    The first layer is a sum of linear layers, one for each input. This sum equals a linear layer over the
+    concatenation. So an input that is the same for all samples, or for many edges, is multiplied only once.
 
     Args:
         in_dims: number of channels of each input.
@@ -67,7 +67,7 @@ class MLP(nn.Module):
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        # The variance of the weights is 1 / (number of concatenated inputs), as in GraphCast.
+        # As in GraphCast, the variance of the weights is 1 / (number of concatenated inputs).
         bound = (3.0 / sum(in_dims)) ** 0.5
         self.expand = nn.ModuleList()
         for number, in_dim in enumerate(in_dims):
@@ -76,7 +76,7 @@ class MLP(nn.Module):
         self.norm = LayerNorm(out_dim, condition_dims) if has_norm else None
 
     def forward(self, *inputs: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the MLP's output (..., out_dim) for the concatenated inputs.
+        """Return the output of the MLP (..., out_dim) for the concatenated inputs.
 
         Args:
             *inputs: (..., in_dim) tensors whose other dimensions are equal or 1.
@@ -88,7 +88,7 @@ class MLP(nn.Module):
         return self.finish(hidden, conditions)
 
     def finish(self, hidden: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the output of the MLP (..., out_dim), given the result of its first layer.
+        """Return the output of the MLP (..., out_dim), computed from the result of its first layer.
 
         Args:
             hidden: (..., dim) result of the first layer, before the activation.
@@ -101,8 +101,9 @@ class MLP(nn.Module):
 class EdgeMLP(MLP):
     """MLP over the concatenation (edge, sender, receiver) for each edge.
 
-    The first layer multiplies the nodes before it copies the products to the edges. Each node has several edges, so
-    this takes little more than a third of the operations of a layer over the concatenation, with the same result.
+    The first layer multiplies the nodes by its weights, and then copies the products to the edges. A layer over the
+    concatenation has the same result, but takes nearly three times as many operations, because each node has several
+    edges.
 
     Args:
         dim: number of channels of edges, nodes, hidden layer and output.

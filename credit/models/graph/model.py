@@ -1,7 +1,7 @@
 """Graph network on a refined icosahedral mesh, with the processor of GraphCast or of GenCast.
 
-GraphCast (Lam et al. 2023, arXiv 2212.12794) passes messages between mesh nodes. GenCast (Price et al. 2024, arXiv
-2312.15796) has a transformer instead; its diffusion is not implemented here.
+In GraphCast (Lam et al. 2023, arXiv 2212.12794), the processor passes messages between mesh nodes. In GenCast (Price et
+al. 2024, arXiv 2312.15796), the processor is a transformer. The diffusion of GenCast is not implemented here.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, G = H * W grid points,
 N mesh nodes, E edges, K channels of noise.
@@ -43,7 +43,7 @@ class GraphNetwork(ForecastModel):
         constants: indices and geometric features of the grid and the mesh.
 
     Raises:
-        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+        ConfigError: if ``dim_head`` does not divide ``dim``, or the mesh is too fine for the grid.
     """
 
     output_is_new = True
@@ -62,7 +62,7 @@ class GraphNetwork(ForecastModel):
             _require_head_width(dim, section.dim_head)
         self.constants = build_constants(spec.grid, self.refinements, hops)
 
-        # Noise of each sample changes the norms, and fields of noise are added to the embedded grid points.
+        # `global` noise changes the norms; `cell` and `spherical` noise is added to the embedded grid points.
         condition_dims = ConditionDims(vector=count_noise_channels(section, "global"))
         self.noise_embeddings = nn.ModuleDict()
         for kind in ("cell", "spherical"):
@@ -87,7 +87,7 @@ class GraphNetwork(ForecastModel):
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
+        """Return the normalised output; see `ForecastModel.forward` for arguments, shapes and errors."""
         # Each cell is a grid point.
         x_BGC = self.flatten_frames(x_BCTHW).flatten(2).transpose(1, 2)
         batch = x_BGC.shape[0]
@@ -156,7 +156,7 @@ def _cast_features(tables: GraphTables, dtype: torch.dtype) -> GraphTables:
 
 
 def _require_head_width(dim: int, dim_head: int) -> None:
-    """Refuse a head width that is not a divisor of the number of channels.
+    """Raise ConfigError if the number of channels of an attention head does not divide the number of channels.
 
     Args:
         dim: number of channels of a node.
@@ -168,5 +168,6 @@ def _require_head_width(dim: int, dim_head: int) -> None:
     if dim % dim_head:
         nearest = find_nearest_divisor(dim, dim_head)
         raise ConfigError(
-            f"model.dim_head: {dim_head} does not divide the {dim} channels of model.dim; nearest is {nearest}"
+            f"model.dim_head: {dim_head} does not divide the {dim} channels of model.dim; the nearest divisor is "
+            f"{nearest}"
         )

@@ -1,8 +1,8 @@
-"""Neighbourhoods of mesh nodes: attention of each node to the nodes at most k edges away (GenCast, arXiv 2312.15796).
+"""Neighbourhoods of mesh nodes: the nodes to which each node attends, at most k edges away (GenCast, arXiv 2312.15796).
 
-The nodes are divided into blocks of nodes that lie close together. A block gathers the keys to which at least one of
-its nodes attends, and a mask selects the keys of each node. So a key is gathered once for each block, not once for each
-query, and the attention is a dense matrix product.
+The nodes are divided into blocks of neighbouring nodes. For each block, the network gathers the keys to which any node
+of the block attends, and a mask selects the keys for each node. So a key is gathered once for each block instead of
+once for each query, and the attention is a dense matrix product.
 
 Shape suffixes: M blocks, Q queries of a block, K keys of a block, N mesh nodes.
 """
@@ -20,14 +20,15 @@ from torch import Tensor
 from credit.models.graph.edge_index import Selection
 from credit.models.graph.mesh import IcosahedralMesh
 
-# Attention kernels of GPUs copy a mask unless the length of its rows is a multiple of 8.
+# The number of keys of a block is a multiple of 8, because attention kernels of GPUs copy masks with other row lengths.
 _KEY_MULTIPLE = 8
 
 
 class AttentionBlocks(NamedTuple):
     """Queries and keys of each block of mesh nodes.
 
-    All blocks have the same shape. Missing queries and keys are filled with node 0, whose results are not used.
+    All blocks have the same numbers of queries and keys. Smaller blocks are filled with node 0; the results of these
+    filling queries are not used.
 
     Attributes:
         queries: selection of the M * Q queries of all blocks from the N nodes.
@@ -49,24 +50,24 @@ class AttentionBlocks(NamedTuple):
 
 
 def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
-    """Build the blocks in which each node attends to the nodes at most `hops` edges of the finest level away.
+    """Return the blocks of mesh nodes with their queries, keys and attention mask.
 
     Args:
         mesh: the mesh.
-        hops: radius of the neighbourhoods in edges of the finest level.
+        hops: radius of the neighbourhoods: a node attends to all nodes at most `hops` edges of the finest level away.
     """
     num_nodes = len(mesh.nodes_N3)
-    is_near_NN = find_reachable(mesh, hops)
+    is_near_NN = find_reachable_nodes(mesh, hops)
     block_N, num_blocks = _divide_nodes(mesh, hops)
 
-    # Queries: the nodes of each block, and the position of each node in its block.
+    # The queries are the nodes of each block. Find the position of each node in its block.
     by_block = np.argsort(block_N, kind="stable")
     sizes_M = np.bincount(block_N, minlength=num_blocks)
     position_N = np.empty(num_nodes, dtype=np.int64)
     position_N[by_block] = _concatenate_ranges(sizes_M)
     num_queries = sizes_M.max()
 
-    # Keys: the nodes that a node of the block attends to, in ascending order.
+    # The keys of a block are the nodes to which any node of the block attends, in ascending order.
     members_MN = csr_array((np.ones(num_nodes, np.int8), (block_N, np.arange(num_nodes))), (num_blocks, num_nodes))
     keys_MN = csr_array(members_MN.astype(bool) @ is_near_NN)
     keys_MN.sort_indices()
@@ -76,8 +77,8 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     key_positions = _concatenate_ranges(key_counts_M)
     num_keys = -(-key_counts_M.max() // _KEY_MULTIPLE) * _KEY_MULTIPLE
 
-    # Mask: the keys are listed by block and then by node, so a (block, node) pair is found by a search in one sorted
-    # list of block * num_nodes + node.
+    # Build the mask. The keys are sorted by block and then by node, so block * num_nodes + node is a sorted list in
+    # which each (block, node) pair can be searched.
     pairs = is_near_NN.tocoo()
     queries, keys = pairs.coords
     listed = key_blocks * num_nodes + key_nodes
@@ -101,11 +102,11 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     )
 
 
-def find_reachable(mesh: IcosahedralMesh, hops: int) -> csr_array:
+def find_reachable_nodes(mesh: IcosahedralMesh, hops: int) -> csr_array:
     """Return a sparse bool matrix (N, N), True where two nodes are at most `hops` edges of the finest level apart."""
-    senders, receivers = mesh.level_edges(len(mesh.faces) - 1).T
+    senders, receivers = mesh.list_level_edges(len(mesh.faces) - 1).T
     nodes = np.arange(len(mesh.nodes_N3))
-    # Each node is its own neighbour, too.
+    # Each node is also a neighbour of itself.
     rows = np.concatenate([receivers, nodes])
     columns = np.concatenate([senders, nodes])
     is_neighbour_NN = csr_array((np.ones(len(rows), dtype=bool), (rows, columns)), (len(nodes), len(nodes)))
@@ -116,15 +117,15 @@ def find_reachable(mesh: IcosahedralMesh, hops: int) -> csr_array:
 
 
 def _divide_nodes(mesh: IcosahedralMesh, hops: int) -> tuple[np.ndarray, int]:
-    """Assign each node to the nearest node of a coarse level; return the block of each node (N,) and their number.
+    """Divide the nodes into blocks; return the index of the block of each node, (N,), and the number of blocks.
 
-    The coarse level has edges about as long as `hops` edges of the finest level. A block then gathers two to three
-    times as many keys as a single node attends to.
+    A block consists of the nodes that are nearest to the same node of a coarse level. The edges of this level are about
+    as long as `hops` edges of the finest level. A block then has two to three times as many keys as a single node.
     """
     finest_level = len(mesh.faces) - 1
     coarse_level = max(finest_level - round(float(np.log2(hops))), 0)
     num_blocks = 10 * 4**coarse_level + 2
-    # The nodes of a level come first among those of finer levels.
+    # The first nodes of a finer level are the nodes of the coarser level.
     block_N = cKDTree(mesh.nodes_N3[:num_blocks]).query(mesh.nodes_N3)[1]
     return block_N.astype(np.int64), num_blocks
 

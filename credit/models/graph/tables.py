@@ -1,6 +1,6 @@
-"""Constant tensors of a graph network: indices and geometric features, built once for each grid and process.
+"""Constant tensors of a graph network: indices and geometric features. Each process builds them once for each grid.
 
-The tensors follow from the grid, so they are neither parameters nor buffers: checkpoints do not contain them, and a
+The tensors are computed from the grid, so they are not parameters or buffers. Checkpoints do not contain them, and a
 network on the meta device has them with their values.
 
 Shape suffixes: G grid points, N mesh nodes, E edges.
@@ -52,7 +52,7 @@ class GraphTables(NamedTuple):
         mesh_features_N3: the same features of the mesh nodes, float32.
         to_mesh: edges from grid points to mesh nodes.
         to_grid: edges from mesh nodes to grid points.
-        mesh: edges between mesh nodes of all levels; None for a transformer.
+        mesh: edges of all levels between mesh nodes; None for a transformer.
         attention: neighbourhoods of mesh nodes; None for message passing.
     """
 
@@ -65,7 +65,7 @@ class GraphTables(NamedTuple):
 
 
 class GraphConstants:
-    """Tables of a grid and mesh, with a copy on each device that has used them.
+    """Tables of a grid and mesh, with a cached copy for each device.
 
     Args:
         tables: the tables on the CPU.
@@ -76,11 +76,11 @@ class GraphConstants:
         self._copies: dict[torch.device, GraphTables] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphConstants:
-        """Return the object itself, so that copies of a network share the tables."""
+        """Return the same object, so that copies of a network share the tables."""
         return self
 
     def on_device(self, device: torch.device) -> GraphTables:
-        """Return the tables on a device; the first call for a device copies them."""
+        """Return the tables on a device; the first call for each device copies the tables."""
         if device.type == "cpu":
             return self.tables
         if device in self._copies:
@@ -95,7 +95,7 @@ class GraphConstants:
 
 
 def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> GraphConstants:
-    """Return the constants of a graph network; a second call with the same arguments returns the same object.
+    """Return the constants of a graph network. Calls with the same arguments return the same object.
 
     Args:
         grid: the latitude-longitude grid.
@@ -125,7 +125,7 @@ def _build_cached(key: GridKey, refinements: int, hops: int | None) -> GraphCons
     to_grid = build_edges(connect_mesh_to_grid(grid_G3, mesh), mesh.nodes_N3, (grid_lat, grid_lon))
     mesh_edges = attention = None
     if hops is None:
-        mesh_edges = build_edges(mesh.multimesh_edges(), mesh.nodes_N3, (mesh_lat, mesh_lon))
+        mesh_edges = build_edges(mesh.list_multimesh_edges(), mesh.nodes_N3, (mesh_lat, mesh_lon))
     else:
         attention = find_neighbourhoods(mesh, hops)
     tables = GraphTables(
@@ -142,7 +142,7 @@ def _build_cached(key: GridKey, refinements: int, hops: int | None) -> GraphCons
 def build_edges(
     edges_E2: np.ndarray, sender_points_P3: np.ndarray, receiver_coordinates: tuple[np.ndarray, np.ndarray]
 ) -> Edges:
-    """Return edges with their index and features; the order of `edges_E2` has no effect.
+    """Return the index and the features of the edges in `edges_E2`; the order of `edges_E2` has no effect.
 
     Args:
         edges_E2: edges as (sender, receiver).
@@ -156,7 +156,7 @@ def build_edges(
 
 
 def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarray, refinements: int) -> None:
-    """Refuse a mesh in which some node has no edge from a grid point.
+    """Raise ConfigError if a mesh node has no edge from a grid point.
 
     Args:
         edges_E2: edges as (grid point, mesh node).
@@ -165,7 +165,7 @@ def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarr
         refinements: number of refinements of the mesh.
 
     Raises:
-        ConfigError: if a node has no edge; the message names the largest number of refinements that works.
+        ConfigError: if a mesh node has no edge; the message names the largest valid number of refinements.
     """
     if _count_connected(edges_E2) == 10 * 4**refinements + 2:
         return

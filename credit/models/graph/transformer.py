@@ -17,8 +17,8 @@ from credit.models.layers.transformer_layer import FeedForward
 class NeighbourhoodAttention(nn.Module):
     """Pre-norm multi-head attention of each node to its neighbourhood, without the residual connection.
 
-    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
-    rank whole heads.
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head). Tensor parallelism splits the outputs into
+    consecutive parts, so each rank gets complete heads.
 
     Args:
         dim: number of channels of the nodes.
@@ -35,17 +35,17 @@ class NeighbourhoodAttention(nn.Module):
         self.to_out = nn.Linear(dim, dim)
 
     def forward(self, x_BNC: Tensor, blocks: AttentionBlocks, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the nodes (B, N, C), to be added to the input.
+        """Return the attention output (B, N, C), to be added to the nodes.
 
         Args:
             x_BNC: mesh nodes.
-            blocks: neighbourhoods of the nodes, of the whole batch.
+            blocks: neighbourhoods of the nodes, of the complete batch.
             conditions: vectors of each sample that the norm depends on.
         """
         batch, num_nodes, _ = x_BNC.shape
         num_blocks = len(blocks.mask_MQK)
         qkv_BNC = self.to_qkv(self.norm(x_BNC, conditions))
-        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
+        # The number of heads is -1 because a tensor-parallel rank holds only some of the heads.
         qkv_BNh3d = qkv_BNC.view(batch, num_nodes, -1, 3, self.dim_head)
         q_BNC = qkv_BNh3d[..., 0, :].flatten(2)
         # Keys and values are gathered together.
@@ -54,7 +54,7 @@ class NeighbourhoodAttention(nn.Module):
             batch, num_blocks, -1, q_BNC.shape[-1] // self.dim_head, self.dim_head
         )
         kv_BMKh2d = blocks.keys.gather(kv_BNC).view(batch, num_blocks, -1, q_BMQhd.shape[3], 2, self.dim_head)
-        # One mask serves all samples and heads of a block.
+        # All samples and heads of a block use the same mask.
         q_MBhQd = q_BMQhd.permute(1, 0, 3, 2, 4).flatten(1, 2)
         k_MBhKd, v_MBhKd = (x.permute(1, 0, 3, 2, 4).flatten(1, 2) for x in kv_BMKh2d.unbind(4))
         y_MBhQd = F.scaled_dot_product_attention(q_MBhQd, k_MBhKd, v_MBhKd, blocks.mask_MQK[:, None])
@@ -64,7 +64,7 @@ class NeighbourhoodAttention(nn.Module):
 
 
 class MeshTransformerLayer(nn.Module):
-    """Attention to the neighbourhood and feed-forward, each added to its input.
+    """Transformer layer on mesh nodes: neighbourhood attention, then feed-forward; each output is added to its input.
 
     Args:
         dim: number of channels of the nodes.
@@ -86,13 +86,13 @@ class MeshTransformerLayer(nn.Module):
         self.feed_forward = FeedForward(dim, condition_dims=condition_dims)
 
     def forward(self, x_BNC: Tensor, blocks: AttentionBlocks, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return nodes of the same shape (B, N, C).
+        """Return the updated mesh nodes (B, N, C).
 
         Args:
             x_BNC: mesh nodes.
-            blocks: neighbourhoods of the nodes, of the whole batch.
+            blocks: neighbourhoods of the nodes, of the complete batch.
             conditions: vectors of each sample that the norms depend on.
         """
         x_BNC = x_BNC + self.attention(x_BNC, blocks, conditions)
-        # The feed-forward expects rows and columns of tokens; here the nodes are the rows of one column.
+        # The feed-forward expects rows and columns of tokens, so the nodes become the rows of a single column.
         return x_BNC + self.feed_forward(x_BNC[:, :, None], conditions)[:, :, 0]

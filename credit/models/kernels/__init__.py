@@ -1,1 +1,1 @@
-"""Kernels (fast formulations of operations for some hardware) with their plain formulations, and the dispatch."""
+"""Kernels (fast implementations of operations for some hardware) and their plain formulations with torch operators."""

@@ -1,7 +1,7 @@
 """Scaled dot-product attention inside windows, with a trainable bias.
 
-Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h (window,
-head) pairs.
+Shape suffixes: N windows of the complete batch, h heads, L positions in a window, d channels per head; M = N * h
+(window, head) pairs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import backward_without_autocast
-from credit.models.kernels.dispatch import ATTENTION, uses
+from credit.models.kernels.dispatch import ATTENTION, uses_kernel
 
-# Number of float32 values that the longest vector register holds.
+# Number of float32 values in the longest vector register of a CPU.
 VECTOR_LENGTH = 16
 
 
@@ -26,18 +26,19 @@ def attention(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tenso
     Args:
         qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
         bias_LL: (L, L) additive bias of query position i and key position j, the same for all windows and heads.
-        dropout: probability of dropping an attention weight. The CPU kernel has no dropout and is not used with it.
+        dropout: probability of dropping an attention weight. With dropout, the plain formulation is used, because the
+            CPU kernel has no dropout.
 
     Returns:
-        (N, h, L, d), in the dtype of `qkv_3NhLd`.
+        Attention output (N, h, L, d), in the dtype of `qkv_3NhLd`.
     """
-    if dropout == 0.0 and uses(ATTENTION, qkv_3NhLd):
+    if dropout == 0.0 and uses_kernel(ATTENTION, qkv_3NhLd):
         return sdpa_cpu(qkv_3NhLd, bias_LL)
     return sdpa(qkv_3NhLd, bias_LL, dropout)
 
 
 def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
-    """Plain formulation of `attention`, by torch's own scaled dot-product attention."""
+    """Plain formulation of `attention`, with the scaled dot-product attention of torch."""
     q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
     return F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL.to(q_NhLd.dtype), dropout_p=dropout)
 
@@ -45,7 +46,7 @@ def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
 def attention_with_changed_weights(
     qkv_3NhLd: Tensor, bias_LL: Tensor, change_weights: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return change_weights(softmax(q k^T / sqrt(d) + bias)) v, by torch's elementary operators.
+    """Return change_weights(softmax(q k^T / sqrt(d) + bias)) v, computed with elementary operators of torch.
 
     Args:
         qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
@@ -53,7 +54,7 @@ def attention_with_changed_weights(
         change_weights: function that returns changed attention weights (N, h, L, L), such as dropout.
 
     Returns:
-        (N, h, L, d), in the dtype of `qkv_3NhLd`.
+        Attention output (N, h, L, d), in the dtype of `qkv_3NhLd`.
     """
     q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
     scores_NhLL = (q_NhLd * q_NhLd.shape[-1] ** -0.5) @ k_NhLd.mT + bias_LL
@@ -62,24 +63,24 @@ def attention_with_changed_weights(
 
 
 def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
-    """CPU kernel of `attention` without dropout: matrix products in at least float32, like torch's own attention.
+    """CPU kernel of `attention` without dropout, with matrix products in float32 or float64, like attention in torch.
 
-    On a CPU, torch 2.13 has no fused attention with a gradient of the bias. It falls back to operators that make scaled
-    copies of queries and keys and save them for the backward pass.
+    On a CPU, torch 2.13 has no fused attention with a gradient of the bias. Instead it uses operators that make scaled
+    copies of queries and keys, and save these copies for the backward pass.
     """
     return _CpuAttention.apply(qkv_3NhLd, bias_LL)
 
 
 class _CpuAttention(torch.autograd.Function):
-    """Attention that saves only its input and the attention weights for the backward pass."""
+    """Autograd function of attention that saves only its input and the attention weights for the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
         _, N, h, L, d = qkv_3NhLd.shape
         with torch.autocast("cpu", enabled=False):
-            # `reshape` returns a view if there is one head, otherwise a copy.
+            # `reshape` returns a view for a single head, otherwise a copy.
             qkv_3MLd = qkv_3NhLd.reshape(3, N * h, L, d)
-            q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_at_least_float32(qkv_3MLd)).unbind(0)
+            q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_promote_to_float32(qkv_3MLd)).unbind(0)
             # One operator computes the product, its scale and the sum with the bias.
             scores_MLL = torch.baddbmm(bias_LL.to(q_MLd.dtype), q_MLd, k_MLd.mT, alpha=d**-0.5)
             weights_MLL = softmax_(scores_MLL)
@@ -94,18 +95,19 @@ class _CpuAttention(torch.autograd.Function):
     @backward_without_autocast
     def backward(ctx: FunctionCtx, grad_y_NhLd: Tensor) -> tuple[Tensor, Tensor]:
         qkv_3MLd, weights_MLL = ctx.saved_tensors
-        dtype = _at_least_float32(qkv_3MLd)
+        dtype = _promote_to_float32(qkv_3MLd)
         q_MLd, k_MLd, v_MLd = qkv_3MLd.to(dtype).unbind(0)
         grad_y_MLd = grad_y_NhLd.flatten(0, 1).to(dtype)
         grad_qkv_3MLd = torch.empty(qkv_3MLd.shape, dtype=dtype, device=qkv_3MLd.device)
         grad_q_MLd, grad_k_MLd, grad_v_MLd = grad_qkv_3MLd.unbind(0)
 
-        # y = weights v gives the gradients of v and of the weights; weights = softmax(scores) gives that of the scores.
+        # Compute the gradients of v and of the weights from y = weights v, and the gradient of the scores from
+        # weights = softmax(scores).
         torch.bmm(weights_MLL.mT, grad_y_MLd, out=grad_v_MLd)
-        # The gradient of the weights has no name, so that its memory is free again after this line.
+        # The gradient of the weights is not stored in a variable, so that its memory is freed after this line.
         grad_scores_MLL = torch.ops.aten._softmax_backward_data(torch.bmm(grad_y_MLd, v_MLd.mT), weights_MLL, -1, dtype)
-        # scores = scale q k^T + bias gives the gradients of q and k. `baddbmm` applies the scale without a further pass
-        # over the result; with beta=0 it ignores its first argument.
+        # Compute the gradients of q and k from scores = scale q k^T + bias. `baddbmm` also multiplies by the scale, so
+        # the result need not be read again; with beta=0 it ignores its first argument.
         scale = q_MLd.shape[-1] ** -0.5
         torch.baddbmm(grad_q_MLd, grad_scores_MLL, k_MLd, beta=0, alpha=scale, out=grad_q_MLd)
         torch.baddbmm(grad_k_MLd, grad_scores_MLL.mT, q_MLd, beta=0, alpha=scale, out=grad_k_MLd)
@@ -115,9 +117,9 @@ class _CpuAttention(torch.autograd.Function):
 
 
 def softmax_(scores_MLL: Tensor) -> Tensor:
-    """Return the softmax over the last dimension of (N * h, L, L) scores; the result may overwrite the argument.
+    """Return the softmax over the last dimension of (N * h, L, L) scores; the function may overwrite the scores.
 
-    torch's own softmax takes five times as long for rows shorter than a vector register (CPU, torch 2.13).
+    For rows shorter than a vector register, the softmax of torch takes five times as long (CPU, torch 2.13).
     """
     if scores_MLL.shape[-1] >= VECTOR_LENGTH:
         return scores_MLL.softmax(-1)
@@ -126,6 +128,6 @@ def softmax_(scores_MLL: Tensor) -> Tensor:
     return weights_MLL.div_(weights_MLL.sum(-1, keepdim=True))
 
 
-def _at_least_float32(x: Tensor) -> torch.dtype:
-    """Return the more precise of float32 and the dtype of `x`."""
+def _promote_to_float32(x: Tensor) -> torch.dtype:
+    """Return the dtype of `x`, or float32 if this dtype is less precise than float32."""
     return torch.promote_types(x.dtype, torch.float32)

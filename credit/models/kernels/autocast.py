@@ -1,7 +1,7 @@
 """Precision of kernels under `torch.autocast`.
 
-Autocast casts only the arguments of torch's own operators. A kernel must set its precision itself if it is an autograd
-function, or if its sums need more digits than bfloat16 has. The functions of this module do so.
+Autocast casts only the arguments of the operators of torch. A kernel must set its precision explicitly if it is an
+autograd function, or if its sums need more digits than bfloat16 has. Kernels use the functions of this module for this.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.autograd.function import FunctionCtx
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype in which autocast computes on the device of `x`; None if autocast is off on this device."""
-    # The meta device has no autocast, and asking for it raises an error.
+    # The meta device has no autocast, and the query would raise an error.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return None
     return torch.get_autocast_dtype(x.device.type)
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context that turns autocast off on the device of `x`, so operators compute in the dtypes of tensors."""
+    """Return a context that turns autocast off on the device of `x`, so that operators use the dtypes of tensors."""
     if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def backward_without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a static method ``backward(ctx, *gradients)`` of an autograd function to run with autocast off."""
+    """Decorate the static method ``backward(ctx, *gradients)`` of an autograd function: it then turns autocast off."""
 
     @functools.wraps(backward)
     def wrapper(ctx: FunctionCtx, *gradients: Tensor) -> Any:

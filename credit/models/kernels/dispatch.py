@@ -1,10 +1,12 @@
-"""Dispatch between kernels and their plain formulations.
+"""Choice between kernels and their plain formulations.
 
-A kernel is a formulation of an operation that takes less time or memory on some hardware than torch's own operators.
-Each kernel is in a file of this folder, next to a plain formulation by torch's operators with the same result. The
-plain formulation is the reference in tests, and runs on hardware for which the kernel is not suitable.
+A kernel is an implementation of an operation that takes less time or memory on some hardware than the operators of
+torch. Each kernel is in a file of this folder. The same file contains a plain formulation: an implementation with the
+operators of torch that has the same result. The plain formulation is the reference in tests. It also runs on hardware
+on which the kernel is not faster.
 
-`uses` alone decides which of the two runs. `benchmarks/kernels.py` measures the time and memory that each kernel saves.
+The function `uses_kernel` decides whether the kernel or the plain formulation runs. `benchmarks/kernels.py` measures
+the time and memory that each kernel saves.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ class Kernel:
     """Conditions under which a kernel is used.
 
     Attributes:
-        name: name of the kernel in benchmarks and in `plain_formulations`.
+        name: name of the kernel in benchmarks and in `use_plain_formulations`.
         cpu_only: True to use the kernel on CPUs only, because GPUs have a better operator or the kernel was not
-            measured on them.
+            measured on GPUs.
         float32_only: True to use the kernel in float32 only, because in lower precision it is slower or less accurate
             than the plain formulation.
-        compiled: True if `torch.compile` may trace the kernel. Otherwise the compiler gets the plain formulation,
-            which it fuses by itself.
+        compiled: True if `torch.compile` may trace the kernel. If False, `torch.compile` traces the plain formulation
+            and fuses its operators.
     """
 
     name: str
@@ -48,19 +50,19 @@ KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD)
 
 # True inside `force_gpu_path`.
 _emulates_gpu = False
-# Names of the kernels that `plain_formulations` replaces.
+# Names of the kernels that `use_plain_formulations` replaces.
 _replaced_names: frozenset[str] = frozenset()
 
 
-def uses(kernel: Kernel, x: Tensor) -> bool:
-    """Return True if `kernel` should run instead of its plain formulation, given the device and dtype of `x`."""
+def uses_kernel(kernel: Kernel, x: Tensor) -> bool:
+    """Return True if `kernel` should run instead of its plain formulation, for the device and dtype of `x`."""
     if kernel.name in _replaced_names:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
         return False
     if kernel.cpu_only and not is_cpu_path(x):
         return False
-    # Autocast computes in lower precision, even if `x` itself is float32.
+    # Autocast computes in lower precision, even if `x` is float32.
     computes_in_float32 = x.dtype == torch.float32 and autocast_dtype(x) is None
     return computes_in_float32 or not kernel.float32_only
 
@@ -72,7 +74,7 @@ def is_cpu_path(x: Tensor) -> bool:
 
 @contextmanager
 def force_gpu_path() -> Iterator[None]:
-    """Context in which networks on a CPU run the code path of a GPU, to predict their memory and operations there."""
+    """Context in which networks on a CPU run the code path of a GPU, to predict memory and operations on a GPU."""
     global _emulates_gpu
     previous = _emulates_gpu
     _emulates_gpu = True
@@ -83,7 +85,7 @@ def force_gpu_path() -> Iterator[None]:
 
 
 @contextmanager
-def plain_formulations(*kernels: Kernel) -> Iterator[None]:
+def use_plain_formulations(*kernels: Kernel) -> Iterator[None]:
     """Context in which plain formulations replace `kernels`, for tests and benchmarks."""
     global _replaced_names
     previous = _replaced_names

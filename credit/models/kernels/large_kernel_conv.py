@@ -1,12 +1,13 @@
 """Strided convolutions with large kernels and few output channels.
 
-In its plain formulation, the convolution with kernels of 32 x 32 cells and stride 2 from 80 to 4 channels is the
-largest single cost of WXFormer: it has too few output channels to be fast. Here the field is cut into patches of
-stride x stride cells, so that a kernel of k x k cells has k / stride taps (patches that it reads) along rows and as
-many along columns. A convolution along rows alone, with a kernel of k / stride x 1 patches, computes the products of
-all column taps at once, as separate output channels. The result of column tap t for output column j is then found at
-column j + t, and output column j is the sum over t. These are the sums of the plain formulation in another order, by
-larger matrix products.
+WXFormer has a convolution from 80 to 4 channels with kernels of 32 x 32 cells and stride 2. In the plain formulation,
+this convolution takes more time than any other operation of WXFormer, because it has few output channels.
+
+The kernel of this module divides the field into patches of stride x stride cells. A convolution kernel of k x k cells
+then reads k / stride patches (taps) along rows and k / stride along columns. A convolution along rows alone, with a
+kernel of k / stride x 1 patches, computes the products of all column taps as separate output channels. The result of
+column tap t for output column j is in column j + t, and output column j is the sum over t. So the module computes the
+same sums as the plain formulation in a different order, with larger matrix products.
 
 Shape suffixes: B batch, C channels, H and W rows and columns (of cells in a field, otherwise of patches), K channels of
 a patch (stride * stride * C), N patches of one sample.
@@ -27,7 +28,7 @@ from credit.models.kernels.recompute_cache import cache_across_recompute
 
 
 def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Plain formulation of one convolution whose outputs are each centred on a patch of stride x stride cells.
+    """Plain formulation of one convolution; each output cell is centred on a patch of stride x stride cells.
 
     Args:
         x_BCHW: padded field of H x W cells.
@@ -36,11 +37,11 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
         stride: stride of the convolution and edge of a patch, in cells.
 
     Returns:
-        (B, out, H // stride, W // stride).
+        Convolved field (B, out, H // stride, W // stride).
     """
     before, after = split_halo(weight.shape[-1], stride)
     if after > before:
-        # An odd number of zeros is not symmetric: the extra cell is added to the right and below.
+        # If the number of zeros is odd, the additional zero is at the right and at the bottom.
         x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
     return F.conv2d(x_BCHW, weight, bias, stride, before)
 
@@ -62,14 +63,14 @@ def large_kernel_convs(
     """Return the convolutions of one padded field with several large kernels.
 
     Args:
-        x_BHWC: field of H x W cells without its padding, which `grid` adds.
+        x_BHWC: field of H x W cells without padding; `grid` adds the padding.
         grid: patches of the padded field.
         weights: (out, C, k, k) for each kernel, from the smallest to the largest. Every k is a multiple of the stride,
             and any two k differ by a multiple of twice the stride.
         biases: (out,) for each kernel.
 
     Returns:
-        (B, *grid.output_shape, out) for each kernel.
+        Convolved field (B, *grid.output_shape, out) for each kernel.
     """
     return _LargeKernelConvs.apply(x_BHWC, grid, grid.gather_index(x_BHWC.device), len(weights), *weights, *biases)
 
@@ -77,7 +78,7 @@ def large_kernel_convs(
 class _LargeKernelConvs(torch.autograd.Function):
     """Autograd function of `large_kernel_convs`, which saves only the field and the weights for the backward pass.
 
-    The backward pass gathers the patches again: they would be the largest tensor that a training step saves.
+    The backward pass gathers the patches again, because they would be the largest tensor that a training step saves.
     """
 
     @staticmethod
@@ -112,25 +113,25 @@ class _LargeKernelConvs(torch.autograd.Function):
         grad_weights: list[Tensor | None] = [None] * num_kernels
         grad_biases: list[Tensor | None] = [None] * num_kernels
         grad_patches = None
-        # From the largest kernel, which reads all patches, to the smallest.
+        # Iterate from the largest kernel, which reads all patches, to the smallest.
         for i in reversed(range(num_kernels)):
             weight = weights[i]
             grad_BHWC = gradients[i]
             taps = weight.shape[-1] // grid.stride
             first_patch = grid.first_patch(weight.shape[-1])
-            rows_BHWK = _rows_of_kernel(patches_BHWK, grid, weight.shape[-1])
+            rows_BHWK = _select_patch_rows(patches_BHWK, grid, weight.shape[-1])
             row_weight = to_row_weight(weight, grid.stride)
-            # An output column is the sum of its column taps, so each of them gets the gradient of the column.
+            # An output column is the sum of its column taps, so each column tap has the gradient of the output column.
             grad_y_BHWC = grad_BHWC.new_zeros(len(grad_BHWC), grid.output_shape[0], grid.shape[1], len(row_weight))
-            column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
+            view_column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
             if needs_grad_biases[i]:
                 grad_biases[i] = grad_BHWC.to(sum_dtype).sum((0, 1, 2)).to(weight.dtype)
             if needs_grad_weights[i]:
-                grad_row_weight = _weight_gradient(grad_y_BHWC, rows_BHWK, taps).to(weight.dtype)
+                grad_row_weight = _compute_weight_gradient(grad_y_BHWC, rows_BHWK, taps).to(weight.dtype)
                 grad_weights[i] = from_row_weight(grad_row_weight, grid.stride, weight.shape)
             if needs_grad_field:
-                grad_rows = _input_gradient(grad_y_BHWC, rows_BHWK, row_weight)
-                # The gradient of the largest kernel covers all rows of patches, those of the others are added to it.
+                grad_rows = _compute_input_gradient(grad_y_BHWC, rows_BHWK, row_weight)
+                # The gradient of the largest kernel has all rows of patches; the other gradients are added to it.
                 if grad_patches is None:
                     grad_patches = grad_rows
                 else:
@@ -149,13 +150,13 @@ def _convolve(
     outputs = []
     for weight, bias in zip(weights, biases, strict=True):
         kernel = weight.shape[-1]
-        rows_BHWK = _rows_of_kernel(patches_BHWK, grid, kernel)
+        rows_BHWK = _select_patch_rows(patches_BHWK, grid, kernel)
         # The convolution over rows computes all column taps as separate output channels.
         y_BCHW = F.conv2d(rows_BHWK.permute(0, 3, 1, 2), to_row_weight(weight, grid.stride))
         y_BHWC = y_BCHW.permute(0, 2, 3, 1).contiguous()
-        # The sum is float32 even if the taps are bfloat16, because the errors of 16 roundings would add up.
+        # The sum is in float32 even if the taps are bfloat16, because the errors of 16 roundings would add up.
         y_BHWC = y_BHWC.to(torch.promote_types(y_BHWC.dtype, torch.float32))
-        taps_BHWTC = column_taps(y_BHWC, kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
+        taps_BHWTC = view_column_taps(y_BHWC, kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
         sums = taps_BHWTC.sum(-2) + bias.to(y_BHWC.dtype)
         # `to` is called only if the dtype changes: the compiler of torch 2.11 loses the gradient of a result that `to`
         # returns unchanged.
@@ -165,7 +166,7 @@ def _convolve(
     return tuple(outputs)
 
 
-def _rows_of_kernel(patches_BHWK: Tensor, grid: PatchGrid, kernel: int) -> Tensor:
+def _select_patch_rows(patches_BHWK: Tensor, grid: PatchGrid, kernel: int) -> Tensor:
     """Return a view of the rows of patches that a kernel of `kernel` x `kernel` cells reads.
 
     Args:
@@ -183,11 +184,11 @@ def to_row_weight(weight: Tensor, stride: int) -> Tensor:
 
     Args:
         weight: (out, in, k, k).
-        stride: edge of a patch in cells; it divides k.
+        stride: edge of a patch in cells; a divisor of k.
 
     Returns:
-        (taps * out, stride^2 * in, taps, 1) with taps = k / stride. Output channels are ordered (column tap, out),
-        input channels (row in the patch, column in the patch, in) as in `PatchGrid.unfold`.
+        Weight (taps * out, stride^2 * in, taps, 1) with taps = k / stride. Output channels are ordered (column tap,
+        out), input channels (row in the patch, column in the patch, in) as in `PatchGrid.unfold`.
     """
     out_channels, in_channels, kernel, _ = weight.shape
     taps = kernel // stride
@@ -197,10 +198,12 @@ def to_row_weight(weight: Tensor, stride: int) -> Tensor:
 
 
 def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    """Invert `to_row_weight`: return the weight of the convolution over cells.
+    """Rearrange the weight of a convolution over rows of patches into the weight of a convolution over cells.
+
+    This function is the inverse of `to_row_weight`.
 
     Args:
-        row_weight: (taps * out, stride^2 * in, taps, 1), as `to_row_weight` returns it.
+        row_weight: (taps * out, stride^2 * in, taps, 1), result of `to_row_weight`.
         stride: edge of a patch in cells.
         shape: (out, in, k, k), the shape of the result.
     """
@@ -211,8 +214,8 @@ def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tenso
     return cells.permute(1, 4, 5, 2, 0, 3).reshape(shape)
 
 
-def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) -> Tensor:
-    """Return the results of the column taps of each output column, as a view of `y_BHWC` along diagonals.
+def view_column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) -> Tensor:
+    """Return the results of all column taps for each output column, as a diagonal view of `y_BHWC`.
 
     Args:
         y_BHWC: contiguous result of a convolution over rows, with channels ordered (column tap, out).
@@ -221,12 +224,12 @@ def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) 
         num_columns: number of output columns.
 
     Returns:
-        (B, H, num_columns, taps, out); tap t of column j is found at column first_column + j + t of `y_BHWC`.
+        (B, H, num_columns, taps, out); tap t of column j is in column first_column + j + t of `y_BHWC`.
     """
     B, H, _, C = y_BHWC.shape
     out_channels = C // taps
     batch_stride, row_stride, column_stride, _ = y_BHWC.stride()
-    # One tap further means one column further and, in that column, the next group of `out_channels` channels.
+    # The next tap is in the next column, in the next group of `out_channels` channels.
     tap_stride = column_stride + out_channels
     return y_BHWC.as_strided(
         (B, H, num_columns, taps, out_channels),
@@ -235,7 +238,7 @@ def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) 
     )
 
 
-def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
+def _compute_input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
     """Return the gradient of `rows_BHWK` in a convolution over rows, with the same shape.
 
     Args:
@@ -260,10 +263,10 @@ def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) 
     return grad_rows_BKHW.permute(0, 2, 3, 1).contiguous()
 
 
-def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tensor:
-    """Return the gradient, in float32 or wider, of the weight of a convolution over rows.
+def _compute_weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tensor:
+    """Return the gradient of the weight of a convolution over rows, in float32 or a wider dtype.
 
-    Each tap is computed by one matrix product, which is faster than torch's weight gradient of a convolution: twice as
+    One matrix product computes each tap. This is faster than the weight gradient of a convolution in torch: twice as
     fast for 16 taps in float32 on a CPU (torch 2.13).
 
     Args:
@@ -272,10 +275,10 @@ def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tenso
         taps: number of row taps.
 
     Returns:
-        (C, K, taps, 1), where C is the number of channels of `grad_y_BHWC` and K that of a patch.
+        Gradient (C, K, taps, 1), with the C channels of `grad_y_BHWC` and the K channels of a patch.
     """
     num_rows = grad_y_BHWC.shape[1]
-    # A transposed view would be copied in each product in bfloat16, so it is made contiguous once.
+    # In bfloat16, each product would copy a transposed view, so the view is made contiguous once.
     grad_y_BCN = grad_y_BHWC.flatten(1, 2).transpose(1, 2).contiguous()
     sum_dtype = torch.promote_types(grad_y_BHWC.dtype, torch.float32)
     tap_gradients = []

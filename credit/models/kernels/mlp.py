@@ -1,9 +1,9 @@
-"""MLP kernels (linear, GELU, linear) that save less for the backward pass than torch's own operators.
+"""MLP kernels (linear, GELU, linear) that save fewer tensors for the backward pass than the operators of torch.
 
-The hidden channels are the widest tensors of a transformer layer. torch saves them twice: as argument of GELU, and as
-input of the second layer. `_MlpSavingGeluInput` saves only the argument. `_MlpOfNorm` saves neither: it follows a layer
-norm, whose result the backward pass computes again. It works on blocks of rows whose hidden channels fit into the
-CPU's cache.
+The hidden channels are the largest tensors of a transformer layer. The operators of torch save them twice: as input of
+GELU, and as input of the second layer. `_MlpSavingGeluInput` saves only the input of GELU. `_MlpOfNorm` does not save
+hidden channels. It follows a layer norm, and its backward pass computes the norm and the hidden channels again. It
+works on blocks of rows, so that the hidden channels of a block fit into the cache of the CPU.
 
 Shape suffixes: N rows (all cells of the batch), C channels, K hidden channels.
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import autocast_dtype, backward_without_autocast
-from credit.models.kernels.dispatch import MLP, is_cpu_path, uses
+from credit.models.kernels.dispatch import MLP, is_cpu_path, uses_kernel
 from credit.models.kernels.recompute_cache import cache_across_recompute
 from credit.models.kernels.recompute_linear import DeferredLinear, RecomputedNorm
 
-# Bytes of hidden channels in a block, for each core, if there is a backward pass: they fit into the cache of the core.
+# Bytes of hidden channels per core in a block, for a forward pass with gradients: they fit into the cache of the core.
 BYTES_PER_CORE = 2**21
-# Bytes of hidden channels in a block for all cores together, if there is no backward pass. With smaller blocks, a layer
-# takes 2 to 9 % longer.
+# Total bytes of hidden channels in a block, for a forward pass without gradients. With smaller blocks, a layer takes 2
+# to 9 % longer.
 BYTES_WITHOUT_GRADIENT = 2**26
 
 
@@ -33,28 +33,28 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     """Return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias).
 
     Args:
-        expand: input x (..., C) of the first layer, its weight (K, C), and its bias (K,) or None, from `defer`.
+        expand: input x (..., C) of the first layer, its weight (K, C), and its bias (K,) or None, from `defer_product`.
         weight: weight (out, K) of the second layer.
         bias: bias (out,) of the second layer; None for a layer without bias.
-        norm: layer norm that returned x, so that the backward pass can compute x again; None to save x instead.
+        norm: layer norm with the result x, so that the backward pass can compute x again; None to save x instead.
 
     Returns:
         (..., out).
     """
     tensors = (*expand, weight, bias)
-    if not uses(MLP, weight):
+    if not uses_kernel(MLP, weight):
         return mlp_plain(*tensors)
     dtype = autocast_dtype(weight)
     if dtype is not None:
-        # The kernels save their arguments for a backward pass without autocast, so the arguments are cast here. A bias
-        # may be None.
+        # The backward pass of the kernels runs without autocast and uses the saved arguments, so the arguments are cast
+        # here. A bias may be None.
         cast_tensors: list[Tensor | None] = []
         for tensor in tensors:
             cast_tensors.append(None if tensor is None else tensor.to(dtype))
         tensors = tuple(cast_tensors)
     if norm is not None:
         return _MlpOfNorm.apply(norm, *tensors)
-    # Without gradients nothing is saved. On a CPU, the blocks then bound the memory of the hidden channels.
+    # Without gradients, no tensors are saved. On a CPU, computing in blocks then limits the memory of hidden channels.
     if not torch.is_grad_enabled() and is_cpu_path(weight):
         return _mlp_in_blocks(*tensors, BYTES_WITHOUT_GRADIENT)
     return _MlpSavingGeluInput.apply(*tensors)
@@ -63,12 +63,12 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
 def mlp_plain(
     x: Tensor, expand_weight: Tensor, expand_bias: Tensor | None, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Plain formulation of `mlp`, by torch's own operators."""
+    """Plain formulation of `mlp`, with the operators of torch."""
     return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias)
 
 
 class _MlpSavingGeluInput(torch.autograd.Function):
-    """MLP that saves the argument of GELU for the backward pass, but not its result."""
+    """Autograd function of an MLP that saves the input of GELU for the backward pass, but not the output of GELU."""
 
     @staticmethod
     def forward(
@@ -98,7 +98,7 @@ class _MlpSavingGeluInput(torch.autograd.Function):
 
 
 class _MlpOfNorm(torch.autograd.Function):
-    """MLP of a layer norm's result that saves only the norm's input, and works on blocks of rows."""
+    """Autograd function of an MLP after a layer norm; it saves only the input of the norm, and works in blocks."""
 
     @staticmethod
     def forward(
@@ -114,7 +114,7 @@ class _MlpOfNorm(torch.autograd.Function):
         ctx.norm_eps = norm.eps
 
         def compute() -> tuple[Tensor]:
-            return (_mlp_in_blocks(x, expand_weight, expand_bias, weight, bias, _bytes_in_cache()),)
+            return (_mlp_in_blocks(x, expand_weight, expand_bias, weight, bias, _find_cache_bytes()),)
 
         (y,) = cache_across_recompute(compute)
         return y
@@ -128,8 +128,8 @@ class _MlpOfNorm(torch.autograd.Function):
         grad_y_NC = grad_y.flatten(0, -2)
         grad_x_blocks: list[Tensor | None] = []
         weight_gradients: list[Tensor | None] = [None] * 4
-        for rows in _row_blocks(norm_input_NC, expand_weight, _bytes_in_cache()):
-            # Compute the norm's result and the hidden channels of the block again.
+        for rows in _divide_rows(norm_input_NC, expand_weight, _find_cache_bytes()):
+            # Compute the result of the norm and the hidden channels of the block again.
             x_NC = F.layer_norm(norm_input_NC[rows], norm_weight.shape, norm_weight, norm_bias, ctx.norm_eps)
             hidden_NK = F.linear(x_NC, expand_weight, expand_bias)
             # The first argument of forward is the norm, which has no gradient.
@@ -157,13 +157,13 @@ def _compute_gradients(
     expand_weight: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, first weight, first bias, second weight and second bias; None if not needed.
+    """Return the gradients of x, first weight, first bias, second weight and second bias; None for unneeded gradients.
 
     Args:
-        needs_grad: True for each needed gradient, in this order.
-        grad_y_NC: gradient of the MLP's result.
+        needs_grad: True for each needed gradient, in the order of the results.
+        grad_y_NC: gradient of the output of the MLP.
         x_NC: input of the MLP.
-        hidden_NK: argument of GELU.
+        hidden_NK: input of GELU.
         expand_weight: weight of the first layer.
         weight: weight of the second layer.
     """
@@ -194,20 +194,20 @@ def _mlp_in_blocks(
     """Return the result of `mlp_plain`, computed in blocks of rows with at most `block_bytes` of hidden channels."""
     x_NC = x.flatten(0, -2)
     y_blocks = []
-    for rows in _row_blocks(x_NC, expand_weight, block_bytes):
+    for rows in _divide_rows(x_NC, expand_weight, block_bytes):
         y_blocks.append(mlp_plain(x_NC[rows], expand_weight, expand_bias, weight, bias))
     return _concatenate(y_blocks).view(*x.shape[:-1], -1)
 
 
-def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
-    """Divide the rows into slices of about equal length, each with at most `block_bytes` bytes of hidden channels.
+def _divide_rows(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
+    """Return slices of about equal length that divide the rows, each with at most `block_bytes` of hidden channels.
 
     Args:
         x_NC: input of the MLP.
         expand_weight: (K, C) weight of the first layer.
         block_bytes: upper limit for the hidden channels of a block, in bytes.
     """
-    # An empty tensor has one block, so that there is a result to concatenate.
+    # An empty tensor has one block, so that the list of results is not empty.
     num_rows = max(len(x_NC), 1)
     # `-(-a // b)` is a / b, rounded up.
     hidden_bytes = x_NC.element_size() * len(x_NC) * len(expand_weight)
@@ -216,11 +216,11 @@ def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[s
     return [slice(start, start + rows_per_block) for start in range(0, num_rows, rows_per_block)]
 
 
-def _bytes_in_cache() -> int:
-    """Return the bytes of hidden channels that fit into the caches of all cores in use."""
+def _find_cache_bytes() -> int:
+    """Return the number of bytes of hidden channels that fit into the caches of all used cores."""
     return BYTES_PER_CORE * torch.get_num_threads()
 
 
 def _concatenate(blocks: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all blocks as one tensor, without a copy if there is only one block."""
+    """Concatenate the rows of all blocks to one tensor; a single block is returned without a copy."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -1,7 +1,7 @@
-"""Gather of the patches of a padded field (space-to-depth), for convolutions with large kernels.
+"""Operation that gathers the patches of a padded field (space-to-depth), for convolutions with large kernels.
 
-A patch is a square of stride x stride cells. An index gives the field's cell for each cell of each patch, so the padded
-field is never stored.
+A patch is a square of stride x stride cells. For each cell of each patch, an index contains the cell of the unpadded
+field, so the padded field is never stored.
 
 Shape suffixes: B batch, C channels, H and W rows and columns of cells or of patches, K channels of a patch
 (stride * stride * C).
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Geometry of the patches of a padded field and of the zeros around it that the outermost kernels read.
+    """Geometry of the patches of a padded field, including patches of zeros around it that the outermost kernels read.
 
     Attributes:
         stride: edge of a patch in cells.
         largest_kernel: edge of the largest kernel in cells.
         field_shape: (rows, columns) of the field without padding.
         padding: padding of the field on the sphere.
-        has_halo: True if the field already contains the cells around it that the largest kernel reads. Then no zeros
-            are added.
+        has_halo: True if the field already contains the surrounding cells that the largest kernel reads, so that no
+            zeros are added.
     """
 
     stride: int
@@ -42,7 +42,7 @@ class PatchGrid:
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """Number of rows and columns of the convolution's output; each output is centred on one patch."""
+        """Number of rows and columns of the convolution output; each output cell is centred on one patch."""
         height, width = self.padding.padded_shape(self.field_shape)
         num_around = 0
         if self.has_halo:
@@ -57,17 +57,17 @@ class PatchGrid:
         return height + num_around, width + num_around
 
     def first_patch(self, kernel: int) -> int:
-        """Return the first row (and column) of patches that a kernel of `kernel` x `kernel` cells reads.
+        """Return the index of the first row (and column) of patches that a kernel of `kernel` x `kernel` cells reads.
 
-        It is 0 for the largest kernel. Smaller kernels do not read the outermost patches.
+        The index is 0 for the largest kernel. Smaller kernels do not read the outermost patches.
         """
         return (self.largest_kernel - kernel) // 2 // self.stride
 
     def gather_index(self, device: torch.device) -> Tensor:
-        """Return for each cell of each patch the field's cell (row * W + column) from which it is copied.
+        """Return, for each cell of each patch, the number (row * W + column) of the field cell to copy.
 
         The result is one-dimensional, int32, and ordered (row of patches, column of patches, row in the patch, column
-        in the patch). Cells outside of the padded field have the index 0, and `unfold` sets them to zero.
+        in the patch). For cells outside of the padded field, the number is 0, and `unfold` sets these cells to zero.
         """
         H, W = self.field_shape
         cell_numbers = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
@@ -94,31 +94,31 @@ class PatchGrid:
         """
         B, H, W, C = x_BHWC.shape
         # `embedding` copies rows of a table; here a row of the table is a cell with its C channels.
-        cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
+        cells = F.embedding(_repeat_gather_index(gather_index, B, H * W), x_BHWC.reshape(-1, C))
         return self._zero_outside_and_flip_signs_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
-        """Return for each cell of the field the sum over its copies in the patches, (B, H, W, C).
+        """Return, for each cell of the field, the sum over its copies in the patches, (B, H, W, C).
 
         This is the transpose of `unfold`.
 
         Args:
-            patches_BHWK: patches; they are overwritten.
+            patches_BHWK: patches; the function overwrites them.
             gather_index: result of `gather_index`.
             channels: number of channels C of the field.
         """
         B = len(patches_BHWK)
         H, W = self.field_shape
-        # Setting zeros and changing signs is a product with a diagonal matrix, which is its own transpose.
+        # Setting zeros and changing signs is a product with a diagonal matrix, which equals its transpose.
         cells = self._zero_outside_and_flip_signs_(patches_BHWK, channels).view(-1, channels)
-        index = _index_of_samples(gather_index, B, H * W).flatten()
+        index = _repeat_gather_index(gather_index, B, H * W).flatten()
         # The gradient of an embedding with respect to its table is the sum over the copies. The last two arguments are
         # those of an embedding without padding index and without scaling.
         return torch.ops.aten.embedding_dense_backward(cells, index, B * H * W, -1, False).view(B, H, W, channels)
 
     @property
     def _cells_before(self) -> int:
-        """Number of rows (and columns) of zeros between the edge of the first patch and the padded field."""
+        """Number of rows (and columns) of zeros before the padded field, from the edge of the first patch."""
         if self.has_halo:
             return 0
         return (self.largest_kernel - self.stride) // 2
@@ -129,33 +129,34 @@ class PatchGrid:
         `unfold` needs this step because a lookup by index only copies values.
 
         Args:
-            patches_BHWK: patches, which are changed and returned.
+            patches_BHWK: patches, which the function changes and returns.
             channels: number of channels C of the field.
         """
         stride = self.stride
         before = self._cells_before
         # (B, row of patches, column of patches, row in the patch, column in the patch, C)
         cells = patches_BHWK.unflatten(-1, (stride, stride, channels))
-        for rows in self.padding.rows_across_pole(self.field_shape[0]):
+        for rows in self.padding.find_rows_beyond_pole(self.field_shape[0]):
             for patch_rows, row in self._locate_lines(before + rows.start, before + rows.stop):
-                for vector_channels in self.padding.vector_slices():
+                for vector_channels in self.padding.find_vector_slices():
                     cells[:, patch_rows, :, row, :, vector_channels].neg_()
         # Zero the rows, then the columns, before and after the padded field.
         for dim, padded_size in enumerate(self.padding.padded_shape(self.field_shape), start=1):
             end = self.shape[dim - 1] * stride
-            # The padded field may be longer than the patches if the stride does not divide its size; hence the minimum.
+            # The minimum is needed because the padded field may be longer than the patches, if the stride does not
+            # divide its size.
             first_after = min(before + padded_size, end)
             for start, stop in ((0, before), (first_after, end)):
                 for patch_lines, line in self._locate_lines(start, stop):
                     num_patches = patch_lines.stop - patch_lines.start
-                    # Dimension `dim` counts the patches, dimension `dim + 2` the lines in a patch.
+                    # Dimension `dim` is the patches, dimension `dim + 2` is the lines in a patch.
                     cells.narrow(dim, patch_lines.start, num_patches).select(dim + 2, line).zero_()
         return patches_BHWK
 
     def _locate_lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
-        """Yield (slice of patches, row in the patch) pairs that together cover the cell rows `start` to `stop` - 1.
+        """Yield (slice of patches, line in the patch) pairs that together cover the cell lines `start` to `stop` - 1.
 
-        The same holds for columns.
+        A line is a row or a column.
         """
         for line in range(self.stride):
             # Line `line` of patch p is row p * stride + line. `-(-a // b)` is a / b, rounded up.
@@ -165,8 +166,8 @@ class PatchGrid:
                 yield slice(first_patch, end_patch), line
 
 
-def _index_of_samples(gather_index: Tensor, num_samples: int, cells_per_sample: int) -> Tensor:
-    """Return the gather index for a batch whose cells are concatenated, (num_samples, cells of all patches).
+def _repeat_gather_index(gather_index: Tensor, num_samples: int, cells_per_sample: int) -> Tensor:
+    """Return the gather index for the concatenated cells of a batch, (num_samples, cells of all patches).
 
     Args:
         gather_index: index into the cells of one sample.

@@ -1,8 +1,8 @@
-"""Cache of selected results across activation-checkpoint recomputation.
+"""Cache for selected results of a forward pass that activation checkpointing computes again.
 
-Activation checkpointing saves memory: it computes a step of a rollout again in the backward pass. The result of a
-module is worth caching under two conditions: it is expensive to compute but small, and the module's backward pass does
-not need tensors that depend on it.
+Activation checkpointing saves memory by computing a step of a rollout again in the backward pass. Caching the result of
+a module saves time if two conditions are satisfied: the result is small but expensive to compute, and the backward pass
+of the module does not need tensors that depend on the result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _current_pass: ContextVar[_Pass | None] = ContextVar("current_pass", default=Non
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return one context for the first pass and one for its recomputations.
+    """Return two contexts: one for the first pass, and one for the recomputations of this pass.
 
     Pass this function to `torch.utils.checkpoint.checkpoint` as ``context_fn``.
     """
-    # The list belongs to one checkpointed call, so calls that overlap in time do not mix their results.
+    # Each checkpointed call has a separate list, so calls that overlap in time do not mix their results.
     cached_results: list[Results] = []
     first_pass = _Pass(cached_results, is_recomputation=False)
     recomputation = _Pass(cached_results, is_recomputation=True)
@@ -33,8 +33,9 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 def cache_across_recompute(compute: Callable[[], Results]) -> Results:
     """Return the results of `compute`; in a recomputation, return the cached results of the first pass instead.
 
-    Call this function in the forward method of an autograd function, in the same order in both passes. Nothing is
-    cached while torch.compile traces, or outside of the contexts of `recompute_contexts`.
+    Call this function in the forward method of an autograd function. The order of calls must be the same in both
+    passes. The function does not cache results while torch.compile traces, or outside of the contexts of
+    `recompute_contexts`.
     """
     current_pass = None if torch.compiler.is_compiling() else _current_pass.get()
     if current_pass is None:
@@ -60,8 +61,8 @@ class _Pass(AbstractContextManager):
 
     def __exit__(self, exception_type: type[BaseException] | None, *exception: object) -> None:
         _current_pass.reset(self._token)
-        # A complete recomputation has as many calls as the first pass. torch may end a recomputation earlier by an
-        # exception, as soon as it has all tensors that it needs.
+        # A complete recomputation has as many calls as the first pass. torch may end a recomputation earlier with an
+        # exception, when it has all tensors that it needs.
         if exception_type is None and self._is_recomputation:
             assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))
 
@@ -76,8 +77,9 @@ class _Pass(AbstractContextManager):
 
 
 def _detach(results: Results) -> Results:
-    """Return the results as new tensors without a graph.
+    """Return the results as new tensors that do not belong to an autograd graph.
 
-    Autograd adds the tensors that an autograd function returns to its graph, so a cached tensor must not be returned.
+    Autograd adds every tensor that an autograd function returns to a graph. The function must therefore not return the
+    cached tensors themselves.
     """
     return tuple(result.detach() for result in results)

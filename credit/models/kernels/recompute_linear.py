@@ -1,8 +1,8 @@
-"""Linear layers with an exchangeable product, and products that save less for the backward pass.
+"""Linear layers with an exchangeable product function, and product functions that save less for the backward pass.
 
-A kernel that spans several layers needs their weights. But spectral norm, adapters, sharding and tensor parallelism
-prepare the weight of a layer only when the layer is called. So the layer is called as usual, and the caller passes the
-function that multiplies input and weight.
+A kernel for several layers needs the weights of these layers. But spectral norm, adapters, sharding and tensor
+parallelism prepare the weight of a layer only when the layer is called. So the layer is called in the usual way, and
+the caller passes the function that multiplies input and weight.
 
 Shape suffixes: N rows (all cells of the batch), C channels.
 """
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import backward_without_autocast
-from credit.models.kernels.dispatch import RECOMPUTED_NORM, uses
+from credit.models.kernels.dispatch import RECOMPUTED_NORM, uses_kernel
 
 # Input, weight and bias of a linear layer whose product a later layer computes.
 DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
 
 
 class CustomProductLinear(nn.Linear):
-    """Linear layer whose caller may pass the function that multiplies input and weight.
+    """Linear layer that accepts a function that multiplies input and weight.
 
-    So one kernel can compute this product together with other layers, see `credit.models.kernels.mlp`.
+    With this function, a single kernel can compute the product and further layers, see `credit.models.kernels.mlp`.
     """
 
     # Tensor parallelism may replace `forward`, because `forward` only calls `product`.
@@ -38,16 +38,16 @@ class CustomProductLinear(nn.Linear):
         """Return product(x, weight, bias).
 
         Args:
-            x: (..., in_features), or another object that `product` takes as its first argument.
+            x: (..., in_features), or a different object that is a valid first argument of `product`.
             product: function of (x, weight, bias), by default the linear map to (..., out_features).
         """
         return product(x, self.weight, self.bias)
 
 
-def defer(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
-    """Return the arguments unchanged: the `product` of a `CustomProductLinear` that a later layer computes.
+def defer_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
+    """Return the arguments unchanged, so that a later layer can compute the product.
 
-    See `credit.models.kernels.mlp`.
+    This function is an argument `product` of `CustomProductLinear.forward`, see `credit.models.kernels.mlp`.
     """
     return x, weight, bias
 
@@ -70,16 +70,16 @@ class RecomputedNorm:
 
     @classmethod
     def build_if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
-        """Return the tensors from which norm(x) can be recomputed; None if it is better to save norm(x).
+        """Return the tensors from which norm(x) can be recomputed; None if norm(x) should be saved instead.
 
         Recomputation is worthwhile in float32 on a CPU. In bfloat16 it takes a larger part of a step and frees half as
-        much memory (benchmarks/lab_notes.md). Without gradients, nothing is saved.
+        much memory (benchmarks/lab_notes.md). Without gradients, the method returns None.
 
         Args:
             norm: the layer norm.
             x: (..., C) input of the norm.
         """
-        if not torch.is_grad_enabled() or not uses(RECOMPUTED_NORM, x):
+        if not torch.is_grad_enabled() or not uses_kernel(RECOMPUTED_NORM, x):
             return None
         return cls(x.detach(), norm.weight.detach(), norm.bias.detach(), norm.eps)
 
@@ -96,7 +96,8 @@ def norm_linear(
         weight: (out, C).
         bias: (out,); None for a layer without bias.
         norm: input, weight and bias of the layer norm.
-        arrange: function that moves the cells of the norm's result to the positions of x, for example into windows.
+        arrange: function that rearranges the cells of the result of the norm in the order of x, for example into
+            windows.
 
     Returns:
         (..., out).
@@ -105,9 +106,9 @@ def norm_linear(
 
 
 class _NormLinear(torch.autograd.Function):
-    """Linear layer that saves the input of the layer norm before it instead of its own input.
+    """Autograd function of a linear layer after a layer norm; it saves the input of the norm instead of its own input.
 
-    The layer norm saves this input anyway, so it costs no memory.
+    The layer norm also saves this input, so the autograd function needs no additional memory.
     """
 
     @staticmethod
@@ -135,7 +136,7 @@ class _NormLinear(torch.autograd.Function):
         if needs_grad_x:
             grad_x = grad_y @ weight
         if needs_grad_weight:
-            # Compute the input of the linear layer again, as it was in the forward pass.
+            # Compute the input of the linear layer in the forward pass again.
             normed = F.layer_norm(norm_input, norm_weight.shape, norm_weight, norm_bias, ctx.norm_eps)
             x_NC = ctx.arrange(normed).flatten(0, -2)
             grad_weight = grad_y_NC.t() @ x_NC

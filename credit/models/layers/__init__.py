@@ -1,20 +1,18 @@
-"""Layers that networks share.
+"""Layers that the networks share; your network can also import them.
 
-A network can import from here all that it needs to run on the sphere:
-
-- `SpherePadding` pads fields across the poles and around the globe, and crops the padding away again.
-- `SphereConv2d` is a convolution of (B, C, H, W) fields with this padding.
+- `SpherePadding` pads fields across the poles and around the globe, and removes the padding again.
+- `SphereConv2d` is a convolution of (B, C, H, W) fields that uses `SpherePadding`.
 - `CrossScaleEmbedding` reduces the resolution and turns (B, C, H, W) fields into (B, H, W, C) tokens.
-- `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
+- `WindowAttention`, `FeedForward` and `TransformerLayer` map (B, H, W, C) tokens to (B, H, W, C) tokens.
 - `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
   fields.
 - `LayerNorm` and `GroupNorm` may depend on `Conditions`: vectors, such as noise, with the lengths in `ConditionDims`.
-  `ConditionalScaleShift` computes this dependence.
-- `apply_spectral_norm` normalises the weights of a finished network. `advance_power_iterations` must then be called
-  once per optimizer step, as the package's trainer does.
+  `ConditionalScaleShift` scales and shifts the result of a norm by such a vector.
+- `apply_spectral_norm` normalises the weights of a complete network. `advance_power_iterations` must then be called
+  once per optimizer step; the trainer of this package calls it.
 
-Layers do not depend on ranks, configs or a particular network. Layers that are worth sharding declare it in the class
-attributes `_fsdp2_shard` and `_tp_plan`.
+Layers do not depend on ranks, configs or a particular network. Layers that can be sharded or split over
+tensor-parallel ranks declare this in the class attributes `_fsdp2_shard` and `_tp_plan`.
 """
 
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding

@@ -1,4 +1,4 @@
-"""Cross-scale embedding: convolutions of several kernel sizes and one stride, whose channels are concatenated.
+"""Cross-scale embedding: convolutions with different kernel sizes and the same stride; their channels are concatenated.
 
 Source: CrossFormer, Wang et al. 2021, arXiv 2108.00154. Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.kernels.autocast import autocast_dtype
-from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, uses
+from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, uses_kernel
 from credit.models.kernels.large_kernel_conv import large_kernel_convs, split_halo, strided_conv
 from credit.models.kernels.patch_gather import PatchGrid
 from credit.models.layers.padding import NO_PADDING, SpherePadding
@@ -23,15 +23,15 @@ class CrossScaleEmbedding(nn.Module):
 
     Args:
         in_channels: channels of the input.
-        dim: channels of the output. The j-th smallest kernel (j from 1) gives dim / 2^j of them, rounded down; the
-            largest kernel gives the rest.
+        dim: channels of the output. The j-th smallest kernel (j from 1) computes dim / 2^j channels, rounded down; the
+            largest kernel computes the remaining channels.
         kernel_sizes: kernel edges in cells, each at least `stride`.
         stride: stride of all kernels, in cells.
         padding: padding of the input field on the sphere.
 
     Attributes:
-        takes_halo: True if the input already contains the cells around the field that the kernels read (`halo`), as a
-            rank's part of a divided field does. Then the layer does not pad its input.
+        input_has_halo: True if the input already contains the cells around the field that the kernels read (`halo`), as
+            with domain parallelism. The layer then does not pad its input.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class CrossScaleEmbedding(nn.Module):
         super().__init__()
         self.stride = stride
         self.padding = padding
-        self.takes_halo = False
+        self.input_has_halo = False
         widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
-        # The largest kernel is the most expensive. It gets the remaining channels, about as many as the second largest.
+        # The largest kernel is the most expensive. It computes the remaining channels, about as many as the second
+        # largest kernel.
         widths.append(dim - sum(widths))
         self.convs = nn.ModuleList(
             nn.Conv2d(in_channels, width, kernel, stride=stride)
@@ -63,46 +64,47 @@ class CrossScaleEmbedding(nn.Module):
         """Return tokens (B, H // stride, W // stride, dim), where H and W are the size of the padded field.
 
         Args:
-            x_BCHW: field without padding; with `takes_halo`, the padded field and its halo.
+            x_BCHW: field without padding; with `input_has_halo`, the padded field and its halo.
         """
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         # Output (B, H / stride, W / stride, width) of each convolution.
         scales: dict[nn.Conv2d, Tensor] = {}
-        # Convolutions that the kernel could compute, but for which the dispatch chooses the plain formulation.
+        # Convolutions that `large_kernel_convs` could compute, but that the dispatch leaves to ordinary convolutions.
         replaced_convs: list[nn.Conv2d] = []
-        for convs in self._large_kernel_groups():
-            if not uses(LARGE_KERNEL_CONV, x_BCHW):
+        for convs in self._find_large_kernel_groups():
+            if not uses_kernel(LARGE_KERNEL_CONV, x_BCHW):
                 replaced_convs += convs
                 continue
             largest_kernel = convs[-1].kernel_size[0]
             field_BCHW = self._crop_halo(x_BCHW, largest_kernel)
             shape = tuple(field_BCHW.shape[2:])
-            grid = PatchGrid(self.stride, largest_kernel, shape, self.padding, self.takes_halo)
+            grid = PatchGrid(self.stride, largest_kernel, shape, self.padding, self.input_has_halo)
             weights = [conv.weight.to(dtype) for conv in convs]
             biases = [conv.bias.to(dtype) for conv in convs]
             outputs = large_kernel_convs(field_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
             scales |= zip(convs, outputs, strict=True)
         plain_convs = [conv for conv in self.convs if conv not in scales]
         if plain_convs:
-            # The kernel pads while it gathers patches; the plain formulation needs a padded field.
+            # `large_kernel_convs` pads the field while it gathers patches; ordinary convolutions need a padded field.
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
-                # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).
+                # In channels-last memory on a CPU, the convolution of torch takes minutes with large kernels (torch
+                # 2.13).
                 field_BCHW = self._crop_halo(padded_BCHW, conv.kernel_size[0])
                 if conv in replaced_convs:
                     field_BCHW = field_BCHW.contiguous()
-                if self.takes_halo:
+                if self.input_has_halo:
                     scale_BCHW = F.conv2d(field_BCHW, conv.weight, conv.bias, self.stride)
                 else:
                     scale_BCHW = strided_conv(field_BCHW, conv.weight, conv.bias, self.stride)
                 scales[conv] = scale_BCHW.permute(0, 2, 3, 1)
-        # Concatenate in the order of the kernel sizes, independent of the formulation of each convolution.
+        # Concatenate in the order of the kernel sizes, whichever implementation computed each convolution.
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 
     def _crop_halo(self, x_BCHW: Tensor, kernel: int) -> Tensor:
         """Crop the halo of the input to the cells that a kernel of `kernel` x `kernel` cells reads."""
-        if not self.takes_halo:
+        if not self.input_has_halo:
             return x_BCHW
         before, after = self.halo
         kernel_before, kernel_after = split_halo(kernel, self.stride)
@@ -111,8 +113,8 @@ class CrossScaleEmbedding(nn.Module):
         width = x_BCHW.shape[3] - skipped - (after - kernel_after)
         return x_BCHW.narrow(2, skipped, height).narrow(3, skipped, width)
 
-    def _large_kernel_groups(self) -> list[list[nn.Conv2d]]:
-        """Return the convolutions for which `large_kernel_convs` is worthwhile, in groups that can share patches.
+    def _find_large_kernel_groups(self) -> list[list[nn.Conv2d]]:
+        """Return the convolutions that `large_kernel_convs` computes faster, in groups that can share patches.
 
         The convolutions of a group are sorted by kernel size.
         """
@@ -120,12 +122,12 @@ class CrossScaleEmbedding(nn.Module):
         for conv in self.convs:
             kernel = conv.kernel_size[0]
             consists_of_patches = kernel % self.stride == 0
-            # With an odd difference, `strided_conv` pads one more cell on one side than on the other.
+            # With an odd difference, `strided_conv` pads one more cell on one side than on the other side.
             has_symmetric_pads = (kernel - self.stride) % 2 == 0
             if consists_of_patches and has_symmetric_pads:
                 # Kernels that differ by a multiple of twice the stride can read the same grid of patches.
                 groups[kernel % (2 * self.stride)].append(conv)
-        # A group is worthwhile if its largest kernel, the last one, is at least four patches wide.
+        # The function is faster if the largest kernel of a group (the last kernel) is at least four patches wide.
         worthwhile_groups = []
         for convs in groups.values():
             if convs[-1].kernel_size[0] >= 4 * self.stride:

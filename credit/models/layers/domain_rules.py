@@ -1,6 +1,7 @@
-"""Domain-parallel rules of the layers of this package: how a layer computes one rank's part of a divided field.
+"""Domain-parallelism rules of the layers in this package: they let a layer compute the part of a field on each rank.
 
-See `credit.parallel.domain.rules` for the protocol. Shape suffixes: B batch, C channels, H and W rows and columns.
+`credit.parallel.domain.rules` describes the protocol of rules. Shape suffixes: B batch, C channels, H and W rows and
+columns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from credit.models.kernels.merged_head import HALO
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import Conditions, GroupNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding
-from credit.models.layers.resize import BilinearResize, Taps, find_taps
+from credit.models.layers.resize import AxisInterpolation, BilinearResize, find_interpolation
 from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.layers.window_attention import WindowAttention
@@ -31,7 +32,7 @@ from credit.parallel.domain.rules import DomainRule, NeighbourRule, Reach, build
 class PaddedFieldRule(NeighbourRule):
     """Base class of the rules of layers that pad their input across the poles and around the globe.
 
-    Rows and columns that the layer reads are counted in the padded field.
+    The indices of rows and columns that the layer reads are indices in the padded field.
 
     Attributes:
         padding: padding of the field; `NO_PADDING` for a layer that reads zeros beyond the edge of the field.
@@ -44,7 +45,7 @@ class PaddedFieldRule(NeighbourRule):
         return self.padding.padded_shape(self.source.shape)
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the field from which a part of the padded field is assembled, in blocks of rows.
+        """Return the cells of the field from which a part of the padded field is copied, as a list of blocks of rows.
 
         Args:
             part: rows and columns of the padded field.
@@ -53,7 +54,7 @@ class PaddedFieldRule(NeighbourRule):
         return [Cells(rows, columns) for rows, columns in blocks]
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
-        """Cast the field to the dtype in which the layer computes, so that fewer bytes are sent under autocast."""
+        """Cast the field to the dtype in which the layer computes, so that fewer bytes are exchanged under autocast."""
         return x_BCHW.to(autocast_dtype(x_BCHW) or x_BCHW.dtype)
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
@@ -63,12 +64,12 @@ class PaddedFieldRule(NeighbourRule):
             x_BHWC: collected part of the padded field.
             rows: rows of the padded field in this part.
         """
-        for beyond_pole in self.padding.rows_across_pole(self.source.shape[0]):
+        for beyond_pole in self.padding.find_rows_beyond_pole(self.source.shape[0]):
             start = max(beyond_pole.start, rows.start)
             end = min(beyond_pole.stop, rows.stop)
             if start < end:
                 rows_beyond_pole = x_BHWC[:, start - rows.start : end - rows.start]
-                for channels in self.padding.vector_slices():
+                for channels in self.padding.find_vector_slices():
                     # The collected cells are copies, so the field itself does not change.
                     rows_beyond_pole[..., channels].neg_()
         return x_BHWC
@@ -79,37 +80,37 @@ class CrossScaleEmbeddingRule(PaddedFieldRule):
     """Rule of a `CrossScaleEmbedding`. Only the first embedding of a network has padding.
 
     Attributes:
-        returns_tokens: as in `NeighbourRule`.
+        returns_tokens: True, because the output of the layer is tokens (B, H, W, C), see `NeighbourRule`.
     """
 
     returns_tokens: bool = True
 
     def remove_padding(self, layer: CrossScaleEmbedding) -> None:
-        """Switch the layer's padding off: its input then contains the halo that it reads."""
+        """Switch off the padding of the layer, because its input already contains the halo."""
         layer.padding = NO_PADDING
-        layer.takes_halo = True
+        layer.input_has_halo = True
 
 
 @dataclass(frozen=True)
 class SphereConvRule(PaddedFieldRule):
-    """Rule of a `SphereConv2d`; see `build` for its reach."""
+    """Rule of a `SphereConv2d`; `build` computes the cells that the convolution reads."""
 
     @classmethod
     def build(cls, layer: SphereConv2d, source: FieldDivision, target: FieldDivision) -> SphereConvRule:
-        """Return the rule of a layer.
+        """Return the rule of a convolution.
 
         Args:
             layer: the convolution.
-            source: division of the layer's input.
-            target: division of the layer's output.
+            source: division of the input of the convolution.
+            target: division of the output of the convolution.
         """
-        # Output cell i reads the padded cells from i * stride on.
+        # The first padded cell that output cell i reads is i * stride.
         stride = layer.stride[0]
         reach = Reach(after=layer.kernel_size[0] - stride, stride=stride)
         return cls(source, target, reach, padding=layer.sphere_padding)
 
     def remove_padding(self, layer: SphereConv2d) -> None:
-        """Switch the layer's padding off: its input then contains the cells that it reads around the field."""
+        """Switch off the padding of the layer, because its input already contains the cells around the field."""
         layer.sphere_padding = NO_PADDING
 
 
@@ -118,10 +119,10 @@ class UpSamplingHeadRule(DomainRule):
     """Rule of the head of a decoder, which doubles the resolution and crops the padding.
 
     Attributes:
-        source: division of the head's input.
+        source: division of the input of the head.
         target: division of the grid without padding.
         padding: padding of the grid.
-        halo: number of input cells that the head reads on each side of the cell under an output cell.
+        halo: number of input cells that the head reads on each side of the input cell that contains an output cell.
     """
 
     source: FieldDivision
@@ -130,16 +131,16 @@ class UpSamplingHeadRule(DomainRule):
     halo: int = HALO
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Exchange cells before the head, and pass the margins of this rank to it.
+        """Exchange cells before the head, and pass the margins of this rank to the head.
 
         Args:
-            layer: the head; its forward takes the field and the margins.
+            layer: the head; the arguments of its forward are the field and the margins.
             group: the ranks that share the field.
         """
         reach = Reach(self.halo, self.halo, factor=2)
         rank = dist.get_rank(group)
         outputs = [self._find_output(other) for other in range(self.target.num_ranks)]
-        inputs = [self._clip(reach.input_part(output)) for output in outputs]
+        inputs = [self._clip_to_input(reach.input_part(output)) for output in outputs]
         exchange = build_exchange(group, self.source, [[as_cells(part)] for part in inputs])
         margins = (
             _find_margins(outputs[rank].rows, inputs[rank].rows),
@@ -151,14 +152,14 @@ class UpSamplingHeadRule(DomainRule):
 
         layer.register_forward_pre_hook(collect, with_kwargs=True)
 
-    def _clip(self, part: FieldPart) -> FieldPart:
-        """Return the part clipped to the rows and columns of the input; the head pads with zeros beyond its edge."""
+    def _clip_to_input(self, part: FieldPart) -> FieldPart:
+        """Return `part` clipped to the rows and columns of the input; the head pads with zeros beyond them."""
         height, width = self.source.shape
         rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
         return FieldPart(rows, range(max(part.columns.start, 0), min(part.columns.stop, width)))
 
     def _find_output(self, rank: int) -> FieldPart:
-        """Return a rank's part of the grid, as rows and columns of the head's output including the padding."""
+        """Return the part of the grid on a rank, as rows and columns of the padded output of the head."""
         part = self.target.held(rank)
         north, west = self.padding.lat[0], self.padding.lon[0]
         rows = range(part.rows.start + north, part.rows.stop + north)
@@ -166,15 +167,15 @@ class UpSamplingHeadRule(DomainRule):
 
 
 def _find_margins(outputs: range, inputs: range) -> tuple[int, int]:
-    """Return the number of output cells (before, after) `outputs` that a head computes from the cells `inputs`."""
+    """Return the number of unneeded output cells (before, after) `outputs` that a head computes from `inputs`."""
     return outputs.start - 2 * inputs.start, 2 * inputs.stop - outputs.stop
 
 
 @dataclass(frozen=True)
 class LongAttentionRule(DomainRule):
-    """Rule of long attention: windows of cells that lie H / window rows and W / window columns apart.
+    """Rule of long attention, in windows of cells with a distance of H / window rows and W / window columns.
 
-    The ranks exchange tokens so that each has whole windows, and send the results back.
+    The ranks exchange tokens so that each rank has complete windows. After the layer, they send the results back.
 
     Attributes:
         division: division of the tokens.
@@ -192,7 +193,7 @@ class LongAttentionRule(DomainRule):
             group: the ranks that share the field.
         """
         if self.window == 1:
-            # Each window is a single cell, so its rank already has it.
+            # Each window is a single cell, so each rank already has complete windows.
             return
         row_windows = self._divide_windows(self.division.rows)
         column_windows = self._divide_windows(self.division.columns)
@@ -212,28 +213,28 @@ class LongAttentionRule(DomainRule):
                 conditions = conditions._replace(cells_BHWK=to_windows(conditions.cells_BHWK))
             return to_windows(x_BHWC), conditions
 
-        def give_back(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
+        def return_results(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
             return to_tokens(y_BHWC)
 
         layer.register_forward_pre_hook(collect)
-        layer.register_forward_hook(give_back)
+        layer.register_forward_hook(return_results)
 
     def _divide_windows(self, axis: AxisDivision) -> AxisDivision:
         """Return the division of the n windows along an axis; window k consists of the cells k, k + n, k + 2n, ..."""
         return divide_axis(axis.size // self.window, len(axis.owned))
 
     def _find_tokens(self, windows: FieldPart) -> Cells:
-        """Return the tokens of a rectangle of windows, in the order of the layer's input."""
+        """Return the tokens of a rectangle of windows, in the order in which the layer expects them."""
         return Cells(
-            self._spread(windows.rows, self.division.rows.size),
-            self._spread(windows.columns, self.division.columns.size),
+            self._list_window_cells(windows.rows, self.division.rows.size),
+            self._list_window_cells(windows.columns, self.division.columns.size),
         )
 
-    def _spread(self, windows: range, size: int) -> list[int]:
+    def _list_window_cells(self, windows: range, size: int) -> list[int]:
         """Return the cells of a range of windows along an axis of `size` cells."""
         num_windows = size // self.window
         cells: list[int] = []
-        # The layer orders its tokens (position in the window, window).
+        # The tokens of the layer are ordered (position in the window, window).
         for position in range(self.window):
             cells += [position * num_windows + window for window in windows]
         return cells
@@ -241,7 +242,7 @@ class LongAttentionRule(DomainRule):
 
 @dataclass(frozen=True)
 class GroupNormRule(DomainRule):
-    """Rule of a group norm: mean and variance are computed over the whole field.
+    """Rule of a group norm: the ranks compute mean and variance over the complete field.
 
     Attributes:
         division: division of the field.
@@ -250,7 +251,7 @@ class GroupNormRule(DomainRule):
     division: FieldDivision
 
     def install(self, layer: GroupNorm, group: dist.ProcessGroup) -> None:
-        """Give the norm the group of ranks and their numbers of cells, so that it sums over the ranks.
+        """Set the ranks and the number of cells of each rank in the norm, so that the norm sums over the ranks.
 
         Args:
             layer: the group norm.
@@ -262,7 +263,7 @@ class GroupNormRule(DomainRule):
 
 @dataclass(frozen=True)
 class SeededDropoutRule(DomainRule):
-    """Rule of seeded dropout: masks depend on the number of a cell, or of a window, in the whole field.
+    """Rule of seeded dropout: masks depend on the number of a cell (or window) in the complete field.
 
     Attributes:
         division: division of the cells or windows.
@@ -271,7 +272,7 @@ class SeededDropoutRule(DomainRule):
     division: FieldDivision
 
     def install(self, layer: SeededDropout, group: dist.ProcessGroup) -> None:
-        """Give the layer the cells or windows of the whole field that each rank has.
+        """Set the numbers of the cells (or windows) of each rank in the layer.
 
         Args:
             layer: the dropout layer.
@@ -296,27 +297,27 @@ class BilinearResizeRule(DomainRule):
     target: FieldDivision
 
     def install(self, layer: BilinearResize, group: dist.ProcessGroup) -> None:
-        """Replace `forward` by an interpolation that computes this rank's part of the result.
+        """Replace `forward` with an interpolation that computes the part of the result on this rank.
 
         Args:
             layer: the interpolation.
             group: the ranks that share the field.
         """
-        taps = [self._find_taps(rank) for rank in range(self.target.num_ranks)]
+        interpolations = [self._find_interpolations(rank) for rank in range(self.target.num_ranks)]
         exchange = build_exchange(
-            group, self.source, [[Cells(rows.inputs(), columns.inputs())] for rows, columns in taps]
+            group, self.source, [[Cells(rows.input_range(), columns.input_range())] for rows, columns in interpolations]
         )
-        rows, columns = taps[dist.get_rank(group)]
+        rows, columns = interpolations[dist.get_rank(group)]
 
         def interpolate(x_BCHW: Tensor) -> Tensor:
             x_BCHW = exchange.exchange_fields(x_BCHW)
-            x_BCHW = rows.apply(x_BCHW, 2, rows.inputs().start)
-            return columns.apply(x_BCHW, 3, columns.inputs().start)
+            x_BCHW = rows.apply(x_BCHW, 2, rows.input_range().start)
+            return columns.apply(x_BCHW, 3, columns.input_range().start)
 
         layer.forward = interpolate
 
-    def _find_taps(self, rank: int) -> tuple[Taps, Taps]:
-        """Return the input rows and the input columns between which a rank interpolates."""
+    def _find_interpolations(self, rank: int) -> tuple[AxisInterpolation, AxisInterpolation]:
+        """Return the interpolation along rows and the interpolation along columns for the part of a rank."""
         part = self.target.held(rank)
-        rows = find_taps(part.rows, self.source.shape[0], self.target.shape[0])
-        return rows, find_taps(part.columns, self.source.shape[1], self.target.shape[1])
+        rows = find_interpolation(part.rows, self.source.shape[0], self.target.shape[0])
+        return rows, find_interpolation(part.columns, self.source.shape[1], self.target.shape[1])

@@ -17,13 +17,13 @@ from credit.parallel.domain.group_norm import CellCounts, normalise_part
 
 
 class Conditions(NamedTuple):
-    """Additional inputs of a block of a network, such as noise; None for each input that the network does not have.
+    """Additional inputs of a block of a network, such as noise. Inputs that the network does not have are None.
 
-    The class is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
+    The class is a named tuple, because the wrappers of blocks (sharding, checkpointing) search tuples for tensors.
 
     Attributes:
         vector_BK: (B, K) vector for each sample, such as global noise or lead time.
-        cells_BHWK: (B, H, W, K) vector for each cell at the block's resolution, such as cell noise.
+        cells_BHWK: (B, H, W, K) vector for each cell at the resolution of the block, such as cell noise.
         dropout_seeds_BM: (B, M) int64 seeds of the dropout masks of each sample, one for each of the M values of
             ``memory`` of the noise, see `credit.models.layers.seeded_dropout`.
     """
@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
 
     @property
     def changes_norms(self) -> bool:
-        """True if there is a vector on which norms depend; dropout seeds do not count."""
+        """True if the conditions contain a vector on which norms depend (for each sample or for each cell)."""
         return self.vector_BK is not None or self.cells_BHWK is not None
 
 
@@ -43,7 +43,7 @@ NO_CONDITIONS = Conditions()
 
 @dataclass(frozen=True)
 class ConditionDims:
-    """Lengths of the vectors in `Conditions` on which norms depend; 0 if they do not depend on a vector.
+    """Lengths of the vectors in `Conditions` on which norms depend. A length of 0 means that norms ignore the vector.
 
     Attributes:
         vector: length of the vector of each sample.
@@ -58,12 +58,12 @@ NO_CONDITION_DIMS = ConditionDims()
 
 
 class ConditionalScaleShift(nn.Module):
-    """Scale and shift of channels that are linear in a condition (FiLM, Perez et al. 2018, arXiv 1709.07871).
+    """Layer that scales and shifts channels depending on a condition (FiLM, Perez et al. 2018, arXiv 1709.07871).
 
-    Placed after a norm, the layer makes the result of the norm depend on a vector for each sample, such as noise or
-    lead time, or on a vector for each cell. The weight starts as zeros, so adding the layer to a trained network leaves
-    its output unchanged. The weight is a parameter of this module, not of a linear layer, because spectral norm would
-    divide the zeros by their largest singular value.
+    Scale and shift are linear functions of the condition. After a norm, the layer makes the result depend on a vector
+    for each sample, such as noise or lead time, or on a vector for each cell. The initial weight is zero, so adding the
+    layer to a trained network does not change the output. The weight is not in a linear layer, because spectral norm
+    would divide the zeros by their largest singular value, which is 0.
 
     Args:
         dim: number of channels to scale and shift.
@@ -71,9 +71,9 @@ class ConditionalScaleShift(nn.Module):
         channel_dim: tensor dimension of the channels: -1 for tokens (B, ..., C), 1 for fields (B, C, H, W).
     """
 
-    # A checkpoint may lack the weight, which then starts as zeros.
+    # A checkpoint may lack the weight. The weight is then zero.
     may_be_added = True
-    # Decay of the weight would pull the spread of an ensemble towards zero.
+    # Weight decay would pull the spread of an ensemble towards zero.
     has_weight_decay = False
 
     def __init__(self, dim: int, condition_dim: int, channel_dim: int = -1) -> None:
@@ -91,14 +91,14 @@ class ConditionalScaleShift(nn.Module):
         """
         scale_shift = F.linear(condition.to(self.weight.dtype), self.weight)
         if condition.dim() == 2:
-            # One scale and one shift for all cells of a sample.
+            # All cells of a sample have the same scale and shift.
             shape = [x.shape[0]] + [1] * (x.dim() - 1)
             shape[self.channel_dim] = 2 * self.dim
             scale_shift = scale_shift.view(shape)
         else:
             scale_shift = scale_shift.movedim(-1, self.channel_dim)
         scale, shift = scale_shift.chunk(2, dim=self.channel_dim)
-        # With a weight of zeros this is exactly x.
+        # With a weight of zeros the result is exactly x.
         return torch.addcmul(shift, x, 1 + scale)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -107,12 +107,12 @@ class ConditionalScaleShift(nn.Module):
 
 
 def _build_scale_shift(dim: int, condition_dim: int, channel_dim: int) -> ConditionalScaleShift | None:
-    """Return the layer that makes a norm depend on a condition; None for a condition of length 0."""
+    """Return the layer that makes a norm depend on a condition of length `condition_dim`; None if the length is 0."""
     return ConditionalScaleShift(dim, condition_dim, channel_dim) if condition_dim else None
 
 
 def _apply_conditions(norm: LayerNorm | GroupNorm, normed: Tensor, conditions: Conditions) -> Tensor:
-    """Return `normed`, the result of `norm`, scaled and shifted by the conditions on which the norm depends."""
+    """Scale and shift `normed`, which is the result of `norm`, by the conditions on which the norm depends."""
     if conditions.vector_BK is not None and norm.scale_shift is not None:
         normed = norm.scale_shift(normed, conditions.vector_BK)
     if conditions.cells_BHWK is not None and norm.cell_scale_shift is not None:
@@ -121,7 +121,7 @@ def _apply_conditions(norm: LayerNorm | GroupNorm, normed: Tensor, conditions: C
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the last dimension that may depend on conditions.
+    """Layer norm over the last dimension whose scale and shift may depend on conditions.
 
     Args:
         dim: number of channels.
@@ -144,18 +144,19 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group norm that may depend on conditions, and that computes in float32 under autocast on every device.
+    """Group norm whose scale and shift may depend on conditions; under autocast it computes in float32 on every device.
 
-    torch's own group norm computes in float32 on GPUs only. On a CPU it computes in bfloat16, which takes several times
-    as long (torch 2.13).
+    Under autocast, the group norm of torch computes in float32 only on GPUs. On a CPU it computes in bfloat16, which
+    takes several times as long (torch 2.13).
 
     Args:
-        groups: number of groups; it divides `channels`.
+        groups: number of groups; a divisor of `channels`.
         channels: number of channels.
         condition_dims: lengths of the condition vectors.
 
     Attributes:
-        cell_counts: the ranks that share the field and their numbers of cells; None if this rank has the whole field.
+        cell_counts: the ranks that share the field and the number of cells of each rank; None if this rank has the
+            complete field.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:

@@ -1,7 +1,7 @@
 """Padding of a global field across the poles and around the globe.
 
-Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. If your rows run from south to
-north, swap the two pads of the rows.
+Rows are ordered from north to south, so pads are `(north, south)` rows and `(west, east)` columns. If your rows are
+ordered from south to north, swap the two pads of the rows.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -20,16 +20,16 @@ from torch import Tensor
 class SpherePadding:
     """Padding on the sphere for (B, C, ..., H, W) fields.
 
-    `earth` continues a meridian beyond the pole at the opposite longitude. Beyond the pole, eastward and northward
-    components of a vector point the other way, so channels that hold them change sign there.
+    Mode `earth` continues a meridian beyond the pole at the opposite longitude. Beyond the pole, the eastward and
+    northward components of a vector have the opposite direction, so channels with these components change sign there.
 
     Attributes:
         mode: `earth` continues rows across the poles, which needs an even number of columns; `mirror` reflects rows at
             the first and last row, at the same longitude.
         lat: number of rows added in the north and in the south.
         lon: number of columns added in the west and in the east; they continue the field periodically.
-        skip: number of rows at each pole that `earth` does not repeat beyond the pole: 1 if the grid has a row at the
-            pole itself, otherwise 0; a pair (north, south) if the poles differ. `mirror` never repeats the outermost
+        skip: number of rows at each pole that `earth` does not copy beyond the pole: 1 if the grid has a row at the
+            pole itself, otherwise 0; a pair (north, south) if the two poles differ. `mirror` never copies the outermost
             row.
         vector_channels: indices of the channels whose sign `earth` changes beyond a pole.
     """
@@ -42,13 +42,13 @@ class SpherePadding:
 
     @property
     def skips(self) -> tuple[int, int]:
-        """Number of rows at the (north, south) pole that `earth` does not repeat beyond the pole."""
+        """Number of rows at the (north, south) pole that `earth` does not copy beyond the pole."""
         if isinstance(self.skip, int):
             return self.skip, self.skip
         return self.skip
 
     def padded_shape(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of rows and columns of the padded field, given those of the field without padding."""
+        """Return the number of rows and columns of the padded field; `grid` is the shape of the unpadded field."""
         height, width = grid
         return height + sum(self.lat), width + sum(self.lon)
 
@@ -56,7 +56,7 @@ class SpherePadding:
         """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
         if not any(self.lat):
             return self._pad_lon(x)
-        # `earth` pads rows first: the opposite meridian is found by a roll over the columns of the unpadded field.
+        # `earth` pads rows first, because it rolls the columns of the unpadded field to get the opposite meridian.
         if self.mode == "earth":
             return self._pad_lon(self._pad_lat_earth(x))
         return self._pad_lat_mirror(self._pad_lon(x))
@@ -67,10 +67,10 @@ class SpherePadding:
         west, east = self.lon
         return x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
 
-    def rows_across_pole(self, height: int) -> tuple[range, ...]:
-        """Return the ranges of rows of the padded field that lie beyond a pole, where vectors change sign.
+    def find_rows_beyond_pole(self, height: int) -> tuple[range, ...]:
+        """Return the ranges of rows of the padded field beyond the poles, in which vector channels change sign.
 
-        The result is empty if there are no vector channels.
+        The result is empty if the padding has no vector channels.
 
         Args:
             height: number of rows of the field before padding.
@@ -86,13 +86,13 @@ class SpherePadding:
         """Return the cells of the field from which a rectangle of the padded field is copied.
 
         Args:
-            rows: rows of the rectangle, counted in the padded field.
-            columns: columns of the rectangle, counted in the padded field.
+            rows: row indices of the rectangle in the padded field.
+            columns: column indices of the rectangle in the padded field.
             grid: number of rows and columns of the field without padding.
 
         Returns:
             Up to three blocks of rows, from north to south: beyond the north pole, on the field, beyond the south pole.
-            Each is a pair of the row indices and the column indices of its cells in the field.
+            Each block is a pair: the row indices and the column indices, in the field, of the cells of the block.
         """
         height, width = grid
         north, west = self.lat[0], self.lon[0]
@@ -100,7 +100,7 @@ class SpherePadding:
         columns_beyond_pole = columns_here
         if self.mode == "earth":
             columns_beyond_pole = [(column - west - width // 2) % width for column in columns]
-        # Row 0 of the field is row `north` of the padded field. Beyond a pole the rows come in reverse order.
+        # Row 0 of the field is row `north` of the padded field. Beyond a pole, the rows are in reverse order.
         skip_north, skip_south = self.skips
         rows_north = [skip_north + north - 1 - row for row in rows if row < north]
         rows_here = [row - north for row in rows if north <= row < north + height]
@@ -112,8 +112,8 @@ class SpherePadding:
         )
         return [block for block in blocks if block[0]]
 
-    def vector_slices(self) -> list[slice]:
-        """Return `vector_channels` as slices, which need no index tensor on the device."""
+    def find_vector_slices(self) -> list[slice]:
+        """Return `vector_channels` as a list of slices, because slices need no index tensor on the device."""
         slices: list[slice] = []
         for channel in sorted(set(self.vector_channels)):
             # Neighbouring channels share a slice.
@@ -124,14 +124,14 @@ class SpherePadding:
         return slices
 
     def _pad_lon(self, x: Tensor) -> Tensor:
-        """Return the field continued periodically in the west and in the east."""
+        """Return the field with periodic columns added in the west and in the east."""
         west, east = self.lon
         if not (west or east):
             return x
         return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1)
 
     def _pad_lat_earth(self, x: Tensor) -> Tensor:
-        """Return the field with each meridian continued beyond the poles at the opposite longitude."""
+        """Return the field with rows added beyond the poles; each meridian continues at the opposite longitude."""
         height = x.shape[-2]
         north, south = self.lat
         skip_north, skip_south = self.skips
@@ -140,12 +140,12 @@ class SpherePadding:
         return torch.cat((beyond_north, x, beyond_south), dim=-2)
 
     def _cross_pole(self, rows: Tensor) -> Tensor:
-        """Return the continuation of a field beyond a pole, from the rows next to the pole, both (B, C, ..., rows, W).
+        """Return the rows beyond a pole, computed from the rows next to the pole; both are (B, C, ..., rows, W).
 
-        The rows come in reverse order and are shifted by half the columns. Vector channels change sign.
+        The result has the rows in reverse order, shifted by half the columns. Vector channels change sign.
         """
         beyond_pole = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
-        for channels in self.vector_slices():
+        for channels in self.find_vector_slices():
             # `roll` returned a new tensor, so the field itself does not change.
             beyond_pole[:, channels].neg_()
         return beyond_pole
@@ -162,21 +162,22 @@ class SpherePadding:
 NO_PADDING = SpherePadding("mirror")
 
 
-def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
+def compute_stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
     """Return the number of rows (or columns) of each stage of a hierarchical encoder.
 
     Args:
         padded: number of rows (or columns) of the padded field.
-        strides: stride of each stage's embedding. Cells left over at the end are dropped, so sizes are rounded down.
+        strides: stride of the embedding of each stage. Sizes are rounded down, because an embedding drops the last
+            cells of an axis if they do not fill a token.
     """
     return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
 
 
 def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-    """Return the smallest m such that windows of all stages fit if the padded size is a multiple of m.
+    """Return the smallest m for which the windows of all stages fit if the padded size is a multiple of m.
 
     Args:
-        strides: stride of each stage's embedding.
+        strides: stride of the embedding of each stage.
         windows: edges of the windows of each stage, in cells of the stage; each must divide the size of the stage.
     """
     multiples = []
@@ -190,17 +191,17 @@ def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) ->
 def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
     """Return the smallest pads (first side, second side) that make the padded size a multiple of `multiple`.
 
-    Each side gets at least half a cell of the coarsest stage, which keeps the edge of the padded field away from the
-    field. The rule gives the padding of the published 6 h model and of the 1 degree starter config.
+    Each side gets at least half a cell of the coarsest stage, so that the field has a distance from the edge of the
+    padded field. The published 6 h model and the 1 degree starter config have the padding of this rule.
 
     Args:
         size: number of rows (or columns) of the field.
         multiple: result of `window_multiple`.
-        strides: stride of each stage's embedding.
+        strides: stride of the embedding of each stage.
 
     Returns:
         Numbers of rows (or columns) to add on the first side (north or west) and on the second side (south or east).
-        If their sum is odd, the second side gets one more.
+        If the total is odd, the second side gets one row (or column) more.
     """
     min_pad = math.prod(strides) // 2
     total = math.ceil((size + 2 * min_pad) / multiple) * multiple - size

@@ -1,4 +1,4 @@
-"""Bilinear interpolation of a field to another number of rows and columns.
+"""Bilinear interpolation of a field to a different number of rows and columns.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -13,32 +13,32 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Taps:
-    """The two input cells along one axis between which each output cell is interpolated.
+class AxisInterpolation:
+    """Input cells and weights of a linear interpolation along one axis: two input cells for each output cell.
 
     Attributes:
-        first: indices of the first cell of each output cell.
-        second: indices of the second cell.
-        weight: weight of the second cell; the first cell has the weight 1 - weight.
+        first: for each output cell, the index of the first of its two input cells.
+        second: for each output cell, the index of the second of its two input cells.
+        weight: for each output cell, the weight of the second input cell; the first has the weight 1 - weight.
     """
 
     first: tuple[int, ...]
     second: tuple[int, ...]
     weight: tuple[float, ...]
 
-    def inputs(self) -> range:
-        """Return the range from the first to the last input cell of the interpolation."""
+    def input_range(self) -> range:
+        """Return the range of input cells that the interpolation reads."""
         return range(min(self.first), max(self.second) + 1)
 
     def apply(self, x: Tensor, dim: int, first_input: int) -> Tensor:
         """Return `x` interpolated along one dimension, with the dtype of `x`.
 
-        The interpolation is computed in at least float32, as torch does.
+        Like the interpolation of torch, the computation is in float32 or a wider dtype.
 
         Args:
             x: field of any shape.
             dim: dimension of the input cells.
-            first_input: number, along the whole axis, of the first input cell in `x`.
+            first_input: index, along the complete axis, of the first input cell in `x`.
         """
         first = torch.tensor(self.first, device=x.device) - first_input
         second = torch.tensor(self.second, device=x.device) - first_input
@@ -51,15 +51,15 @@ class Taps:
         return torch.lerp(first_values, second_values, weight).to(x.dtype)
 
 
-def find_taps(outputs: range, input_size: int, output_size: int) -> Taps:
-    """Return the input cells and weights with which `torch.nn.functional.interpolate` computes some output cells.
+def find_interpolation(outputs: range, input_size: int, output_size: int) -> AxisInterpolation:
+    """Return the input cells and weights from which `torch.nn.functional.interpolate` computes the cells in `outputs`.
 
-    All cells together cover the same interval before and after the interpolation (``align_corners=False``).
+    The input cells and the output cells of the axis cover the same interval (``align_corners=False``).
 
     Args:
         outputs: range of output cells.
-        input_size: number of input cells along the whole axis.
-        output_size: number of output cells along the whole axis.
+        input_size: number of input cells along the complete axis.
+        output_size: number of output cells along the complete axis.
     """
     first = []
     weight = []
@@ -70,11 +70,11 @@ def find_taps(outputs: range, input_size: int, output_size: int) -> Taps:
         first.append(cell)
         weight.append(position - cell)
     second = [min(cell + 1, input_size - 1) for cell in first]
-    return Taps(tuple(first), tuple(second), tuple(weight))
+    return AxisInterpolation(tuple(first), tuple(second), tuple(weight))
 
 
 class BilinearResize(nn.Module):
-    """Bilinear interpolation of a field (B, C, H, W).
+    """Layer that interpolates a field (B, C, H, W) bilinearly to a given number of rows and columns.
 
     Args:
         shape: number of rows and columns of the result.

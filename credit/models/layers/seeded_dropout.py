@@ -1,11 +1,11 @@
-"""Dropout whose masks are a function of the sample's seed, so that a mask can be drawn again.
+"""Dropout whose masks are a function of the seed of the sample, so that a mask can be computed again.
 
-The bits of a mask are a hash of the sample's seed, the layer and the position in the layer. They do not depend on the
-batch, the device, or the tensor-parallel split, and no random state is saved for a recomputation.
+The bits of a mask are a hash of the seed of the sample, the layer and the position in the layer. The bits do not depend
+on the batch, the device or the tensor-parallel split. A recomputation needs no saved random state.
 
 Shape suffixes: B batch, R rows (cells of the grid, or queries of attention), U units (hidden channels, or keys of
 attention), M values of ``memory`` of the noise (times for which a mask stays the same), each with a seed; N windows of
-the whole batch, n windows of one sample, h heads, L positions in a window.
+the complete batch, n windows of one sample, h heads, L positions in a window.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UNITS_PER_HASH = 4
 _NUM_VALUES = 2**16
 
 
-def hash_(x: Tensor) -> Tensor:
-    """Replace each int64 of `x` in place by its hash, 64 pseudo-random bits, and return `x`.
+def hash_in_place(x: Tensor) -> Tensor:
+    """Replace each int64 of `x` in place with its hash, which has 64 pseudo-random bits, and return `x`.
 
     The hash consists of the two multiplication rounds of SplitMix64, in which products wrap around. The final shift of
-    SplitMix64 is omitted, because only groups of 16 bits are used. Right shifts copy the sign bit, whereas SplitMix64
-    shifts in zeros: this costs one bit of randomness per round and saves an operation.
+    SplitMix64 is omitted, because only groups of 16 bits are used. SplitMix64 shifts zeros in from the left; the right
+    shifts here copy the sign bit. This saves an operation and loses one bit of randomness per round.
     """
     for multiplier in (_MULTIPLIER_1, _MULTIPLIER_2):
         x.bitwise_xor_(x >> 32).mul_(multiplier)
@@ -38,12 +38,12 @@ def hash_(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CellNumbering:
-    """Numbering of the cells (or windows) of one rank's part by their position in the whole field.
+    """Numbers of the cells (or windows) in the part of one rank, counted in the complete field.
 
     Attributes:
-        rows: rows of the part in the whole field.
-        columns: columns of the part in the whole field.
-        width: number of columns of the whole field.
+        rows: rows of the part in the complete field.
+        columns: columns of the part in the complete field.
+        width: number of columns of the complete field.
     """
 
     rows: range
@@ -65,11 +65,11 @@ class SeededDropout(nn.Module):
         number: index of the layer, from 0, among the layers with seeded dropout.
 
     Attributes:
-        first_unit: index of this rank's first hidden channel or head; 0 without tensor parallelism.
-        numberings: numbering of each rank's cells (or windows) of a divided field; empty if this rank has the whole
-            field.
-        field_ranks: the ranks whose cells the layer receives: this rank; with sequence parallelism also its
-            tensor-parallel peers.
+        first_unit: index of the first hidden channel or head of this rank; 0 without tensor parallelism.
+        numberings: for each rank of the domain group, the numbers of its cells (or windows) in the complete field;
+            empty if this rank has the complete field.
+        field_ranks: the ranks of the domain group whose cells the layer receives: this rank; with sequence parallelism
+            also its tensor-parallel peers.
     """
 
     def __init__(self, rate: float, number: int) -> None:
@@ -79,7 +79,7 @@ class SeededDropout(nn.Module):
         self.first_unit = 0
         self.numberings: tuple[CellNumbering, ...] = ()
         self.field_ranks = range(0)
-        # The offsets of the layers are far apart, and wrap around as int64.
+        # The offsets of two layers differ by a large number, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
         # A unit is kept if its random number, an int16, is at least the threshold. The lowest int16 keeps all units.
@@ -88,7 +88,7 @@ class SeededDropout(nn.Module):
         self._scale = _NUM_VALUES / (_NUM_VALUES - num_dropped_values)
 
     def drop_channels(self, x: Tensor, seeds_BM: Tensor) -> Tensor:
-        """Return hidden channels with dropout: some are set to zero, the others are scaled to keep the mean.
+        """Return hidden channels after dropout: some are set to zero, the others are scaled to keep the mean.
 
         Args:
             x: (B, ..., U) or (B * cells, U) hidden channels of each cell; under tensor parallelism, the channels of
@@ -102,13 +102,13 @@ class SeededDropout(nn.Module):
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
-        """Return attention weights with dropout: some are set to zero, the others are scaled to keep the mean.
+        """Return attention weights after dropout: some are set to zero, the others are scaled to keep the mean.
 
         Args:
-            weights_NhLL: (N, h, L, L) attention weights, for each window of the whole batch, each head of this rank,
+            weights_NhLL: (N, h, L, L) attention weights, for each window of the complete batch, each head of this rank,
                 each query position and each key position.
             seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
-            heads: number of heads on all tensor-parallel ranks together.
+            heads: total number of heads of all tensor-parallel ranks.
         """
         weights_BnhLL = weights_NhLL.unflatten(0, (len(seeds_BM), -1))
         _, num_windows, num_heads, length, _ = weights_BnhLL.shape
@@ -123,7 +123,7 @@ class SeededDropout(nn.Module):
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _number_cells(self, num_cells: int, device: torch.device) -> Tensor:
-        """Return the number in the whole field of each cell (or window) of a sample, int64 (num_cells,)."""
+        """Return the number of each cell (or window) of a sample, counted in the complete field, int64 (num_cells,)."""
         if not self.numberings:
             return torch.arange(num_cells, device=device)
         return torch.cat([self.numberings[rank].numbers(device) for rank in self.field_ranks])
@@ -137,19 +137,20 @@ class SeededDropout(nn.Module):
 
         Args:
             seed_B11: (B, 1, 1) seed of each sample; 0 to keep all units of the sample.
-            rows_R: (R,) int64 indices of the rows in the whole layer.
+            rows_R: (R,) int64 indices of the rows in the complete layer.
             num_units: number of units of a row, U.
-            first_unit: index of the first unit in the whole layer.
+            first_unit: index of the first unit in the complete layer.
         """
-        # Hash the sample's seed with the layer, the result with the row, and that result with each group of four units.
-        layer_seed_B11 = hash_(seed_B11 + self._layer_offset)
-        row_seed_BR1 = hash_(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
+        # The first hash combines the seed of the sample with the layer. The second hash combines the first hash with
+        # the row, and the third combines the second hash with each group of four units.
+        layer_seed_B11 = hash_in_place(seed_B11 + self._layer_offset)
+        row_seed_BR1 = hash_in_place(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
         # `-(-a // b)` is a / b rounded up, because only a part of the last group may be needed.
         first_hash = first_unit // _UNITS_PER_HASH
         end_hash = -(-(first_unit + num_units) // _UNITS_PER_HASH)
         hashes = torch.arange(first_hash, end_hash, device=rows_R.device)
         # The view splits each hash into the numbers of its four units. The first group may begin before the first unit.
-        numbers_BRU = hash_(row_seed_BR1 + hashes * _INCREMENT).view(torch.int16)
+        numbers_BRU = hash_in_place(row_seed_BR1 + hashes * _INCREMENT).view(torch.int16)
         offset = first_unit - first_hash * _UNITS_PER_HASH
         threshold_B11 = torch.where(seed_B11 == 0, self._lowest, self._threshold).to(torch.int16)
         return numbers_BRU[..., offset : offset + num_units] >= threshold_B11
@@ -160,16 +161,16 @@ class SeededDropout(nn.Module):
         return x_BRU * scale_B11 * is_kept_BRU
 
     def extra_repr(self) -> str:
-        """Return the arguments as text, for `repr` of the network."""
+        """Return the rate and the number as a string, for `repr` of the network."""
         return f"rate={self.rate}, number={self.number}"
 
 
 def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rate: float) -> int:
-    """Replace torch's dropout in a network by seeded dropout, in place; return the number of layers with dropout.
+    """Replace the dropout of torch in a network with seeded dropout, in place; return the number of changed layers.
 
     Args:
-        model: the network. Layers with an attribute ``seeded_dropout`` are changed: window attention and feed-forward
-            layers.
+        model: the network. All layers with an attribute ``seeded_dropout`` are changed, such as window attention,
+            feed-forward layers and residual blocks.
         attention_rate: dropout rate of attention weights; 0 for no dropout.
         feed_forward_rate: dropout rate of the hidden channels of feed-forward layers; 0 for no dropout.
     """
@@ -177,7 +178,7 @@ def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rat
     for module in list(model.modules()):
         if not hasattr(module, "seeded_dropout"):
             continue
-        # Switch torch's dropout off. It is a number in attention layers and a module in feed-forward layers.
+        # Switch off the dropout of torch, which is a number in attention layers and a module in feed-forward layers.
         if isinstance(module.dropout, nn.Dropout):
             module.dropout.p = 0.0
             rate = feed_forward_rate

@@ -1,12 +1,11 @@
 """Spectral normalisation of weights as a parametrization (Miyato et al. 2018, arXiv 1802.05957).
 
 A layer computes with W / sigma, where sigma = u^T W v. The float32 buffers u and v approximate the leading singular
-vectors of W by power iteration. A forward pass only reads u and v; only `advance_power_iterations` updates them.
+vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` updates them.
 
-Call this function once per optimizer step, before the step's first forward, as the package's trainer does (see
-docs/add_a_model.md for other training loops). All micro-steps, rollout steps and recomputations of an optimizer step
-then compute with the same u and v. An iteration between a forward and its recomputation would silently give wrong
-gradients.
+Call this function once per optimizer step, before the first forward pass of the step, as the trainer of this package
+does (docs/add_a_model.md). All micro-steps, rollout steps and recomputations of a step then use the same u and v. A
+power iteration between a forward pass and its recomputation would silently produce wrong gradients.
 """
 
 from __future__ import annotations
@@ -27,45 +26,50 @@ from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import is_cpu_path
-from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, normalize_matrix, unit_vectors
+from credit.models.layers.spectral_norm_batched import (
+    normalize_batched,
+    normalize_matrix,
+    normalize_vectors,
+    prepare_matrices,
+)
 from credit.parallel.blocks.marks import is_marked
-from credit.parallel.dtensor import embed, embed_local, local_slices, num_shards, to_local
+from credit.parallel.dtensor import local_slices, num_shards, pad_local_part, pad_to_shape, to_local
 from credit.parallel.reduce import sum_over_shards
 
-# Number of power iterations for initial weights. The estimate of sigma is then a few per cent too low.
+# Number of power iterations for initial weights. With this number, the estimate of sigma is a few per cent too low.
 INITIAL_ITERATIONS = 15
 
 
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
 
-    With tensor parallelism, the weight is one rank's part of a matrix, see `share`; sigma is still the singular value
-    of the whole matrix.
+    With tensor parallelism, each rank holds a part of the matrix, see `share`. Sigma is always the singular value of
+    the complete matrix.
 
     Args:
         weight: the weight to normalise; only its shape and device are read.
-        out_dim: dimension of the weight that counts outputs (1 for transposed convolutions, else 0).
+        out_dim: dimension of the weight that is the outputs: 1 for transposed convolutions, otherwise 0.
     """
 
     def __init__(self, weight: Tensor, out_dim: int) -> None:
         super().__init__()
         self.out_dim = out_dim
-        # Sums a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight.
+        # Function that sums a tensor (and its gradient) over the tensor-parallel ranks; None for a weight on one rank.
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         rows = weight.shape[out_dim]
         columns = weight.numel() // rows
-        # Placeholder unit vectors; `initialise` or a state dict sets the real ones.
+        # Placeholder unit vectors; `initialise` or a state dict replaces them.
         self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
         self.register_buffer("v", torch.full((columns,), columns**-0.5, device=weight.device))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Return `weight`, or any part of it, as a float32 matrix (outputs, product of all other dimensions)."""
+        """Return `weight` (complete or a part) as a float32 matrix (outputs, product of all other dimensions)."""
         if self.out_dim:
             weight = weight.transpose(0, self.out_dim)
         return weight.flatten(1).float()
 
-    def _as_weight(self, matrix: Tensor, weight: Tensor) -> Tensor:
-        """Return a matrix, from `matrix`, in the shape and the dtype of `weight`."""
+    def _reshape_to_weight(self, matrix: Tensor, weight: Tensor) -> Tensor:
+        """Return `matrix`, a result of the method `matrix`, in the shape and the dtype of `weight`."""
         if not self.out_dim:
             return matrix.view(weight.shape).to(weight.dtype)
         transposed_shape = weight.transpose(0, self.out_dim).shape
@@ -74,7 +78,7 @@ class SpectralNorm(nn.Module):
     def share(
         self, split_dim: int, all_reduce: Callable[[Tensor], Tensor], sum_gradient: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Prepare for a weight that tensor parallelism splits: each rank then has a part of the matrix.
+        """Prepare the norm for a weight that tensor parallelism splits, so that each rank has a part of the matrix.
 
         Args:
             split_dim: dimension of the matrix that is split over the ranks: 0 for rows, 1 for columns.
@@ -82,23 +86,23 @@ class SpectralNorm(nn.Module):
             sum_gradient: function that returns its argument unchanged and sums its gradient over the ranks; not used.
 
         Returns:
-            Name of the buffer, ``u`` or ``v`` -> dimension along which it is split; None if it is not split.
+            Name of the buffer, ``u`` or ``v`` -> dimension along which the buffer is split; None if it is not split.
         """
         self.sum_over_parts = all_reduce
         return {"u": 0 if split_dim == 0 else None, "v": 0 if split_dim == 1 else None}
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:
-        """Change `model` in place: the split weights of each sharding unit share one all-reduce over the ranks."""
+        """Change `model` in place so that the split weights of each sharding unit share one all-reduce."""
         install_batched_normalization(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return u and v of a whole initial `weight`, from power iterations that start at a random u."""
+        """Return the buffers u and v of a complete initial `weight`: power iterations that start from a random u."""
         matrix = self.matrix(weight)
-        (u,) = unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
+        (u,) = normalize_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
-            (v,) = unit_vectors([torch.mv(matrix.t(), u)])
-            (u,) = unit_vectors([torch.mv(matrix, v)])
+            (v,) = normalize_vectors([torch.mv(matrix.t(), u)])
+            (u,) = normalize_vectors([torch.mv(matrix, v)])
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -115,15 +119,15 @@ class SpectralNorm(nn.Module):
         with without_autocast(weight):
             if not is_compiling and self.sum_over_parts is None:
                 matrix = normalize_matrix(self.matrix(weight), u, v)
-                return self._as_weight(matrix, weight)
+                return self._reshape_to_weight(matrix, weight)
             sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
             if self.sum_over_parts is not None:
                 sigma = self.sum_over_parts(sigma)
-            # Multiply by 1 / sigma, because the backward of a division takes several more passes over the weight.
+            # Multiply by 1 / sigma, because the backward pass of a division reads the weight several times more.
             return (weight.float() * sigma.reciprocal()).to(weight.dtype)
 
 
-# All parametrizations of a normalised weight; spectral norm is the last.
+# All parametrizations of a normalised weight. Adapters come first; spectral norm is the last parametrization.
 Chain = parametrize.ParametrizationList
 # Weights that the current forward pass has normalised in advance, see `install_batched_normalization`.
 _weights_by_norm: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar("normalized", default=MappingProxyType({}))
@@ -146,9 +150,9 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Find all normalised weights in `module`: spectral norm of a weight -> all parametrizations of the weight."""
-    # `named_modules` would take longer than all other work of a training step with the result.
+def find_spectral_norms(module: nn.Module) -> dict[SpectralNorm, Chain]:
+    """Return spectral norm -> all parametrizations of its weight, for each normalised weight in `module`."""
+    # Walking through the modules with `named_modules` would take longer than all uses of the result in a training step.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
     while stack:
@@ -156,15 +160,15 @@ def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
         if isinstance(descendant, parametrize.ParametrizationList):
             for link in descendant:
                 if isinstance(link, SpectralNorm):
-                    assert link is descendant[-1], "nothing may come after spectral norm"
+                    assert link is descendant[-1], "spectral norm must be the last parametrization"
                     chains[link] = descendant
         elif descendant is not None:
             stack.extend(descendant._modules.values())
     return chains
 
 
-def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the u and v buffers of `model` by their names in its state dict, without a copy."""
+def find_singular_vectors(model: nn.Module) -> dict[str, Tensor]:
+    """Return name in the state dict -> buffer, for the buffers u and v of all normalised weights, without a copy."""
     vectors = {}
     for name, module in model.named_modules():
         if isinstance(module, SpectralNorm):
@@ -173,17 +177,16 @@ def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_trainable(chain: Chain) -> bool:
-    """Return True if the weight or one of its adapters is trained; otherwise u and v are not updated."""
+    """Return True if the weight or an adapter of the weight is trained, so that u and v must be updated."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
 @torch.no_grad()
 def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
-    """Collective: update u and v of every trainable weight by power iterations, v first, in place.
+    """Collective: update u and v of every trainable weight in place by power iterations; each begins with v.
 
-    Call this function once per optimizer step, before the step's first forward. After weights have been replaced, call
-    it with more iterations. Sharded weights are not gathered; instead, each iteration needs two all-reduces for each
-    device mesh.
+    Call this function once per optimizer step, before the first forward pass of the step. Call it with more iterations
+    after weights have been replaced. Instead of gathering sharded weights, each iteration needs two all-reduces.
 
     Args:
         model: the model; all ranks of its device meshes must make this call.
@@ -191,7 +194,7 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
     """
     unsharded: dict[SpectralNorm, Chain] = {}
     sharded: dict[SpectralNorm, Chain] = {}
-    for norm, chain in normalized_weights(model).items():
+    for norm, chain in find_spectral_norms(model).items():
         if is_trainable(chain):
             is_sharded = isinstance(chain.original, DTensor) and num_shards(chain.original) > 1
             chains = sharded if is_sharded else unsharded
@@ -203,20 +206,20 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
 
 
 def _power_iterate_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Update u and v, in place, of weights whose whole matrix is on this rank."""
+    """Update u and v in place for the weights of `chains`; this rank has the complete matrix of each weight."""
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        inputs = [norm.matrix(_weight_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
-        matrices = hold_matrices(inputs)
+        inputs = [norm.matrix(_compute_adapted_weight(chain)).to(norm.u.device) for norm, chain in chains.items()]
+        matrices = prepare_matrices(inputs)
         for _ in range(iterations):
-            torch._foreach_copy_(vs, unit_vectors(matrices.products(us, transposed=True)))
-            torch._foreach_copy_(us, unit_vectors(matrices.products(vs, transposed=False)))
+            torch._foreach_copy_(vs, normalize_vectors(matrices.multiply(us, transposed=True)))
+            torch._foreach_copy_(us, normalize_vectors(matrices.multiply(vs, transposed=False)))
 
 
 @dataclass
 class _MatrixShard:
-    """Rows and columns of a weight's matrix that this rank stores."""
+    """Part of a matrix that this rank stores, given by its rows and columns."""
 
     norm: SpectralNorm
     chain: Chain
@@ -227,17 +230,17 @@ class _MatrixShard:
     def of(cls, norm: SpectralNorm, chain: Chain) -> _MatrixShard:
         bounds = local_slices(chain.original)
         rows = bounds.pop(norm.out_dim)
-        # Only the first of the dimensions that make up the columns can be sharded.
+        # The columns are several dimensions of the weight; only the first of these dimensions can be sharded.
         inner_size = chain.original.shape[2:].numel()
         columns = slice(bounds[0].start * inner_size, bounds[0].stop * inner_size)
         return cls(norm, chain, rows, columns)
 
-    def adapter_tensors(self) -> list[Tensor]:
-        """Return the sharded tensors that must be gathered to compute the adapters' part of a matrix-vector product."""
+    def list_adapter_tensors(self) -> list[Tensor]:
+        """Return the sharded tensors that must be gathered before `add_adapters` can be called."""
         tensors: list[Tensor] = []
-        for adapter in _adapters(self.chain):
+        for adapter in _list_adapters(self.chain):
             tensors += adapter.parameters()
-        # Without tensor parallelism, u is whole on every rank.
+        # Without tensor parallelism, every rank has the complete u.
         if tensors and isinstance(self.norm.u, DTensor):
             tensors.insert(0, self.norm.u)
         return tensors
@@ -245,11 +248,11 @@ class _MatrixShard:
     def add_adapters(
         self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
     ) -> Tensor:
-        """Return `product`, of the matrix without adapters (or its transpose) and `vector`, plus the adapters' part.
+        """Return `product` (of the weight matrix and `vector`) plus the product of the adapters and `vector`.
 
-        `gathered` maps each tensor of `adapter_tensors` to the full, gathered tensor.
+        `gathered` maps the tensors of `list_adapter_tensors` to gathered tensors. `transposed`: transpose all matrices.
         """
-        adapters = _adapters(self.chain)
+        adapters = _list_adapters(self.chain)
         if not adapters:
             return product
         addend = torch.zeros(self.chain.original.shape, device=vector.device)
@@ -263,29 +266,29 @@ class _MatrixShard:
 
 
 def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: update u and v, in place, of weights whose matrices are sharded over the ranks.
+    """Collective: update u and v in place for the weights of `chains`, which are sharded over the ranks.
 
-    Every rank multiplies its parts of the matrices. The sums of the products over the ranks are the full u and v, of
-    which each rank stores its part. The first all-reduce also gathers the adapters, which are small.
+    Every rank multiplies its parts of the matrices. The sums of these products over the ranks are the complete u and v,
+    and each rank stores its part of u and v. The first all-reduce also gathers the adapters, which are small.
     """
     shards = [_MatrixShard.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
     to_gather: list[Tensor] = []
     for shard in shards:
-        to_gather += shard.adapter_tensors()
-    us = [embed_local(norm.u) for norm in chains]
+        to_gather += shard.list_adapter_tensors()
+    us = [pad_local_part(norm.u) for norm in chains]
     gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
         stored = [norm.matrix(to_local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
-        matrices = hold_matrices(stored)
+        matrices = prepare_matrices(stored)
         for iteration in range(iterations):
-            # v = W^T u, then u = W v, both divided by their lengths.
+            # v = W^T u, then u = W v; u and v are divided by their lengths.
             row_vectors = [u[shard.rows] for shard, u in zip(shards, us, strict=True)]
             summands = []
-            for shard, product in zip(shards, matrices.products(row_vectors, transposed=True), strict=True):
-                summands.append(embed(product, [shard.columns], shard.norm.v.shape))
+            for shard, product in zip(shards, matrices.multiply(row_vectors, transposed=True), strict=True):
+                summands.append(pad_to_shape(product, [shard.columns], shard.norm.v.shape))
             if iteration == 0 and to_gather:
-                embedded = [embed_local(tensor).to(us[0].device) for tensor in to_gather]
+                embedded = [pad_local_part(tensor).to(us[0].device) for tensor in to_gather]
                 sums = sum_over_shards(summands + embedded, originals + to_gather)
                 gathered = dict(zip(to_gather, sums[len(shards) :], strict=True))
                 us = [gathered.get(shard.norm.u, u) for shard, u in zip(shards, us, strict=True)]
@@ -294,28 +297,28 @@ def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int
             vs = []
             for shard, product, u in zip(shards, sums[: len(shards)], us, strict=True):
                 vs.append(shard.add_adapters(product, u, gathered, transposed=True))
-            vs = unit_vectors(vs)
+            vs = normalize_vectors(vs)
             column_vectors = [v[shard.columns] for shard, v in zip(shards, vs, strict=True)]
             summands = []
-            for shard, product in zip(shards, matrices.products(column_vectors, transposed=False), strict=True):
-                summands.append(embed(product, [shard.rows], shard.norm.u.shape))
+            for shard, product in zip(shards, matrices.multiply(column_vectors, transposed=False), strict=True):
+                summands.append(pad_to_shape(product, [shard.rows], shard.norm.u.shape))
             us = []
             for shard, product, v in zip(shards, sum_over_shards(summands, originals), vs, strict=True):
                 us.append(shard.add_adapters(product, v, gathered, transposed=False))
-            us = unit_vectors(us)
+            us = normalize_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         to_local(norm.u).copy_(u[local_slices(norm.u)[0]])
         to_local(norm.v).copy_(v[local_slices(norm.v)[0]])
 
 
-def _adapters(chain: Chain) -> list[nn.Module]:
+def _list_adapters(chain: Chain) -> list[nn.Module]:
     """Return the adapters of a weight: all parametrizations before spectral norm."""
     return list(chain)[:-1]
 
 
-def _weight_before_norm(chain: Chain) -> Tensor:
-    """Return the input of spectral norm: the weight with its adapters, or this rank's part of it."""
-    # `to_local` and `_adapters` are inlined, to avoid two function calls for each weight in every step.
+def _compute_adapted_weight(chain: Chain) -> Tensor:
+    """Return the input of spectral norm: the weight with its adapters, or the part on this rank."""
+    # `to_local` and `_list_adapters` are inlined to avoid two function calls for each weight in every step.
     weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
     for adapter in list(chain)[:-1]:
         weight = adapter(weight)
@@ -323,25 +326,25 @@ def _weight_before_norm(chain: Chain) -> Tensor:
 
 
 def install_batched_normalization(module: nn.Module, by_unit: bool) -> None:
-    """Change the forward of `module` in place: it first normalises all weights inside it in a few operations.
+    """Change the forward of `module` in place so that it first normalises all weights inside it in a few operations.
 
-    On a GPU, weights of the same shape are normalised by the same kernels. Tensor-parallel weights share one all-reduce
-    of their sigmas, and one of its gradient. All other weights are still normalised when they are read.
+    On a GPU, the same kernels normalise all weights of the same shape. Tensor-parallel weights share one all-reduce of
+    their sigmas and one all-reduce of the gradient. All other weights are still normalised when they are read.
 
     Args:
         module: a module that is not compiled; a compiled graph normalises each weight separately.
-        by_unit: True to normalise the weights of each sharding unit in the unit's own forward. This is needed if
+        by_unit: True to normalise the weights of each sharding unit in the forward of the unit. This is necessary if
             weights are gathered, or activations are recomputed, unit by unit.
     """
     units = [module]
     if by_unit:
         units += [unit for unit in module.modules() if is_marked(unit) and unit is not module]
     for unit in units:
-        # Weights of units inside this unit are normalised by the inner units.
-        chains = normalized_weights(unit)
+        # A unit inside this unit normalises its own weights.
+        chains = find_spectral_norms(unit)
         for inner in units:
             if inner is not unit and inner in set(unit.modules()):
-                for norm in normalized_weights(inner):
+                for norm in find_spectral_norms(inner):
                     chains.pop(norm, None)
         if chains:
             unit.forward = functools.partial(_forward_with_prenormalized_weights, unit.forward, chains)
@@ -350,11 +353,11 @@ def install_batched_normalization(module: nn.Module, by_unit: bool) -> None:
 def _forward_with_prenormalized_weights(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
-    """Normalise the weights of `chains`, then call `forward`; `SpectralNorm.forward` returns the results in it."""
+    """Normalise the weights of `chains`, then call `forward`, in which `SpectralNorm.forward` returns these weights."""
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     ready = _weights_by_norm.get()
-    weights = {norm: _weight_before_norm(chain) for norm, chain in chains.items() if norm not in ready}
+    weights = {norm: _compute_adapted_weight(chain) for norm, chain in chains.items() if norm not in ready}
     token = _weights_by_norm.set({**ready, **_normalize_groups(weights)})
     try:
         return forward(*args, **kwargs)
@@ -363,7 +366,7 @@ def _forward_with_prenormalized_weights(
 
 
 def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Return the normalised weights (or this rank's parts) for weights that can share kernels or all-reduces."""
+    """Return normalised weights (or the parts on this rank), for all weights that can share kernels or all-reduces."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
     for norm, weight in weights.items():
@@ -371,7 +374,7 @@ def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNo
             split[norm] = weight
         elif not is_cpu_path(weight):
             same_shape[weight.shape, weight.dtype, norm.out_dim][norm] = weight
-    normalized = _normalize_split(split) if split else {}
+    normalized = _normalize_tensor_parallel(split) if split else {}
     for (_, _, out_dim), group in same_shape.items():
         if len(group) > 1:
             outputs_first = [weight.transpose(0, out_dim) for weight in group.values()]
@@ -383,8 +386,8 @@ def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNo
     return normalized
 
 
-def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Collective: return this rank's parts of tensor-parallel weights, normalised with a single all-reduce."""
+def _normalize_tensor_parallel(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
+    """Collective: return the parts on this rank of the tensor-parallel `weights`, normalised with one all-reduce."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
         products = []

@@ -1,7 +1,8 @@
 """Spectral norm of many weights with few kernel launches.
 
-On a GPU, launching kernels for each weight takes longer than the computation. So weights of one shape are stacked and
-computed together. Shape suffixes: N weights of one shape; R rows (outputs) and C columns of each; X stands for R or C.
+On a GPU, launching kernels for each weight takes longer than the computation. So weights of the same shape are stacked
+and computed together. Shape suffixes: N weights of the same shape; R rows (outputs) and C columns of a weight; X is R
+or C.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.dispatch import is_cpu_path
 
-# Lower limit for the length by which a vector is divided, so that zero vectors stay zero.
+# A vector is divided by its length, but at least by this number, so that zero vectors stay zero.
 EPS = 1e-12
 
 
 class PlainMatrices:
-    """Float32 matrices that are multiplied one after another, for CPUs, where stacking them saves no time."""
+    """Float32 matrices that are multiplied by vectors one after another, for CPUs, where stacking saves no time."""
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self._matrices = matrices
 
-    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+    def multiply(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
         """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
         matrices = self._matrices
         if transposed:
@@ -34,10 +35,10 @@ class PlainMatrices:
 
 
 class StackedMatrices:
-    """Float32 matrices that are multiplied together: matrices of one shape are stacked in one tensor (N, R, C).
+    """Float32 matrices that are multiplied by vectors together: matrices of the same shape form one tensor (N, R, C).
 
-    Stacked matrices are multiplied elementwise and summed, because torch's batched matrix product may round its
-    arguments to TF32. A matrix with a unique shape is not stacked.
+    A product with stacked matrices is an elementwise product followed by a sum, because the batched matrix product of
+    torch may round its arguments to TF32. A matrix with a unique shape is not stacked.
     """
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
@@ -51,7 +52,7 @@ class StackedMatrices:
                 stack_NRC = torch.stack([matrices[index] for index in group])
             self._stacks_NRC.append(stack_NRC)
 
-    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+    def multiply(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
         """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
         products: dict[int, Tensor] = {}
         for group, matrices_NRC in zip(self._groups, self._stacks_NRC, strict=True):
@@ -71,13 +72,13 @@ class StackedMatrices:
         return [products[index] for index in range(len(vectors))]
 
 
-def hold_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
-    """Return an object that multiplies each float32 matrix by a vector, in the fastest way for their device."""
+def prepare_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
+    """Return an object that multiplies each of the float32 matrices by a vector, in the fastest way for the device."""
     return PlainMatrices(matrices) if is_cpu_path(matrices[0]) else StackedMatrices(matrices)
 
 
-def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each vector divided by its 2-norm; zero vectors stay zero."""
+def normalize_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the vectors, each divided by its 2-norm; zero vectors stay zero."""
     if is_cpu_path(vectors[0]):
         lengths = torch._foreach_norm(vectors)
         torch._foreach_clamp_min_(lengths, EPS)
@@ -91,7 +92,7 @@ def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of the tensors as one list for each shape."""
+    """Return a list for each shape, with the indices of the tensors that have this shape."""
     groups: defaultdict[torch.Size, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         groups[tensor.shape].append(index)
@@ -99,7 +100,7 @@ def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def normalize_matrix(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Return W / (u^T W v) for a float32 matrix W (R, C); its backward makes few passes over the memory of W.
+    """Return W / (u^T W v) for a float32 matrix W (R, C); its backward pass reads and writes W only a few times.
 
     Args:
         matrix: the weight as a matrix.
@@ -110,17 +111,17 @@ def normalize_matrix(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 class _NormalizeMatrix(torch.autograd.Function):
-    """Normalised (R, C) matrix; u and v have no gradients.
+    """Autograd function that normalises one (R, C) matrix; u and v have no gradients.
 
-    Autograd of the same formula writes two more matrices in the backward pass, the product with the gradient and the
-    outer product of u and v, and reads each once.
+    With the autograd of torch, the backward pass would write and read two additional matrices: the product with the
+    gradient, and the outer product of u and v.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, matrix_RC: Tensor, u_R: Tensor, v_C: Tensor) -> Tensor:
         reciprocal = torch.dot(u_R, torch.mv(matrix_RC, v_C)).reciprocal()
         ctx.save_for_backward(matrix_RC, u_R, v_C, reciprocal)
-        # A product with 1 / sigma is faster than a division by sigma.
+        # Multiplying by 1 / sigma is faster than dividing by sigma.
         return matrix_RC * reciprocal
 
     @staticmethod
@@ -135,22 +136,23 @@ class _NormalizeMatrix(torch.autograd.Function):
 
 
 def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return W / (u^T W v) for each of several weights W of one shape and dtype, in this dtype.
+    """Return W / (u^T W v) for each weight W in `weights`; all weights have the same shape and dtype.
 
-    Besides W, only u, v and the reciprocals are saved for the backward pass.
+    The results have the dtype of the weights. The function saves W, u, v and 1 / (u^T W v) for the backward pass.
 
     Args:
-        weights: (R, ...) weights; the first dimension counts outputs.
+        weights: (R, ...) weights; the first dimension is the outputs.
         us: float32 (R,) left singular vector of each weight.
-        vs: float32 (C,) right singular vector of each weight; C is the product of the weight's other dimensions.
+        vs: float32 (C,) right singular vector of each weight; C is the product of all dimensions of a weight except the
+            first.
     """
     matrices_NRC = _NormalizeBatched.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
-    # Back to the dtype and shape of the weights, one tensor for each.
+    # Convert the stack to one tensor for each weight, with the dtype and shape of the weight.
     return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
 
 
 class _NormalizeBatched(torch.autograd.Function):
-    """Float32 (N, R, C) stack of normalised weights; u and v have no gradients."""
+    """Autograd function that returns the normalised weights as a float32 (N, R, C) stack; u and v have no gradients."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
@@ -170,7 +172,7 @@ class _NormalizeBatched(torch.autograd.Function):
         rows_NR1 = factor_N11 * u_NR[:, :, None]
         columns_N1C = v_NC[:, None]
         grad_weights_NRC = torch.addcmul(grad_y_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
-        # All weights have one shape and one dtype.
+        # All weights have the same shape and dtype.
         weight = weights[0]
         return None, None, *grad_weights_NRC.unflatten(2, weight.shape[1:]).to(weight.dtype).unbind()
 

@@ -1,4 +1,4 @@
-"""Convolution of fields on a global latitude-longitude grid, which has no edge.
+"""Convolution of fields on a global latitude-longitude grid, with cells across the poles and around the globe.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -13,17 +13,17 @@ from credit.models.layers.padding import SpherePadding
 
 
 class SphereConv2d(nn.Conv2d):
-    """Square convolution that reads cells across the poles and around the globe (`SpherePadding`).
+    """Convolution with a square kernel that reads cells across the poles and around the globe (`SpherePadding`).
 
-    With stride 2, output cells lie on the rows and columns 0, 2, 4, ... of the input. The output has half the rows and
-    columns, rounded up.
+    With stride 2, the output has the rows and columns 0, 2, 4, ... of the input, so half as many rows and columns,
+    rounded up.
 
     Args:
         in_channels: channels of the input.
         out_channels: channels of the output.
         kernel: edge of the kernel in cells, odd.
         stride: 1 or 2.
-        skip: number of rows at the (north, south) pole that are not repeated beyond the pole, see `SpherePadding`.
+        skip: number of rows at the (north, south) pole that are not copied beyond the pole, see `SpherePadding`.
         vector_channels: indices of the input channels whose sign changes beyond a pole.
         initial_scale: factor on the initial values of weight and bias. With a small factor in the last layer, the
             output of a network is close to zero at the start of training.
@@ -60,7 +60,7 @@ class SphereConv2d(nn.Conv2d):
 
         Args:
             key: ``"weight"`` or ``"bias"``.
-            shape: shape of the whole (unsharded) tensor.
+            shape: shape of the complete (unsharded) tensor.
             generator: random generator on the CPU.
         """
         inputs_per_output = self.in_channels * self.kernel_size[0] * self.kernel_size[1]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.kernels.mlp import mlp
-from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, defer
+from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, defer_product
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.window_attention import BiasIndex, WindowAttention
@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
         has_norm: True to normalise the input.
     """
 
-    # True to recompute the norm in the backward pass if that is worthwhile, see `WindowAttention`.
+    # True to recompute the norm in the backward pass if this saves enough memory, see `WindowAttention`.
     saves_memory = True
 
     def __init__(
@@ -45,20 +45,20 @@ class FeedForward(nn.Module):
         self.expand = CustomProductLinear(dim, hidden_dim)
         self.contract = CustomProductLinear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
-        # Dropout as noise, set by `use_seeded_dropout`.
+        # Layer of `dropout` noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the tokens (B, H, W, C), to be added to the input.
+        """Return the output of the MLP (B, H, W, C), to be added to the tokens.
 
         Args:
             x_BHWC: tokens.
             conditions: vectors of each sample or cell, such as noise, on which the norms and dropout depend.
         """
-        # The MLP treats each cell separately, so all cells become rows of one matrix.
+        # The MLP processes each cell separately, so all cells become rows of a single matrix.
         normed_BHWC = x_BHWC if self.norm is None else self.norm(x_BHWC, conditions)
         normed_NC = normed_BHWC.flatten(0, 2)
-        # The kernel `mlp` has no dropout, so with dropout of either kind the layers are computed separately.
+        # The kernel `mlp` has no dropout, so with seeded dropout or torch dropout the layers are computed separately.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             hidden_NK = F.gelu(self.expand(normed_NC))
             y_NC = self.contract(self.seeded_dropout.drop_channels(hidden_NK, conditions.dropout_seeds_BM))
@@ -70,23 +70,23 @@ class FeedForward(nn.Module):
             if self.norm is not None and self.saves_memory and not conditions.changes_norms:
                 norm = RecomputedNorm.build_if_worthwhile(self.norm, x_BHWC)
             # The first layer defers its product to the second layer, where one kernel computes both.
-            deferred = self.expand(normed_NC, defer)
+            deferred = self.expand(normed_NC, defer_product)
             y_NC = self.contract(deferred, partial(mlp, norm=norm))
         return y_NC.view(x_BHWC.shape)
 
 
 class TransformerLayer(nn.Module):
-    """Short attention, feed-forward, long attention and feed-forward in sequence, each added to its input.
+    """Transformer layer with four residual parts: short attention, feed-forward, long attention, feed-forward.
 
-    A transformer layer is one unit of sharding and checkpointing. `_tp_plan` declares how its linear layers may be
-    split over tensor-parallel ranks.
+    The output of each part is added to its input. The layer is one unit of sharding and checkpointing. `_tp_plan`
+    declares how its linear layers may be split over tensor-parallel ranks.
 
     Args:
         dim: channels of the tokens.
         dim_head: channels per attention head; divides `dim`.
-        local_window: window edge of the short attention, in cells. Its windows consist of neighbouring cells.
-        global_window: window edge of the long attention, in cells. Its windows consist of cells that are spread over
-            the whole grid.
+        local_window: window edge of the short attention, in cells. These windows consist of neighbouring cells.
+        global_window: window edge of the long attention, in cells. These windows consist of cells that are spread over
+            the complete grid.
         attn_dropout: probability of dropping an attention weight in training.
         ff_dropout: probability of dropping a hidden channel of the feed-forward layers in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.

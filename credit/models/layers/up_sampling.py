@@ -1,6 +1,6 @@
-"""Up-sampling blocks of a convolutional decoder, each of which doubles height and width.
+"""Up-sampling blocks of a convolutional decoder. Each block doubles height and width.
 
-All take and return (B, C, H, W) tensors. If the input is in channels-last memory, so is the output.
+Input and output of all blocks are (B, C, H, W) tensors. The output is in channels-last memory if the input is.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from credit.models.data_axes import mark_output_layer, mark_output_to_output_layer
 from credit.models.initialise import kaiming_normal
 from credit.models.kernels.merged_head import (
-    WHOLE,
+    NO_MARGINS,
     Margins,
     crop_input,
     is_merging_worthwhile,
@@ -24,10 +24,10 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
-    """Return the result of `torch.nn.PixelShuffle(2)`, (B, C/4, 2H, 2W), but keep channels-last memory."""
+    """Return the same values as `torch.nn.PixelShuffle(2)`, (B, C/4, 2H, 2W), in channels-last memory."""
     B, C, H, W = x_BCHW.shape
     # The channels are ordered (C / 4, row phase, column phase). Each old cell becomes 2 x 2 new cells; the phases, 0 or
-    # 1, are the row and column of a new cell among them.
+    # 1, are the row and column of a new cell among the 2 x 2 cells.
     x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
     # (B, H, row phase, W, column phase, C / 4)
     x_BH2W2C = x_BHWC22.permute(0, 1, 4, 2, 5, 3)
@@ -52,24 +52,24 @@ class SubpixelConv(nn.Conv2d):
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return the ICNR initial value of the weight or bias (Aitken et al. 2017, arXiv 1707.02937), on the CPU.
 
-        The four sub-kernels of an output channel start equal, so the output of a new network has no checkerboard
-        pattern. The bias starts as zeros.
+        The four sub-kernels of an output channel have equal initial values, so the output of an untrained network has
+        no checkerboard pattern. The initial bias is zero.
 
         Args:
             name: ``"weight"`` or ``"bias"``.
-            shape: shape of the whole (unsharded) tensor.
+            shape: shape of the complete (unsharded) tensor.
             generator: random generator on the CPU.
         """
         if name == "bias":
             return torch.zeros(shape, device="cpu")
-        # An output value has 3 x 3 inputs in each input channel.
+        # Each output value depends on 3 x 3 values of each input channel.
         fan_in = shape[1] * 9
         sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), fan_in, generator)
         return sub_kernel.repeat_interleave(4, dim=0)
 
 
 class Refinement(nn.Sequential):
-    """Two sequences of 3x3 convolution, group norm and SiLU. The caller adds the result to the input.
+    """Residual branch that applies 3x3 convolution, group norm and SiLU twice. The caller adds the result to the input.
 
     Args:
         channels: input and output channels.
@@ -85,14 +85,14 @@ class Refinement(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the field (B, C, H, W).
+        """Return the output of the branch (B, C, H, W), to be added to the input.
 
         Args:
             x_BCHW: field.
             conditions: vectors of each sample or cell, at the resolution of the field, on which the norms depend.
         """
         for layer in self:
-            # Only the norms take conditions.
+            # Only the norms depend on conditions.
             if isinstance(layer, GroupNorm):
                 x_BCHW = layer(x_BCHW, conditions)
             else:
@@ -101,7 +101,7 @@ class Refinement(nn.Sequential):
 
 
 class UpBlockPS(nn.Module):
-    """Up-sampling by a pixel shuffle, followed by two residual branches: a 3x3 convolution, and a `Refinement`.
+    """Up-sampling by a pixel shuffle, followed by two residual branches: a 3x3 convolution, then a `Refinement`.
 
     Args:
         in_channels: input channels.
@@ -163,7 +163,7 @@ class UpBlock(nn.Module):
 
 
 class TransposedHead(nn.ConvTranspose2d):
-    """Last block of a decoder: a transposed convolution whose output is cropped by margins, such as the padding.
+    """Last block of a decoder: a transposed convolution. The margins of its output, such as the padding, are cropped.
 
     Args:
         in_channels: input channels.
@@ -181,7 +181,7 @@ class TransposedHead(nn.ConvTranspose2d):
         """
         mark_output_layer(self, frames)
 
-    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
+    def forward(self, x_BCHW: Tensor, margins: Margins = NO_MARGINS) -> Tensor:
         """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.
 
         Args:
@@ -193,10 +193,14 @@ class TransposedHead(nn.ConvTranspose2d):
 
 
 class SubpixelHead(nn.Sequential):
-    """Last block of a decoder: a subpixel convolution and a 3x3 convolution whose output is cropped by margins.
+    """Last block of a decoder: a subpixel convolution and a 3x3 convolution. The margins of the output are cropped.
 
-    There is no activation between the two convolutions, so together they are one linear map. It is computed as one
-    convolution if this takes fewer operations, see `credit.models.kernels.merged_head`.
+    The two convolutions have no activation between them, so together they are a single linear map. The block computes
+    this map as one merged convolution if this takes fewer operations, see `credit.models.kernels.merged_head`.
+
+    Attributes:
+        merged_weight: weight of the merged convolution, for inference; None until `precompute` is called.
+        merged_bias: bias of the merged convolution, for inference; None until `precompute` is called.
 
     Args:
         in_channels: input channels.
@@ -205,7 +209,6 @@ class SubpixelHead(nn.Sequential):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(SubpixelConv(in_channels, out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1))
-        # Merged kernels for inference, set by `precompute`.
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
 
@@ -215,11 +218,11 @@ class SubpixelHead(nn.Sequential):
         Args:
             frames: number of output frames.
         """
-        # The four phases of a channel are neighbours before the pixel shuffle.
+        # Before the pixel shuffle, the four phases of a channel are neighbouring channels.
         mark_output_layer(self[0], frames, inner=4)
         mark_output_to_output_layer(self[1], frames)
 
-    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
+    def forward(self, x_BCHW: Tensor, margins: Margins = NO_MARGINS) -> Tensor:
         """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.
 
         Args:
@@ -237,7 +240,7 @@ class SubpixelHead(nn.Sequential):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and cache the merged kernels, for inference: the weights must not change afterwards."""
+        """Compute and cache the merged convolution for inference. After this call, the weights must not change."""
         self.merged_weight, self.merged_bias = self._merge_kernels()
 
     def _merge_kernels(self) -> tuple[Tensor, Tensor]:

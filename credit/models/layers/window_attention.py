@@ -27,12 +27,12 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
 
     Args:
         x_BHWC: tokens of the grid.
-        window: edge of a window in cells; it divides H and W.
-        strided: False for windows of neighbouring cells (short attention), True for windows of cells that lie
-            H / window rows and W / window columns apart (long attention).
+        window: edge of a window in cells; a divisor of H and W.
+        strided: False for windows of neighbouring cells (short attention). True for windows of distant cells, with a
+            distance of H / window rows and W / window columns between neighbours (long attention).
 
     Returns:
-        The N windows of the whole batch with L = window^2 positions each, (N, L, C), in row-major order.
+        The N windows of the complete batch with L = window^2 positions each, (N, L, C), in row-major order.
 
     Raises:
         ValueError: if the window does not divide the grid.
@@ -50,7 +50,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
 
 
 def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
-    """Rearrange windows into the tokens of a grid (B, H, W, C): the inverse of `to_windows`.
+    """Rearrange windows into the tokens of a grid, (B, H, W, C); the inverse of `to_windows`.
 
     Args:
         x_NLC: tokens of the windows.
@@ -69,15 +69,15 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
 
 
 class DynamicPositionBias(nn.Module):
-    """Additive attention bias that an MLP computes from the row and column offset of two positions.
+    """Position bias of attention: an MLP computes it from the row and column offset of two positions.
 
-    All heads share the bias. Under autocast the MLP keeps its precision, because it is so small that casting its
-    weights takes longer than its products.
+    All heads share the bias. Under autocast the MLP stays in float32, because casting its weights would take longer
+    than its matrix products.
 
     Args:
         dim: width of the hidden layers.
         window: edge of a window in cells.
-        index: rule for the lookup of the bias in the table of the MLP's values. `exact` takes the value at the offset
+        index: rule for the lookup of the bias in the table of the MLP outputs. `exact` uses the output for the offset
             of query and key. `published` assumes a wrong row length of the table, like the code that trained the
             published WXFormer weights.
     """
@@ -86,7 +86,7 @@ class DynamicPositionBias(nn.Module):
         super().__init__()
         self.window = window
         self.index = index
-        # The first layer takes the two components of an offset, the last one returns the bias.
+        # The input of the first layer is an offset (two components); the output of the last layer is the bias.
         hidden_layers: list[nn.Module] = []
         for in_features in (2, dim, dim):
             hidden_layers += [nn.Linear(in_features, dim), nn.LayerNorm(dim), nn.ReLU()]
@@ -99,14 +99,14 @@ class DynamicPositionBias(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and cache the bias, for inference: the weights must not change afterwards."""
+        """Compute and cache the bias for inference. After this call, the weights must not change."""
         self.cached_bias = self._compute_bias()
 
     def _compute_bias(self) -> Tensor:
-        """Return the bias (L, L) from the MLP's values at all offsets."""
+        """Compute the bias (L, L) with the MLP, from all offsets of two positions in a window."""
         w = self.window
-        # Offsets inside a window reach from -(w - 1) to w - 1. The table also has -w and w, as it had when the
-        # published weights were trained.
+        # Offsets inside a window are between -(w - 1) and w - 1. The table also contains the offsets -w and w, because
+        # the published weights were trained with this table.
         reference = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=reference.device, dtype=reference.dtype)
         with without_autocast(reference):
@@ -117,28 +117,30 @@ class DynamicPositionBias(nn.Module):
         else:
             table = values.view(2 * w + 1, 2 * w + 1)[1:-1, 1:-1]
         # table[a, b] is the bias for the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Along rows,
-        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), hence the flip; likewise along columns.
+        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), so the axis of k is flipped. The same applies
+        # along columns.
         return table.unfold(0, w, 1).unfold(1, w, 1).flip(2, 3).reshape(w * w, w * w)
 
 
 class WindowAttention(nn.Module):
     """Pre-norm multi-head attention inside square windows, without the residual connection.
 
-    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
-    rank whole heads by splitting them into consecutive parts.
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head). Tensor parallelism splits the outputs into
+    consecutive parts, so each rank gets complete heads.
 
     Args:
         dim: channels of the tokens.
         dim_head: channels per head; divides `dim`.
-        window: edge of a window in cells; divides height and width of the grid.
-        strided: True for windows of cells that lie far apart, False for neighbouring cells, see `to_windows`.
+        window: edge of a window in cells; a divisor of height and width of the grid.
+        strided: True for windows of distant cells, False for windows of neighbouring cells, see `to_windows`.
         dropout: probability of dropping an attention weight in training.
         bias_index: rule for the lookup of the position bias, see `DynamicPositionBias`.
         condition_dims: lengths of the conditions that the norm depends on.
     """
 
-    # True to recompute the result of the norm in the backward pass if that is worthwhile. Activation checkpointing of a
-    # block sets it to False, because it frees the block's activations anyway.
+    # True to recompute the result of the norm in the backward pass if this saves enough memory. Activation
+    # checkpointing of a block sets the attribute to False, because checkpointing already frees the activations of the
+    # block.
     saves_memory = True
 
     def __init__(
@@ -158,7 +160,7 @@ class WindowAttention(nn.Module):
         self.window = window
         self.strided = strided
         self.dropout = dropout
-        # Dropout as noise, set by `use_seeded_dropout`.
+        # Layer of `dropout` noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
         self.norm = LayerNorm(dim, condition_dims)
         self.to_qkv = CustomProductLinear(dim, 3 * dim, bias=False)
@@ -166,7 +168,7 @@ class WindowAttention(nn.Module):
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the tokens (B, H, W, C), to be added to the input.
+        """Return the attention output (B, H, W, C), to be added to the tokens.
 
         Args:
             x_BHWC: tokens.
@@ -183,18 +185,18 @@ class WindowAttention(nn.Module):
             if norm is not None:
                 product = partial(norm_linear, norm=norm, arrange=arrange)
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, conditions)), product)
-        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
+        # The number of heads is -1 because a tensor-parallel rank holds only some of the heads.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)
-        # Three cases: dropout as noise, windows of one cell, and all others (with torch's dropout).
+        # The three cases are seeded dropout, windows of one cell, and all other windows (with the dropout of torch).
         bias_LL = self.position_bias()
         dropout = self.dropout if self.training else 0.0
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
             y_NhLd = attention_with_changed_weights(qkv_3NhLd, bias_LL, drop)
         elif self.window == 1 and dropout == 0.0:
-            # A cell that attends only to itself gets its own value. The bias is added with factor 0, so that its MLP
-            # has a gradient, of zeros.
+            # The result for a cell that attends only to itself is the value of the cell. The bias is added with factor
+            # 0, so that the MLP of the bias has a gradient (of zeros).
             y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
         else:
             y_NhLd = attention(qkv_3NhLd, bias_LL, dropout)

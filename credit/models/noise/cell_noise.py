@@ -15,9 +15,9 @@ from credit.models.noise.section import CellNoiseSection
 
 @register_noise("cell", CellNoiseSection)
 class CellNoise(GaussianNoise):
-    """Gaussian numbers that are independent from cell to cell.
+    """Gaussian noise that is independent from cell to cell.
 
-    The whole global field is always drawn, even by a rank that needs only a part of it.
+    Each rank samples the complete global field, even if it needs only a part of the field.
 
     Args:
         spec: grid, time step and channels of the data.

@@ -19,29 +19,29 @@ from credit.parallel.host_copy import to_device
 
 @register_noise("dropout", DropoutNoiseSection)
 class DropoutNoise(Noise):
-    """Seeds of dropout masks, one for each value of ``memory``; the network computes its masks from the seeds.
+    """Noise that consists of seeds, one for each value of ``memory``; the network computes dropout masks from them.
 
-    A mask cannot change gradually, so ``memory`` is the time after which a new mask is drawn: 0 for a new mask at each
-    step, infinity for one mask in the whole forecast.
+    A mask cannot change gradually, so ``memory`` is the time after which a new mask is sampled. With a memory of 0,
+    each step has a new mask; with infinite memory, all steps of a forecast have the same mask.
     """
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
         """Yield the int64 seeds (B keys, M values of ``memory``) of successive steps; the sequence never ends.
 
         Args:
-            keys: the members for which seeds are drawn.
+            keys: the members that need seeds.
             device: device of the seeds.
         """
         for step in itertools.count():
-            # The seed is derived from the number of the mask instead of the step, so it stays the same as long as the
-            # mask does.
-            mask_numbers_M = [self._mask_number(step, memory) for memory in self.memory_minutes]
+            # The seed is derived from the index of the mask instead of the step, so steps with the same mask have the
+            # same seed.
+            mask_numbers_M = [self._find_mask_index(step, memory) for memory in self.memory_minutes]
             seeds_BM = []
             for key in keys:
-                seeds_BM.append([self.seed_at(key, mask_number) for mask_number in mask_numbers_M])
+                seeds_BM.append([self.derive_seed_at(key, mask_number) for mask_number in mask_numbers_M])
             yield to_device(torch.tensor(seeds_BM, dtype=torch.int64), device)
 
-    def _mask_number(self, step: int, memory_minutes: float) -> int:
+    def _find_mask_index(self, step: int, memory_minutes: float) -> int:
         """Return the index of the mask at a step, both counted from 0, for one value of ``memory`` in minutes."""
         if memory_minutes == 0:
             return step

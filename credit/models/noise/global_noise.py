@@ -15,7 +15,7 @@ from credit.models.noise.section import GlobalNoiseSection
 
 @register_noise("global", GlobalNoiseSection)
 class GlobalNoise(GaussianNoise):
-    """Vector of independent Gaussian numbers.
+    """Noise that is one vector of independent Gaussian numbers for the complete globe.
 
     Args:
         spec: grid, time step and channels of the data.

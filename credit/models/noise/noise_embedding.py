@@ -1,4 +1,4 @@
-"""Layers that embed fields of noise in a network. Noise of 0 has no effect on the network.
+"""Layers that embed fields of noise in a network. Noise that is zero has no effect on the network.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, K channels of the noise.
 """
@@ -14,7 +14,7 @@ HIDDEN_CHANNELS = 32
 
 
 class NoiseLinear(nn.Linear):
-    """Linear layer without bias for noise: an input of zeros, which means no noise, gives zeros."""
+    """Linear layer without bias for noise. For zeros as input, which mean no noise, the output is zero."""
 
     # A checkpoint may lack the weight; see `ConditionalScaleShift`.
     may_be_added = True
@@ -29,8 +29,8 @@ class NoiseLinear(nn.Linear):
 class CellNoiseEmbedding(nn.Module):
     """Two-layer MLP and norm over the noise channels of each cell (AIFS-CRPS, Lang et al. 2024, arXiv 2412.15832).
 
-    There are no biases, so that zeros, which mean no noise, stay zeros. The norm scales the embedded noise of each cell
-    to variance 1, independent of the weights.
+    The layers have no biases, so the output is zero for zeros as input, which mean no noise. The norm scales the
+    embedded noise of each cell to variance 1, whatever the weights are.
 
     Args:
         channels: channels of the noise.
@@ -50,8 +50,8 @@ class CellNoiseEmbedding(nn.Module):
 class NoiseFieldEmbedding(nn.Conv2d):
     """Patch embedding of fields of noise, to be added to an embedding of the input with the same stride.
 
-    The weight starts as zeros, so adding the layer to a trained network leaves its output unchanged. There is no bias,
-    so that a field of zeros, which means no noise, adds nothing.
+    The initial weight is zero, so adding the layer to a trained network does not change the output of the network. The
+    layer has no bias, so a field of zeros, which means no noise, has no effect.
 
     Args:
         channels: number of fields of noise.
@@ -73,16 +73,16 @@ class NoiseFieldEmbedding(nn.Conv2d):
 
 
 def average_noise(noise_BKHW: Tensor, stride: int) -> Tensor:
-    """Average cell noise to a coarser resolution and rescale it to the same variance.
+    """Average cell noise to a coarser resolution and rescale the averages to the variance of the input.
 
     Each coarse cell is the mean of its stride^2 fine cells, multiplied by `stride`, which restores the variance. Fine
-    cells left over at the end of a row or column are dropped.
+    cells at the end of a row or column that do not fill a coarse cell are dropped.
 
     Args:
         noise_BKHW: fields of noise.
         stride: edge of a coarse cell in fine cells.
 
     Returns:
-        (B, K, H // stride, W // stride).
+        Noise at the coarser resolution, (B, K, H // stride, W // stride).
     """
     return F.avg_pool2d(noise_BKHW, stride) * stride

@@ -1,7 +1,7 @@
-"""Noise as an input of a network that lowers the resolution from stage to stage (`model.noise`).
+"""Layer that prepares noise (`model.noise`) for a network whose stages have different resolutions.
 
 `global` and `cell` noise change the norms, `spherical` noise is added to the first embedding, and `dropout` noise
-replaces torch's dropout.
+replaces the dropout of torch.
 
 Shape suffixes: B batch, H and W rows and columns, K channels of the noise.
 """
@@ -26,15 +26,15 @@ from credit.parallel.domain.rules import DomainRule
 
 # Kinds of noise that a network supports if it uses all functions of this module.
 NOISE_KINDS = ("dropout", "global", "cell", "spherical")
-# Rate of the feed-forward layers in a model without dropout (U-Cast, arXiv 2604.09041).
+# Dropout rate of the feed-forward layers if the config sets no rate (U-Cast, arXiv 2604.09041).
 DEFAULT_DROPOUT_RATE = 0.1
 
 
 def count_noise_channels(section: ModelSection, kind: str) -> int:
-    """Return the number of channels of a kind of noise; 0 if the network does not have this kind.
+    """Return the number of channels of a kind of noise; 0 if the config of the model lacks this kind.
 
     Args:
-        section: the model's section of the config.
+        section: the config section of the model.
         kind: kind of noise, such as ``cell``.
     """
     entry = section.find_noise(kind)
@@ -42,7 +42,7 @@ def count_noise_channels(section: ModelSection, kind: str) -> int:
 
 
 def build_condition_dims(section: ModelSection) -> ConditionDims:
-    """Return the lengths of the noise vectors on which the norms of a network depend."""
+    """Return the lengths of the `global` and `cell` noise vectors on which the norms of a network depend."""
     return ConditionDims(
         vector=count_noise_channels(section, "global"),
         cells=count_noise_channels(section, "cell"),
@@ -52,11 +52,11 @@ def build_condition_dims(section: ModelSection) -> ConditionDims:
 def add_dropout_noise(
     model: nn.Module, section: ModelSection, attention_rate: float = 0.0, feed_forward_rate: float = 0.0
 ) -> None:
-    """Replace torch's dropout in a network by seeded dropout, in place, if the section has noise of kind `dropout`.
+    """Replace the dropout of torch in a network with seeded dropout, in place, if the config has `dropout` noise.
 
     Args:
         model: the network.
-        section: the model's section of the config.
+        section: the config section of the model.
         attention_rate: dropout rate of attention layers.
         feed_forward_rate: dropout rate of feed-forward layers; the key ``rate`` of the noise overrides it.
 
@@ -71,7 +71,7 @@ def add_dropout_noise(
     if not feed_forward_rate and not attention_rate:
         feed_forward_rate = DEFAULT_DROPOUT_RATE
     num_layers = use_seeded_dropout(model, attention_rate, feed_forward_rate)
-    # Successive layers take the values in turn, so a value beyond the last layer would have no effect.
+    # Each layer uses one value, so a value beyond the last layer would have no effect.
     if len(entry.memory) > num_layers:
         raise ConfigError(
             f"model.noise: {len(entry.memory)} values of memory share {num_layers} layers with dropout; give fewer "
@@ -80,12 +80,17 @@ def add_dropout_noise(
 
 
 class NoiseInput(nn.Module):
-    """Conversion of noise on the grid to the inputs of the stages of a network: conditions and padded fields.
+    """Layer that converts noise on the grid to the inputs of the stages of a network: conditions and padded fields.
 
     Args:
-        section: the model's section of the config.
-        padding: padding of the network's input; noise is padded in the same way.
-        strides: factor by which each stage reduces the resolution of the stage before; 1 to keep the resolution.
+        section: the config section of the model.
+        padding: padding of the network input; noise is padded in the same way.
+        strides: for each stage, the factor by which its resolution is coarser than that of the previous stage; 1 for
+            the same resolution.
+
+    Attributes:
+        cell_embedding: embedding of `cell` noise; None without `cell` noise.
+        stage_parts: for each stage, the cells of this rank; None if this rank has the complete fields.
     """
 
     def __init__(self, section: ModelSection, padding: SpherePadding, strides: Sequence[int]) -> None:
@@ -95,11 +100,10 @@ class NoiseInput(nn.Module):
         self._padding = replace(padding, vector_channels=())
         cell_channels = count_noise_channels(section, "cell")
         self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
-        # Cells of each stage that this rank has of a divided field; None if it has the whole field.
         self.stage_parts: list[FieldPart] | None = None
 
     def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:
-        """Return the conditions of each stage, on which its layers depend.
+        """Return, for each stage, the conditions on which the layers of the stage depend.
 
         Cell noise is averaged to the resolution of each stage, scaled to variance 1 and then embedded.
 
@@ -114,7 +118,7 @@ class NoiseInput(nn.Module):
             return [conditions] * len(self._strides)
         stage_conditions = []
         noise_BKHW = self._padding.pad(condition["cell"].to(dtype))
-        # Each stage averages the noise of the stage before it, as the embeddings reduce the resolution.
+        # The noise of each stage is an average of the noise of the previous stage.
         for stage, stride in enumerate(self._strides):
             noise_BKHW = average_noise(noise_BKHW, stride)
             part_BKHW = noise_BKHW
@@ -125,7 +129,7 @@ class NoiseInput(nn.Module):
         return stage_conditions
 
     def pad_fields(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the padded fields (B, K, H, W) of spherical noise, or this rank's part; None without such noise.
+        """Return the padded fields (B, K, H, W) of `spherical` noise, or this rank's part; None without this noise.
 
         Args:
             condition: kind of noise -> its tensor; None for a forecast without noise.
@@ -145,16 +149,16 @@ class NoiseInput(nn.Module):
 
 @dataclass(frozen=True)
 class NoiseInputRule(DomainRule):
-    """Rule of `NoiseInput`: every rank draws noise for the whole grid and keeps the cells of its part.
+    """Rule of `NoiseInput`: every rank samples noise for the complete grid and then selects the cells of its part.
 
     Attributes:
-        stages: division of each encoder stage.
+        stages: division of the cells of each stage among ranks.
     """
 
     stages: tuple[FieldDivision, ...]
 
     def install(self, layer: NoiseInput, group: dist.ProcessGroup) -> None:
-        """Set the cells of each stage that this rank has.
+        """Set the cells of this rank for each stage.
 
         Args:
             layer: the noise input.

@@ -12,7 +12,7 @@ Length = Annotated[float, Field(gt=0)]
 
 
 class GaussianNoiseSection(ModelNoiseSection):
-    """Base class of the config sections of noise that consists of channels of Gaussian numbers."""
+    """Base class of the config sections of Gaussian noise, which consists of channels."""
 
     channels: int
 
@@ -26,16 +26,16 @@ class GaussianNoiseSection(ModelNoiseSection):
 
 
 class GlobalNoiseSection(GaussianNoiseSection):
-    """Random vector for each member, which scales and shifts the results of the norms."""
+    """Config of `global` noise: a random vector for each member, which scales and shifts the results of the norms."""
 
     kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
     channels: int = Field(32, ge=1, description="Length of the vector.")
 
 
 class CellNoiseSection(GaussianNoiseSection):
-    """Random numbers for each cell of the grid.
+    """Config of `cell` noise: random numbers for each cell of the grid.
 
-    They scale and shift the results of the norms; `graph` adds them to the embedded grid points instead.
+    The numbers scale and shift the results of the norms. The network `graph` adds them to the embedded grid points.
     """
 
     kind: Literal["cell"] = Field("cell", description="Random numbers that are independent from cell to cell.")
@@ -43,21 +43,21 @@ class CellNoiseSection(GaussianNoiseSection):
 
 
 class SphericalNoiseSection(GaussianNoiseSection):
-    """Random fields that are correlated in space; they are an additional input of the network."""
+    """Config of `spherical` noise: random fields with spatial correlation, an additional input of the network."""
 
-    kind: Literal["spherical"] = Field("spherical", description="Random fields that are correlated over a distance.")
+    kind: Literal["spherical"] = Field("spherical", description="Random fields with spatial correlation.")
     channels: int = Field(8, ge=1, description="Number of random fields.")
     lengths: list[Length] = Field(
         [500.0, 1000.0, 2000.0, 4000.0],
         min_length=1,
-        description="Lengths of the correlation in km. The fields are divided evenly among them, as among the values "
-        "of `memory`, so that the first fields have the first length and the first memory.",
+        description="Correlation lengths in km. The fields are divided evenly among the lengths, and in the same way "
+        "among the values of `memory`: the first fields have the first length and the first memory.",
     )
 
     @model_validator(mode="after")
     def _require_channel_for_each_length(self) -> SphericalNoiseSection:
         if len(set(self.lengths)) < len(self.lengths):
-            raise ValueError(f"model.noise: lengths {self.lengths} must differ; leave out those that are listed twice")
+            raise ValueError(f"model.noise: lengths {self.lengths} must differ; remove the repeated values")
         if len(self.lengths) > self.channels:
             raise ValueError(
                 f"model.noise: {len(self.lengths)} lengths share {self.channels} channels; give more channels"
@@ -66,7 +66,10 @@ class SphericalNoiseSection(GaussianNoiseSection):
 
 
 class DropoutNoiseSection(ModelNoiseSection):
-    """Dropout that stays active in forecasts. If ``memory`` has several values, successive layers take them in turn."""
+    """Config of `dropout` noise, which stays active in forecasts.
+
+    If ``memory`` has several values, successive layers use successive values; after the last value, the first follows.
+    """
 
     kind: Literal["dropout"] = Field("dropout", description="Dropout that stays active in forecasts.")
     rate: float | None = Field(
@@ -74,5 +77,5 @@ class DropoutNoiseSection(ModelNoiseSection):
         gt=0,
         lt=1,
         description="Probability of dropping a hidden channel of a feed-forward layer. Default: `model.ff_dropout`, or "
-        "0.1 if the model has no dropout. Attention has `model.attn_dropout`.",
+        "0.1 if the model has no dropout. For attention, the probability is `model.attn_dropout`.",
     )

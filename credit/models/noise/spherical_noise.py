@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from credit.models.base import ModelSpec
-from credit.models.noise.base import GaussianNoise, register_noise, split_evenly
+from credit.models.noise.base import GaussianNoise, register_noise, repeat_evenly
 from credit.models.noise.section import SphericalNoiseSection
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
@@ -27,9 +27,9 @@ class SphericalNoise(GaussianNoise):
     def __init__(self, spec: ModelSpec, section: SphericalNoiseSection) -> None:
         super().__init__(spec, section)
         self._shape = (section.channels, *spec.grid.shape)
-        # One generator for each correlation length, and the number of fields that it draws.
+        # A generator for each correlation length, and the number of fields that it samples.
         self._sources: list[tuple[CorrelatedNoise, int]] = []
-        length_of_channel = split_evenly(section.lengths, section.channels)
+        length_of_channel = repeat_evenly(section.lengths, section.channels)
         for length in section.lengths:
             self._sources.append((CorrelatedNoise(spec.grid, length), length_of_channel.count(length)))
 
@@ -40,7 +40,7 @@ class SphericalNoise(GaussianNoise):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Return random fields (K, H, W) with mean 0 and variance 1, float32 on the CPU."""
-        # `CorrelatedNoise` draws from numpy, so torch's generator only gives the seed.
+        # `CorrelatedNoise` samples with numpy, so the generator of torch only provides the seed.
         numpy_generator = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         fields = [source.draw(count, numpy_generator) for source, count in self._sources]
         return torch.from_numpy(np.concatenate(fields))

@@ -1,8 +1,8 @@
 """Spherical Fourier neural operator (SFNO) on a global latitude-longitude grid.
 
-Source: Bonev et al. 2023, arXiv 2306.03838. FourCastNet 3 (Bonev et al. 2025, arXiv 2507.12144) combines its blocks
-with local filters, which are not implemented here. The blocks are pre-norm, like the transformer layers of this
-package. docs/model_sfno.md lists the differences from the source.
+Source: Bonev et al. 2023, arXiv 2306.03838. FourCastNet 3 (Bonev et al. 2025, arXiv 2507.12144) combines SFNO blocks
+with local filters; local filters are not implemented here. The blocks are pre-norm, like the transformer layers of this
+package. docs/model_sfno.md lists the differences from the paper.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns, K channels of noise.
 """
@@ -43,7 +43,7 @@ _MIN_COLUMNS = 8
 
 
 class PointwiseMLP(nn.Module):
-    """MLP over the channels of each cell (linear, GELU, linear): the encoder and the decoder.
+    """MLP over the channels of each cell (linear, GELU, linear), used as encoder and as decoder.
 
     Args:
         in_dim: channels of the input.
@@ -62,16 +62,16 @@ class PointwiseMLP(nn.Module):
 
 
 class RowEmbedding(nn.Module):
-    """Learned vector for each row of the grid, added to the tokens of the row; it starts as zeros.
+    """Layer that adds a learned vector for each row of the grid to the tokens of the row; the initial vectors are zero.
 
     Args:
         num_rows: rows of the grid.
         dim: channels of the tokens.
     """
 
-    # The vectors are offsets like a bias, so weight decay does not apply.
+    # The vectors are offsets like a bias, so they have no weight decay.
     has_weight_decay = False
-    # Dimension that counts the rows of the grid, for runs that start from weights of another grid.
+    # Dimension of the rows of the grid, for runs that start from weights of a different grid.
     row_dims = {"vectors": 0}
 
     def __init__(self, num_rows: int, dim: int) -> None:
@@ -83,17 +83,17 @@ class RowEmbedding(nn.Module):
         return torch.zeros(shape, device="cpu")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return the tokens plus the vector of their row, (B, H, W, C), in the dtype of the tokens."""
+        """Return the sum of the tokens and the vectors of their rows, (B, H, W, C), in the dtype of the tokens."""
         return x_BHWC + self.vectors[:, None].to(x_BHWC.dtype)
 
 
 class SFNOBlock(nn.Module):
-    """Spherical filter, then an MLP of each cell. Each follows a norm and is added to its input.
+    """SFNO block: spherical filter and MLP of each cell, both pre-norm and with a residual connection.
 
-    A block is one unit of sharding and checkpointing. Only its MLP can be split over tensor-parallel ranks.
+    A block is one unit of sharding and checkpointing. Only the MLP can be split over tensor-parallel ranks.
 
     Args:
-        section: the model's section of the config; gives sizes and dropout.
+        section: the config section of the model, which contains the sizes and the dropout.
         analysis: transform on the grid of the input.
         synthesis: transform on the grid of the output.
         condition_dims: lengths of the conditions that the norms depend on.
@@ -111,7 +111,7 @@ class SFNOBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = LayerNorm(section.dim, condition_dims)
-        # The norm gives tokens of variance 1, so the filters of all blocks together add a variance of at most about 1.
+        # The norm scales tokens to variance 1, so the filters of all blocks add at most a total variance of about 1.
         self.filter = SphericalFilter(section.dim, analysis, synthesis, gain=1 / section.depth)
         self.feed_forward = FeedForward(section.dim, section.ff_dropout, condition_dims, section.hidden_dim)
 
@@ -144,12 +144,14 @@ class SFNO(ForecastModel):
         section: sizes and options, described in `SFNOSection`.
 
     Attributes:
-        transforms: transforms on the grid of the data and on the inner grid; the same object twice if the grids are
-            equal.
-        blocks: the blocks. The first changes from the grid of the data to the inner grid, the last changes back.
+        transforms: transform on the grid of the data, and transform on the inner grid; the same object twice if the
+            grids are equal.
+        blocks: the blocks. The first block changes from the grid of the data to the inner grid; the last block changes
+            back.
 
     Raises:
-        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+        ConfigError: if ``scale_factor`` or ``max_degree`` is too large for the grid, or an inner grid has a single
+            block.
     """
 
     output_is_new = True
@@ -190,7 +192,7 @@ class SFNO(ForecastModel):
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
+        """Return the normalised output; see `ForecastModel.forward` for arguments, shapes and errors."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         # The tables are loaded here, because the blocks may be compiled.
         for transform in self.transforms:
@@ -217,15 +219,15 @@ class SFNO(ForecastModel):
 
 
 def _build_transforms(grid: LatLonGrid, section: SFNOSection) -> tuple[TokenTransform, TokenTransform]:
-    """Return the transforms on the grid of the data and on the inner grid; the same object twice if they are equal.
+    """Return the transforms on the grid of the data and on the inner grid; the same object twice for equal grids.
 
     Args:
         grid: grid of the data.
-        section: the model's section of the config.
+        section: the config section of the model.
 
     Raises:
-        ConfigError: if `scale_factor` or `max_degree` is too large, or there is only one block for two grids; the
-            message names the key and a value that works.
+        ConfigError: if ``scale_factor`` or ``max_degree`` is too large, or two grids have only one block; the message
+            names the key and a valid value.
     """
     scale_factor = section.scale_factor
     num_rows, num_columns = grid.shape
@@ -234,13 +236,13 @@ def _build_transforms(grid: LatLonGrid, section: SFNOSection) -> tuple[TokenTran
         raise ConfigError(
             f"model.scale_factor: {scale_factor} leaves {num_rows // scale_factor} x {num_columns // scale_factor} "
             f"cells of {num_rows} x {num_columns} for the inner grid, which needs at least {_MIN_ROWS} x "
-            f"{_MIN_COLUMNS}; the largest value that works is {largest_factor}"
+            f"{_MIN_COLUMNS}; the largest valid value is {largest_factor}"
         )
     if scale_factor > 1 and section.depth < 2:
         raise ConfigError(
-            f"model.depth: {section.depth} block cannot use an inner grid (model.scale_factor: {scale_factor}), since "
-            "the first block changes to it and the last one changes back; set model.depth to 2 or more, or "
-            "model.scale_factor to 1"
+            f"model.depth: {section.depth} block cannot use an inner grid (model.scale_factor: {scale_factor}): "
+            "the first block changes to the inner grid and the last block changes back; set model.depth to 2 or more, "
+            "or model.scale_factor to 1"
         )
     inner_grid = grid
     if scale_factor > 1:

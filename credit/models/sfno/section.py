@@ -10,7 +10,7 @@ from credit.config.sections.model import ModelSection
 
 
 class SFNOSection(ModelSection):
-    """SFNO: filters of spherical-harmonic coefficients, alternating with MLPs of each cell."""
+    """Config of SFNO: filters of spherical-harmonic coefficients, alternating with MLPs of each cell."""
 
     grid_keys: ClassVar[tuple[str, ...]] = ("max_degree",)
 
@@ -18,24 +18,26 @@ class SFNOSection(ModelSection):
     dim: int = Field(80, ge=1, description="Number of channels of the tokens.")
     depth: int = Field(4, ge=1, description="Number of blocks.")
     mlp_ratio: float = Field(
-        2.0, gt=0, description="Hidden channels of the MLPs, of the encoder and of the decoder, divided by `dim`."
+        2.0, gt=0, description="Number of hidden channels of the MLPs (also of encoder and decoder) divided by `dim`."
     )
     max_degree: int | None = Field(
         None,
         ge=1,
-        description="Largest degree and order (wavenumber) of the filters. null: the largest one that the 2/3 rule "
+        description="Largest degree and order (wavenumber) of the filters. null: the largest degree that the 2/3 rule "
         "allows on the inner grid, for example 21 on 32 x 64 cells.",
     )
     scale_factor: int = Field(
         1,
         ge=1,
-        description="Number of rows of the data's grid divided by the number of rows of the inner grid; the same for "
-        "columns. With 1, all blocks use the grid of the data. Otherwise the inner grid is a Gaussian grid.",
+        description="Number of rows of the grid of the data divided by the number of rows of the inner grid; the same "
+        "for columns. With 1, all blocks use the grid of the data. Otherwise the inner grid is a Gaussian grid.",
     )
     row_embedding: bool = Field(True, description="Add a learned vector to the tokens of each latitude row.")
-    ff_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the hidden channels of the blocks' MLPs.")
+    ff_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Dropout probability of the hidden channels in the MLPs of the blocks."
+    )
 
     @property
     def hidden_dim(self) -> int:
-        """Hidden channels of every MLP."""
+        """Number of hidden channels of every MLP."""
         return max(1, round(self.dim * self.mlp_ratio))

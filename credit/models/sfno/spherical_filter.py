@@ -1,6 +1,6 @@
-"""Filter of tokens on the sphere: products of their spherical-harmonic coefficients with learned weights.
+"""Filter on the sphere: multiplies the spherical-harmonic coefficients of tokens by learned weights.
 
-Analysis, product and synthesis are computed in float32, also under autocast: with fewer digits, the rounding errors of
+Analysis, product and synthesis are computed in float32, also under autocast. With fewer digits, the rounding errors of
 the longest waves would exceed the amplitude of the shortest waves.
 
 Shape suffixes: B batch, H and W rows and columns, C channels, l degrees, R rows of a matrix product (order and sample),
@@ -22,10 +22,11 @@ class SphericalFilter(nn.Module):
     """Convolution on the sphere: a complex matrix for each degree mixes the channels of the coefficients.
 
     Orders are not mixed, so a rotation of the input in longitude rotates the output. The matrix is the same for all
-    orders of a degree, as in the convolution theorem (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008). Its
-    imaginary part shifts waves in longitude, so the layer is not equivariant under other rotations.
+    orders of a degree, as in the convolution theorem (Driscoll and Healy 1994, doi:10.1006/aama.1994.1008). The
+    imaginary part of the matrix shifts waves in longitude, so the layer is equivariant only under rotations in
+    longitude.
 
-    If the two grids differ, the layer also transfers the tokens of the residual connection to the second grid.
+    If the two grids differ, the layer also transfers the tokens of the residual connection to the output grid.
 
     Args:
         dim: channels of the tokens.
@@ -39,7 +40,7 @@ class SphericalFilter(nn.Module):
         self.analysis = analysis
         self.synthesis = synthesis
         self.gain = gain
-        # Real and imaginary part of the weight of each input channel for each output channel.
+        # Real and imaginary part of the weight of each pair of an input channel and an output channel.
         self.weight = nn.Parameter(torch.empty(analysis.max_degree + 1, dim, dim, 2))
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -50,19 +51,20 @@ class SphericalFilter(nn.Module):
             shape: (degrees, input channels, output channels, 2).
             generator: random generator on the CPU.
         """
-        # The expected sum of the squares of both parts over the input channels is `gain`.
+        # For each output channel, the squares of both parts, summed over the input channels, have the expectation
+        # `gain`.
         return torch.randn(shape, generator=generator, device="cpu") * math.sqrt(self.gain / (2 * shape[1]))
 
     def forward(self, x_BHWC: Tensor, normed_BHWC: Tensor) -> Tensor:
         """Return the sum of the residual connection and the filtered tokens (B, H, W, C), on the grid of the output.
 
         Args:
-            x_BHWC: tokens of the residual connection; the result has their dtype.
+            x_BHWC: tokens of the residual connection; the result has the same dtype.
             normed_BHWC: tokens to filter, of any dtype.
         """
         changes_grid = self.analysis is not self.synthesis
         with without_autocast(x_BHWC):
-            # Tables and products are float32, unless the network is float64.
+            # Tables and products are float32, or float64 in a float64 network.
             dtype = torch.promote_types(x_BHWC.dtype, torch.float32)
             coefficient_lRD = self.analysis.analyse(normed_BHWC.to(dtype)) @ self._build_matrix(dtype)
             if changes_grid:
@@ -71,9 +73,10 @@ class SphericalFilter(nn.Module):
         return y_BHWC if changes_grid else x_BHWC + y_BHWC
 
     def _build_matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return the complex matrix of each degree as a real matrix (l, D, D).
+        """Return the complex matrices of all degrees as real matrices (l, D, D).
 
-        A row of real parts, followed by imaginary parts, is multiplied by it from the left.
+        Coefficients are rows with all real parts followed by all imaginary parts; the matrix is multiplied from the
+        right.
         """
         real_lCC, imaginary_lCC = self.weight.to(dtype).unbind(-1)
         from_real = torch.cat((real_lCC, imaginary_lCC), dim=2)

@@ -1,8 +1,8 @@
 """Spherical-harmonic transform of the tokens of a network.
 
 Shape suffixes: B batch, H and W rows and columns, C channels, 2 real and imaginary part, m orders, l degrees; R (order,
-sample) pairs, the rows of the filter's matrix product; D real and imaginary parts of all channels (2 C); K (sample,
-part, channel) triples, the columns of the Legendre transform's matrix product.
+sample) pairs, which are the rows in the matrix product of the filter; D real and imaginary parts of all channels (2 C);
+K (sample, part, channel) triples, which are the columns in the matrix product of the Legendre transform.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from credit.physics.legendre_tables import LegendreTables, find_tables
 class TokenTransform:
     """Transform between tokens on a grid and their spherical-harmonic coefficients.
 
-    The object is not a module and its tables are not buffers: they are constants, shared by all blocks and networks of
-    a process. The network calls `load_tables` before its blocks. A copy shares the tables.
+    The tables of the transform are constants that all blocks and networks of a process share. So the object is not a
+    module, and its tables are not buffers. The network calls `load_tables` before it calls its blocks. Copies of the
+    object share the tables.
 
     Args:
         grid: grid of the tokens.
@@ -40,10 +41,10 @@ class TokenTransform:
         self._tables = find_tables(self.grid, self.max_degree, x)
 
     def analyse(self, x_BHWC: Tensor) -> Tensor:
-        """Return the coefficients (l, R, D) of tokens; coefficients with a degree below the order are 0.
+        """Return the spherical-harmonic coefficients (l, R, D) of tokens; they are 0 if the degree is below the order.
 
         The rows R are sorted by order, then by sample. The first half of D contains the real parts of all channels, the
-        second half the imaginary parts.
+        second half contains the imaginary parts.
 
         Args:
             x_BHWC: tokens, of the dtype of the tables.
@@ -51,16 +52,16 @@ class TokenTransform:
         num_samples = x_BHWC.shape[0]
         # Orders above `max_degree` are dropped.
         waves_mHB2C = _AnalyseRows.apply(x_BHWC, self.max_degree + 1).permute(2, 1, 0, 4, 3)
-        # One product for each order, whose columns are all samples, parts and channels.
+        # For each order, one matrix product computes the coefficients of all samples, parts and channels.
         coefficient_mlK = self._tables.analysis_mlH @ waves_mHB2C.flatten(2)
         coefficient_mlBD = coefficient_mlK.unflatten(2, (num_samples, -1))
         return coefficient_mlBD.transpose(0, 1).flatten(1, 2)
 
     def synthesise(self, coefficient_lRD: Tensor) -> Tensor:
-        """Return the tokens (B, H, W, C) with given coefficients: the inverse of `analyse`.
+        """Return the tokens (B, H, W, C) that have the given coefficients; the inverse of `analyse`.
 
         Args:
-            coefficient_lRD: coefficients, in the order in which `analyse` returns them.
+            coefficient_lRD: coefficients, in the same order as in the result of `analyse`.
         """
         coefficient_lmBD = coefficient_lRD.unflatten(1, (self.max_degree + 1, -1))
         num_samples = coefficient_lmBD.shape[2]
@@ -69,7 +70,7 @@ class TokenTransform:
         return _SynthesiseRows.apply(waves_mHB2C.permute(2, 1, 0, 4, 3), self._num_columns)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenTransform:
-        """Return a copy that shares the tables, because they may have gigabytes on a fine grid."""
+        """Return a copy that shares the tables, because the tables may take up gigabytes on a fine grid."""
         return copy.copy(self)
 
 
@@ -89,20 +90,20 @@ def _sum_waves(waves_BHmC2: Tensor, num_columns: int) -> Tensor:
 class _AnalyseRows(torch.autograd.Function):
     """Autograd function from real fields (B, H, W, C) to the amplitudes of the waves in each row (B, H, m, C, 2).
 
-    torch's own backward pass of this transform is complex, and takes twice the memory and time of a real one.
+    The backward pass of torch for this transform is complex. It takes twice the memory and time of a real transform.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_BHWC: Tensor, num_orders: int) -> Tensor:
         ctx.num_columns = x_BHWC.shape[2]
-        # "forward" divides by the number of columns.
+        # `norm="forward"` divides by the number of columns.
         waves_BHmC = torch.fft.rfft(x_BHWC, dim=2, norm="forward")[:, :, :num_orders]
         return torch.view_as_real(waves_BHmC)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient_BHmC2: Tensor) -> tuple[Tensor, None]:
-        # The derivative of the amplitude of order m is exp(-i m lon) / W. `_sum_waves` counts orders above 0 twice.
+        # The derivative of the amplitude of order m is exp(-i m lon) / W. `_sum_waves` doubles orders above 0.
         halves_BHmC2 = gradient_BHmC2 * (0.5 / ctx.num_columns)
         halves_BHmC2[:, :, 0] *= 2
         return _sum_waves(halves_BHmC2, ctx.num_columns), None
@@ -120,7 +121,7 @@ class _SynthesiseRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient_BHWC: Tensor) -> tuple[Tensor, None]:
         waves_BHmC = torch.fft.rfft(gradient_BHWC, dim=2)[:, :, : ctx.num_orders]
-        # Orders above 0 count twice in `_sum_waves`. The imaginary part of order 0 of a real field is 0.
+        # `_sum_waves` doubles orders above 0. The imaginary part of order 0 of a real field is 0.
         gradient_BHmC2 = torch.view_as_real(waves_BHmC) * 2
         gradient_BHmC2[:, :, 0] *= 0.5
         return gradient_BHmC2, None

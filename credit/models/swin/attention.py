@@ -30,10 +30,9 @@ LARGEST_LOGIT_SCALE = 100.0
 
 
 class ContinuousPositionBias(nn.Module):
-    """Additive attention bias for each head that an MLP computes from the log-spaced offset of two positions.
+    """Position bias of attention: for each head, an MLP computes it from the log-spaced offset of two positions.
 
-    Under autocast the MLP keeps its precision, because it is so small that casting its weights takes longer than its
-    products.
+    Under autocast the MLP stays in float32, because casting its weights would take longer than its matrix products.
 
     Args:
         heads: number of heads.
@@ -54,23 +53,24 @@ class ContinuousPositionBias(nn.Module):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute and cache the bias, for inference: the weights must not change afterwards."""
+        """Compute and cache the bias for inference. After this call, the weights must not change."""
         self.cached_bias = self._compute_bias()
 
     def _compute_bias(self) -> Tensor:
-        """Return the bias (h, L, L) from the MLP's values at all offsets."""
+        """Compute the bias (h, L, L) with the MLP, from all offsets of two positions in a window."""
         w = self.window
         reference = self.expand.bias
-        # A window of one token has only the offset 0, hence the maximum.
+        # The maximum avoids a division by zero for a window of one token, which has only the offset 0.
         offsets = torch.arange(1 - w, w, device=reference.device, dtype=reference.dtype)
         offsets = offsets * (OFFSET_SCALE / max(w - 1, 1))
         log_offsets = offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(OFFSET_SCALE)
-        # The sigmoid bounds the bias, as the logit scale bounds the cosines.
+        # The sigmoid limits the bias to 0 ... LARGEST_BIAS.
         with without_autocast(reference):
             hidden = F.relu(self.expand(torch.cartesian_prod(log_offsets, log_offsets)))
             values = LARGEST_BIAS * torch.sigmoid(self.contract(hidden))
         # table[head, a, b] is the bias for the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Along rows,
-        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), hence the flip; likewise along columns.
+        # unfolding gives a = (row of i) + k with k = w - 1 - (row of j), so the axis of k is flipped. The same applies
+        # along columns.
         table = values.view(2 * w - 1, 2 * w - 1, -1).permute(2, 0, 1)
         return table.unfold(1, w, 1).unfold(2, w, 1).flip(3, 4).reshape(-1, w * w, w * w)
 
@@ -82,7 +82,7 @@ class LogitScale(nn.Module):
         heads: number of heads.
     """
 
-    # Decay would pull the factor towards 1.
+    # Weight decay would pull the factor towards 1.
     has_weight_decay = False
 
     def __init__(self, heads: int) -> None:
@@ -94,19 +94,19 @@ class LogitScale(nn.Module):
         return self.logarithm.clamp(max=math.log(LARGEST_LOGIT_SCALE)).exp()
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the logarithm of the initial factor in a tensor of `shape`, on the CPU."""
+        """Return a tensor of `shape` filled with the logarithm of the initial factor, on the CPU."""
         return torch.full(shape, math.log(INITIAL_LOGIT_SCALE), device="cpu")
 
 
 class ShiftedWindowAttention(nn.Module):
     """Multi-head cosine attention inside square windows, without norm and residual connection.
 
-    The grid of tokens is rolled by the shift before it is divided into windows, so a window at the end of an axis also
-    contains tokens from the beginning of the axis. If the two ends are not neighbours on the globe, pairs of tokens
-    from different ends are masked.
+    The layer rolls the grid of tokens by the shift and then divides it into windows, so a window at the end of an axis
+    also contains tokens from the beginning of the axis. If the two ends are not neighbours on the globe, attention
+    between tokens from different ends is masked.
 
-    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
-    rank whole heads by splitting them into consecutive parts.
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head). Tensor parallelism splits the outputs into
+    consecutive parts, so each rank gets complete heads.
 
     Args:
         dim: channels of the tokens.
@@ -120,11 +120,13 @@ class ShiftedWindowAttention(nn.Module):
 
     Attributes:
         shift: number of rows and columns by which the windows are shifted.
-        rolls: True if the layer rolls its input; False if it receives rolled tokens, as on a divided grid.
-        parts: part of the rolled grid that each rank computes; the whole grid if it is not divided.
-        field_ranks: the ranks whose tokens the layer receives between its projections: this rank; with sequence
-            parallelism also its tensor-parallel peers.
-        first_unit: index of this rank's first head; 0 without tensor parallelism.
+        rolls_input: True if the layer rolls its input; False if its input is already rolled, as with domain
+            parallelism.
+        parts: for each rank of the domain group, the part of the rolled grid that the rank computes; the complete grid
+            without domain parallelism.
+        field_ranks: ranks of the domain group whose tokens the layer receives between its projections: this rank; with
+            sequence parallelism also its tensor-parallel peers.
+        first_unit: index of the first head of this rank; 0 without tensor parallelism.
     """
 
     def __init__(
@@ -147,16 +149,16 @@ class ShiftedWindowAttention(nn.Module):
         self.wraps_columns = wraps_columns
         self.dropout = dropout
         self.mask_value = mask_value
-        # Dropout as noise, set by `use_seeded_dropout`.
+        # Layer of `dropout` noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
-        # An axis with a single window is not shifted, because each of its tokens already attends to all others.
+        # An axis with a single window is not shifted, because each token already attends to all tokens of the axis.
         shifts = [0, 0]
         for axis, size in enumerate(grid):
             if is_shifted and size > window:
                 shifts[axis] = window // 2
         row_shift, column_shift = shifts
         self.shift = (row_shift, column_shift)
-        self.rolls = row_shift > 0 or column_shift > 0
+        self.rolls_input = row_shift > 0 or column_shift > 0
         self.parts: tuple[FieldPart, ...] = (FieldPart(range(grid[0]), range(grid[1])),)
         self.field_ranks = range(1)
         self.first_unit = 0
@@ -168,7 +170,7 @@ class ShiftedWindowAttention(nn.Module):
         self.to_out = nn.Linear(dim, dim)
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the tokens (B, H, W, C).
+        """Return the attention output (B, H, W, C), to be added to the tokens.
 
         Args:
             x_BHWC: tokens.
@@ -176,23 +178,23 @@ class ShiftedWindowAttention(nn.Module):
         """
         rows, columns = self.shift
         # After the roll, shifted windows begin at multiples of the window.
-        if self.rolls:
+        if self.rolls_input:
             x_BHWC = x_BHWC.roll((-rows, -columns), (1, 2))
         qkv_NLC = self.to_qkv(to_windows(x_BHWC, self.window, strided=False))
-        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
+        # The number of heads is -1 because a tensor-parallel rank holds only some of the heads.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
         num_heads = q_NhLd.shape[1]
-        # Scales and biases of all heads are computed on every rank; select the heads of this rank.
+        # Every rank computes the scales and biases of all heads and then selects the heads of the rank.
         scale_h = self.logit_scale()[self.first_unit : self.first_unit + num_heads]
-        # With unit vectors the product of query and key is their cosine.
+        # The product of two unit vectors, query and key, is their cosine.
         q_NhLd = F.normalize(q_NhLd, dim=-1) * scale_h[:, None, None].to(q_NhLd.dtype)
         k_NhLd = F.normalize(k_NhLd, dim=-1)
         bias_hLL = self.position_bias()[self.first_unit : self.first_unit + num_heads]
         y_NhLd = self._attend(q_NhLd, k_NhLd, v_NhLd, bias_hLL, conditions)
         y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
         y_BHWC = from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=False)
-        if self.rolls:
+        if self.rolls_input:
             y_BHWC = y_BHWC.roll((rows, columns), (1, 2))
         return y_BHWC
 
@@ -212,13 +214,14 @@ class ShiftedWindowAttention(nn.Module):
         bias = bias_hLL.to(q_NhLd.dtype)
         is_masked_nLL = self._build_attention_mask(q_NhLd.device)
         if is_masked_nLL is not None:
-            # Each window of a sample has a different bias. Fused attention supports this if windows count as heads.
+            # Each window of a sample has a different bias. Fused attention supports this if windows are passed as
+            # heads.
             bias = torch.where(is_masked_nLL[:, None], bias + self.mask_value, bias).flatten(0, 1)
             merged_shape = (-1, len(bias), shape[2], self.dim_head)
             q_NhLd = q_NhLd.reshape(merged_shape)
             k_NhLd = k_NhLd.reshape(merged_shape)
             v_NhLd = v_NhLd.reshape(merged_shape)
-        # Dropout as noise changes the attention weights, which fused attention does not return.
+        # Seeded dropout changes the attention weights, which fused attention does not return.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             weights_NhLL = torch.softmax(q_NhLd @ k_NhLd.mT + bias, dim=-1).to(v_NhLd.dtype)
             drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
@@ -229,9 +232,9 @@ class ShiftedWindowAttention(nn.Module):
         return y_NhLd.reshape(shape)
 
     def _build_attention_mask(self, device: torch.device) -> Tensor | None:
-        """Return the mask (n, L, L) bool, or None if no pair is masked.
+        """Return the bool mask (n, L, L) of pairs of tokens without attention, or None if all pairs have attention.
 
-        The mask is True for a query and a key from different ends of an axis that is not periodic.
+        The mask is True if query and key are from different ends of an axis that is not periodic.
         """
         row_shift = self.shift[0]
         column_shift = 0 if self.wraps_columns else self.shift[1]
@@ -245,7 +248,7 @@ class ShiftedWindowAttention(nn.Module):
             # The last rows and columns of the rolled grid come from the beginning of the axis.
             is_rolled_row = (rows >= self.grid[0] - row_shift).long()
             is_rolled_column = (columns >= self.grid[1] - column_shift).long()
-            # The four combinations are numbered; tokens of a window with the same number attend to each other.
+            # The four combinations are numbered 0 to 3. Tokens of a window attend to each other if their numbers agree.
             region_HW = 2 * is_rolled_row[:, None] + is_rolled_column
             regions_nL.append(to_windows(region_HW[None, :, :, None], self.window, strided=False).squeeze(-1))
         region_nL = torch.cat(regions_nL)

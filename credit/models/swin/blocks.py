@@ -1,4 +1,4 @@
-"""Blocks of the Swin transformer: embedding of patches, transformer block, resampling by convolutions, and head.
+"""Blocks of the Swin transformer: patch embedding, transformer block, down- and up-sampling by convolutions, and head.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, N tokens of all samples, K hidden channels; P edge of a
 patch.
@@ -15,16 +15,16 @@ from credit.models.layers.transformer_layer import FeedForward
 from credit.models.layers.up_sampling import Refinement
 from credit.models.swin.attention import ShiftedWindowAttention
 
-# Factor on the initial weights of the head. The changes that a new network predicts are then small, and its first loss
-# is close to that of persistence.
+# Factor on the initial weights of the head. An untrained network then predicts small changes, and its first loss is
+# close to the loss of persistence.
 HEAD_SCALE = 0.1
 
 
 class CubeEmbedding(nn.Module):
-    """Embedding of each patch of P x P cells, with all its channels and frames, as one token.
+    """Patch embedding: each patch of P x P cells, with all channels and frames, becomes one token.
 
     Args:
-        in_channels: channels of the input, multiplied by the number of frames.
+        in_channels: number of input channels times number of frames.
         dim: channels of a token.
         patch_size: P, edge of a patch in cells.
         padding: padding of the input on the sphere.
@@ -203,7 +203,7 @@ class PatchHead(nn.Linear):
 
     Args:
         dim: channels of a token.
-        out_channels: channels of the output, multiplied by the number of output frames.
+        out_channels: number of output channels times number of output frames.
         patch_size: P, edge of a patch in cells.
     """
 
@@ -222,11 +222,11 @@ class PatchHead(nn.Linear):
         return y_BHWPPC.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return an initial value on the CPU: a weight uniform in +-HEAD_SCALE / sqrt(dim), a bias of zeros.
+        """Return an initial value on the CPU: uniform in +-HEAD_SCALE / sqrt(dim) for the weight, zeros for the bias.
 
         Args:
             key: ``"weight"`` or ``"bias"``.
-            shape: shape of the whole (unsharded) tensor.
+            shape: shape of the complete (unsharded) tensor.
             generator: random generator on the CPU.
         """
         value = torch.zeros(shape, device="cpu")

@@ -17,7 +17,7 @@ from credit.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 # The following dicts map a name in the reference implementation to the name in this package.
-# Layers outside the transformer blocks; N stands for a number.
+# Layers outside the transformer blocks.
 _LAYERS = {
     "cube_embedding.proj": "embedding.project",
     "cube_embedding.norm": "embedding.norm",
@@ -52,9 +52,12 @@ _CONSTANTS = ("attn_mask", "k_bias", "relative_coords_table", "relative_position
 def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a published state dict with the names and layouts of this package.
 
-    Rows of a projection to queries, keys and values are reordered from (q, k, v; head; channel) to (head; q, k, v;
-    channel). The reference has no bias of the keys; it becomes zeros. The convolution of the cube embedding becomes a
-    linear layer over the cells of a patch.
+    The reference is the published implementation. Three parts differ from this package:
+
+    - The rows of a projection to queries, keys and values are reordered from (q, k, v; head; channel) to (head; q, k,
+      v; channel).
+    - The keys have no bias in the reference; here their bias is zero.
+    - The convolution of the cube embedding becomes a linear layer over the cells of a patch.
 
     With spectral norm, the reference normalises every linear layer and two-dimensional convolution, except the
     projection to queries, keys and values. So only the original weight of this projection is converted.
@@ -67,8 +70,8 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         State dict for `Swin.load_state_dict`.
 
     Raises:
-        CheckpointError: if the state dict has keys that the reference does not have, or a block lacks a tensor of its
-            attention; the message names the keys.
+        CheckpointError: if the state dict has keys that the reference does not have, or lacks a tensor of attention;
+            the message names the keys.
     """
     state = state.get("model_state_dict", state)
     plain_state = {name.removeprefix("module."): value for name, value in state.items()}
@@ -76,13 +79,13 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     unknown_names: list[str] = []
     for name, value in plain_state.items():
         path, _, tensor_name = name.rpartition(".")
-        module = _module_path(path)
+        module = _convert_module_path(path)
         if tensor_name in _CONSTANTS:
             logger.info("left out %s, a constant", name)
         elif module is None:
             unknown_names.append(name)
         elif module.endswith(".attention.to_qkv"):
-            # Its singular vectors are left out, because the reference does not use them.
+            # The singular vectors of this projection are left out, because the reference does not use them.
             if tensor_name in ("weight", "weight_orig"):
                 heads = _find_tensor(plain_state, path.removesuffix("qkv") + "logit_scale").numel()
                 converted[f"{module}.weight"] = _order_by_head(value, heads)
@@ -103,21 +106,21 @@ def convert_published_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _convert_attention_tensor(
     state: Mapping[str, Tensor], name: str, module: str, converted: dict[str, Tensor], unknown_names: list[str]
 ) -> None:
-    """Convert a direct tensor of a block's attention (logit scale, query bias or value bias), in place.
+    """Convert one tensor of the attention of a block (logit scale, query bias or value bias) and add it to `converted`.
 
     Args:
         state: published state dict.
         name: name of the tensor in `state`.
-        module: this package's path of the attention.
-        converted: result; the tensor is added to it.
-        unknown_names: list of unknown names; an unknown name is added to it.
+        module: path of the attention module in this package.
+        converted: converted state dict, which the function extends.
+        unknown_names: list of unknown names, which the function extends if `name` is unknown.
     """
     path, _, tensor_name = name.rpartition(".")
     if tensor_name == "logit_scale":
         converted[f"{module}.logit_scale.logarithm"] = state[name].flatten()
     elif tensor_name == "q_bias":
         q_bias = state[name]
-        # The bias of the values is converted here as well, so its own name is ignored below.
+        # The bias of the values is converted together with the bias of the queries, so `v_bias` is ignored below.
         v_bias = _find_tensor(state, f"{path}.v_bias")
         heads = _find_tensor(state, f"{path}.logit_scale").numel()
         bias = torch.cat((q_bias, torch.zeros_like(q_bias), v_bias))
@@ -126,8 +129,8 @@ def _convert_attention_tensor(
         unknown_names.append(name)
 
 
-def _module_path(path: str) -> str | None:
-    """Return this package's path of the module that the reference calls `path`; None if it has no such module."""
+def _convert_module_path(path: str) -> str | None:
+    """Return the path in this package of the module with the path `path` in the reference; None if it is unknown."""
     # Residual branch of the down-sampling or up-sampling.
     if match := re.fullmatch(r"u_transformer\.(down|up)\.b\.(\d+)", path):
         block, index = match.groups()

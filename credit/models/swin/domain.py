@@ -1,7 +1,8 @@
 """Division of a Swin transformer among the ranks of a domain group.
 
-The tokens are divided at multiples of the window, so no window of an unshifted block is cut. The ranks exchange tokens
-before a shifted block, so that each has whole shifted windows, and send the results back afterwards.
+The tokens are divided at multiples of the window, so every window of an unshifted block belongs to a single rank.
+Before a shifted block, the ranks exchange tokens so that each rank has complete windows. After the block, they send the
+results back.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShiftedWindowRule(DomainRule):
-    """Rule of attention in shifted windows: the ranks exchange tokens so that each has whole windows.
+    """Rule of attention in shifted windows: the ranks exchange tokens so that each rank has complete windows.
 
-    A rank computes the windows in its rows and columns of the rolled grid.
+    The rolled grid is the grid of tokens moved by the shift. Each rank computes the windows of the rolled grid in the
+    rows and columns of the rank.
 
     Attributes:
-        division: division of the tokens, whose bounds are multiples of the window.
+        division: division of the tokens among ranks; the bounds of the parts are multiples of the window.
         shift: number of rows and columns by which the windows are shifted.
     """
 
@@ -51,7 +53,7 @@ class ShiftedWindowRule(DomainRule):
     shift: tuple[int, int]
 
     def install(self, layer: ShiftedWindowAttention, group: dist.ProcessGroup) -> None:
-        """Replace the roll by an exchange of tokens before and after the layer, and set the windows of each rank.
+        """Replace the roll with an exchange of tokens before and after the layer, and set the windows of each rank.
 
         Args:
             layer: the attention layer.
@@ -59,28 +61,28 @@ class ShiftedWindowRule(DomainRule):
         """
         rank = dist.get_rank(group)
         ranks = range(self.division.num_ranks)
-        # A rank that owns no tokens computes a copy of its neighbour's windows, and sends nothing back.
-        computed = [self._roll(self.division.held(other)) for other in ranks]
-        owned = [self._roll(self.division.owned(other)) for other in ranks]
+        # A rank that owns no tokens computes a copy of the windows of its neighbour, and does not send results.
+        computed = [self._find_unrolled_cells(self.division.held(other)) for other in ranks]
+        owned = [self._find_unrolled_cells(self.division.owned(other)) for other in ranks]
         to_windows = build_exchange(group, self.division, [[cells] for cells in computed])
         tokens = [[as_cells(self.division.held(other))] for other in ranks]
         to_tokens = CellExchange(group, owned, computed, tokens)
-        layer.rolls = False
-        # The mask depends on the position of a window in the whole grid.
+        layer.rolls_input = False
+        # The attention mask depends on the position of a window in the complete grid.
         layer.parts = tuple(self.division.held(other) for other in ranks)
         layer.field_ranks = range(rank, rank + 1)
 
         def collect(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (to_windows(args[0]), *args[1:])
 
-        def give_back(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
+        def return_results(layer: nn.Module, args: tuple[Any, ...], y_BHWC: Tensor) -> Tensor:
             return to_tokens(y_BHWC)
 
         layer.register_forward_pre_hook(collect)
-        layer.register_forward_hook(give_back)
+        layer.register_forward_hook(return_results)
 
-    def _roll(self, part: FieldPart) -> Cells:
-        """Return the tokens in a part of the rolled grid, as rows and columns of the unrolled grid."""
+    def _find_unrolled_cells(self, part: FieldPart) -> Cells:
+        """Return the tokens of a part of the rolled grid as rows and columns of the unrolled grid."""
         height, width = self.division.shape
         rows = [(row + self.shift[0]) % height for row in part.rows]
         columns = [(column + self.shift[1]) % width for column in part.columns]
@@ -89,21 +91,21 @@ class ShiftedWindowRule(DomainRule):
 
 @dataclass(frozen=True)
 class PeriodicNeighbourRule(NeighbourRule):
-    """Rule of a convolution whose columns are periodic, and that reads zeros beyond the first and last row."""
+    """Rule of a convolution that is periodic in longitude and reads zeros beyond the first and last row."""
 
     def remove_padding(self, layer: WrapConv) -> None:
-        """Switch the layer's padding off: its input then contains the cells that it reads around the field."""
+        """Switch off the padding of the layer, because its input already contains the cells around the field."""
         super().remove_padding(layer)
         layer.wrap = NO_PADDING
 
     def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of a part of the layer's input, with `ZERO` for rows beyond the first and last row.
+        """Return the cells of a part of the input of the layer, with `ZERO` for rows beyond the first and last row.
 
         Args:
-            part: rows and columns of the input; they may lie outside of the field.
+            part: rows and columns of the input; they may be outside of the field.
         """
         height, width = self.input_shape()
-        # The first and last rows of the padded field are near the poles, so there are no rows beyond them.
+        # The first and last rows of the padded field are near the poles, so the field has no rows beyond them.
         rows = [row if 0 <= row < height else ZERO for row in part.rows]
         return [Cells(rows, [column % width for column in part.columns])]
 
@@ -115,17 +117,17 @@ class PadCropRule(DomainRule):
     Attributes:
         source: division of the field.
         target: division of the result.
-        offset: row and column of the field at which the result begins; negative to add zeros.
-        takes_tokens: True if the layer takes (B, H, W, C), False for (B, C, H, W).
+        offset: row and column of the field at which the result begins; negative to add zeros before the field.
+        input_is_tokens: True if the input of the layer has the shape (B, H, W, C), False for (B, C, H, W).
     """
 
     source: FieldDivision
     target: FieldDivision
     offset: tuple[int, int]
-    takes_tokens: bool = False
+    input_is_tokens: bool = False
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Replace `forward` by an exchange that returns this rank's part of the result.
+        """Replace `forward` with an exchange that returns the part of the result that belongs to this rank.
 
         Args:
             layer: the layer.
@@ -138,18 +140,18 @@ class PadCropRule(DomainRule):
             columns = _offset_cells(part.columns, self.offset[1], self.source.shape[1])
             needed.append([Cells(rows, columns)])
         exchange = build_exchange(group, self.source, needed)
-        layer.forward = exchange if self.takes_tokens else exchange.exchange_fields
+        layer.forward = exchange if self.input_is_tokens else exchange.exchange_fields
 
 
 def _offset_cells(cells: range, offset: int, size: int) -> list[int]:
-    """Return `cells` plus an offset, with `ZERO` for results outside of an axis of `size` cells."""
+    """Return the indices in `cells` plus an offset, with `ZERO` for results outside of an axis of `size` cells."""
     moved_cells = [cell + offset for cell in cells]
     return [cell if 0 <= cell < size else ZERO for cell in moved_cells]
 
 
 @dataclass(frozen=True)
 class Divisions:
-    """Divisions of the fields and tokens of a Swin transformer.
+    """Divisions of the fields and tokens of a Swin transformer among ranks.
 
     Attributes:
         grid: division of the input and output.
@@ -171,17 +173,17 @@ class Divisions:
 
     @classmethod
     def build(cls, model: Swin, num_parts: tuple[int, int]) -> Divisions:
-        """Return the divisions into M x N parts."""
+        """Return the divisions of all fields and tokens of `model` into M x N parts, given as `num_parts`."""
         layout = model.layout
         window = model.blocks[0].attention.window
         patch_size = model.embedding.patch_size
         tokens = divide_field(layout.padded_tokens, num_parts, window)
-        # Tokens with and without the zeros that complete windows have different divisions.
+        # If zeros complete the windows, the tokens with and without the zeros have different divisions.
         down = tokens
         if layout.tokens != layout.padded_tokens:
             down = divide_field(layout.tokens, num_parts)
-        # The up-sampling turns each token into 2 x 2 patches. If no zeros were added, the bounds are twice the bounds
-        # of the tokens, so that ranks exchange only cells at the edges of their parts.
+        # The up-sampling turns each token into 2 x 2 patches. If no zeros were added, the bounds of the parts are twice
+        # the bounds of the tokens, so ranks exchange only cells at the edges of their parts.
         up_shape = (DOWN_SAMPLING * layout.tokens[0], DOWN_SAMPLING * layout.tokens[1])
         multiple = 1 if down is not tokens else window
         up = divide_field(up_shape, num_parts, DOWN_SAMPLING * multiple)
@@ -217,11 +219,11 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
     patch_reach = Reach(stride=model.embedding.patch_size)
     north, west = layout.padding.lat[0], layout.padding.lon[0]
     (token_north, _), (token_west, _) = layout.token_pads
-    # Layers outside the transformer.
+    # Rules of the layers outside the transformer.
     rules: dict[str, DomainRule] = {
         "noise": NoiseInputRule((divisions.patches, divisions.tokens)),
-        # Patches do not overlap, so the embedding reads no cells around them. Like a cross-scale embedding, it pads the
-        # field and returns tokens.
+        # Patches do not overlap, so the embedding reads no cells outside of a patch. Like a cross-scale embedding, it
+        # pads the field and returns tokens.
         "embedding": CrossScaleEmbeddingRule(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
         # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
         "down.conv": _build_conv_rule(
@@ -238,7 +240,7 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
                 rules[f"{path}.refine.{index}"] = GroupNormRule(division)
     if layout.tokens != layout.padded_tokens:
         rules["pad_tokens"] = PadCropRule(
-            divisions.down, divisions.tokens, (-token_north, -token_west), takes_tokens=True
+            divisions.down, divisions.tokens, (-token_north, -token_west), input_is_tokens=True
         )
         rules["crop_tokens"] = PadCropRule(divisions.tokens, divisions.down, (token_north, token_west))
     for number, block in enumerate(model.blocks):
@@ -260,10 +262,10 @@ def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[
     window = attention.window
     num_parts = (len(tokens.rows.owned), len(tokens.columns.owned))
     windows = divide_field((tokens.shape[0] // window, tokens.shape[1] // window), num_parts)
-    # Unshifted windows are never cut, so their attention needs no rule.
+    # Each unshifted window belongs to a single rank, so attention without a shift needs no rule.
     if any(attention.shift):
         yield "attention", ShiftedWindowRule(tokens, attention.shift)
-    # Attention arranges its tokens in windows, so their number is counted in windows. It may differ between ranks.
+    # The projections of attention receive tokens in windows. The number of windows may differ between ranks.
     for path in ("attention.to_qkv", "attention.to_out"):
         yield path, TokenCountRule(windows, window**2)
     for path in ("feed_forward.expand", "feed_forward.contract"):
@@ -275,7 +277,7 @@ def list_block_rules(block: SwinBlock, tokens: FieldDivision) -> Iterator[tuple[
 
 
 def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
-    """Return the time of the busiest rank divided by the mean time of the ranks."""
+    """Return the estimated computing time of the busiest rank divided by the mean time of all ranks."""
     modules_by_division = (
         (divisions.patches, model.embedding),
         (divisions.down, model.down),
@@ -286,13 +288,13 @@ def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
     costs = []
     for division, module in modules_by_division:
         num_weights = sum(parameter.numel() for parameter in module.parameters())
-        # Nearly all operations multiply a token by a weight.
+        # The cost of a module is about the number of weights times the number of tokens.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance([division for division, _ in modules_by_division], costs)
 
 
 def _build_conv_rule(layer: WrapConv, source: FieldDivision, target: FieldDivision, reach: Reach) -> NeighbourRule:
-    """Return the rule of a convolution, for periodic columns or zeros beyond the edge, depending on the layer."""
+    """Return the rule of a convolution: with periodic columns if the layer wraps its columns, otherwise with zeros."""
     if layer.wrap == NO_PADDING:
         return NeighbourRule(source, target, reach)
     return PeriodicNeighbourRule(source, target, reach)

@@ -44,15 +44,15 @@ class TokenLayout:
 
 
 def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
-    """Compute all sizes from grid, patches, windows and padding, and check that they fit together.
+    """Return the sizes of all fields and tokens for a grid and a config section.
 
     Args:
         spec: channels, grid and frames of the data.
-        section: the model's section of the config.
+        section: the config section of the model.
 
     Raises:
         ConfigError: if windows do not divide the padded grid (``model.edges: sphere``), the padded grid is smaller than
-            a patch, or the output differs from the grid and may not be interpolated.
+            a patch, or the size of the output differs from the grid and ``model.interp`` is false.
     """
     check_section(section)
     grid = spec.grid.shape
@@ -76,7 +76,7 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
             )
         if section.edges == "sphere":
             _require_whole_windows(axis, size, pads, section, window)
-        # Number of tokens to add up to a multiple of the window; 0 if the windows fit.
+        # Number of tokens to add until the number of tokens is a multiple of the window.
         remainder = -num_tokens % window
         patches.append(num_patches)
         tokens.append(num_tokens)
@@ -84,19 +84,19 @@ def build_layout(spec: ModelSpec, section: SwinSection) -> TokenLayout:
         output.append(DOWN_SAMPLING * num_tokens * section.patch_size - sum(pads))
     if output != list(grid) and not section.interp:
         raise ConfigError(
-            f"model.interp: {section.interp}, but the patches give {output[0]} x {output[1]} cells for a grid of "
+            f"model.interp: {section.interp}, but the patches cover {output[0]} x {output[1]} cells of a grid of "
             f"{grid[0]} x {grid[1]}; set it to true, or choose padded sizes that are multiples of "
             f"{DOWN_SAMPLING * section.patch_size}"
         )
-    # The lists have one entry for each axis; they become pairs.
+    # Each list has one entry for rows and one entry for columns.
     return TokenLayout(window, padding, (*patches,), (*tokens,), (*token_pads,), (*output,))
 
 
 def check_section(section: SwinSection) -> None:
-    """Refuse numbers of heads or groups that do not divide the number of channels.
+    """Raise ConfigError if the number of heads or of groups does not divide the number of channels.
 
     Raises:
-        ConfigError: if a number is not a divisor; the message names the key and the nearest divisor.
+        ConfigError: if ``heads`` or ``num_groups`` does not divide ``dim``; the message names the nearest divisor.
     """
     for key, number in (("heads", section.heads), ("num_groups", section.num_groups)):
         if section.dim % number:
@@ -107,15 +107,15 @@ def check_section(section: SwinSection) -> None:
 
 
 def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> SpherePadding:
-    """Build the padding from ``model.padding``.
+    """Return the padding that ``model.padding`` describes.
 
     Args:
         spec: channels, grid and frames of the data.
-        section: the model's section of the config.
+        section: the config section of the model.
         multiple: number of cells of a window along an axis.
 
     Raises:
-        ConfigError: if the keys do not fit together, or the grid is smaller than the pads.
+        ConfigError: if keys of ``model.padding`` contradict each other, or the grid is smaller than the pads.
     """
     if section.padding is None:
         return NO_PADDING
@@ -133,24 +133,24 @@ def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> Sphe
 
 
 def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection, window: int) -> None:
-    """Refuse pads of ``model.edges: sphere`` if windows do not divide the padded grid, or if columns are padded.
+    """Raise ConfigError if windows do not divide the padded grid or if columns are padded, for ``edges: sphere``.
 
     Args:
         axis: `lat` or `lon`.
         size: number of rows or columns of the grid.
         pads: number of rows or columns added on the two sides.
-        section: the model's section of the config.
+        section: the config section of the model.
         window: edge of a window in tokens.
 
     Raises:
-        ConfigError: if the pads do not fit; the message names a value that works.
+        ConfigError: if windows do not divide the padded grid or columns are padded; the message names a valid value.
     """
     cells_per_token = DOWN_SAMPLING * section.patch_size
     multiple = cells_per_token * window
     if axis == "lon" and any(pads):
         raise ConfigError(
-            f"model.padding.lon: {list(pads)}: with model.edges: sphere the columns wrap around by themselves; set it "
-            "to [0, 0], or set model.edges: published"
+            f"model.padding.lon: {list(pads)}: with model.edges: sphere the columns wrap around without padding; set "
+            "it to [0, 0], or set model.edges: published"
         )
     padded_size = size + sum(pads)
     if padded_size % multiple == 0:
@@ -159,7 +159,7 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
         f"model.window_size: {window} tokens of {cells_per_token} cells do not divide the {padded_size} "
         f"cells of the padded grid along {axis}"
     )
-    # Rows can be padded across the poles until the windows fit. Columns cannot, so the window must change.
+    # Rows can be padded across the poles until the windows fit. Columns cannot be padded, so the window must change.
     if axis == "lat":
         before, after = auto_padding(size, multiple, (section.patch_size, DOWN_SAMPLING))
         raise ConfigError(f"{message}; model.padding.lat: [{before}, {after}] fits")
@@ -173,19 +173,19 @@ def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section:
 
 
 def check_noise(layout: TokenLayout, section: SwinSection) -> None:
-    """Refuse cell noise if the patches cannot be averaged to tokens.
+    """Raise ConfigError if the config has cell noise that cannot be averaged from patches to tokens.
 
     Args:
         layout: sizes of the fields and tokens.
-        section: the model's section of the config.
+        section: the config section of the model.
 
     Raises:
-        ConfigError: if the section has cell noise and there are not exactly twice as many patches as tokens.
+        ConfigError: if the section has cell noise and an axis does not have exactly twice as many patches as tokens.
     """
     fits = layout.patches == tuple(DOWN_SAMPLING * size for size in layout.padded_tokens)
     if section.find_noise("cell") is not None and not fits:
         raise ConfigError(
             f"model.noise: cell: {layout.patches[0]} x {layout.patches[1]} patches are not twice the "
             f"{layout.padded_tokens[0]} x {layout.padded_tokens[1]} tokens of the transformer, so noise cannot be "
-            "averaged to tokens; choose another kind of noise, or pads for which all windows fit, such as auto"
+            "averaged to tokens; choose a different kind of noise, or pads with which all windows fit, such as auto"
         )

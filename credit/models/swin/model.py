@@ -42,7 +42,7 @@ PUBLISHED_MASK_VALUE = -100.0
 
 @register_model("swin", SwinSection)
 class Swin(ForecastModel):
-    """Global weather model: patch embedding, down-sampling, Swin-V2 blocks, up-sampling and a linear head.
+    """Swin transformer: patch embedding, down-sampling, Swin-V2 blocks, up-sampling and a linear head.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -57,7 +57,7 @@ class Swin(ForecastModel):
         head: linear layer from each token to the cells of its patch.
 
     Raises:
-        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+        ConfigError: if sizes in the section contradict each other, or patches or windows do not fit the grid.
     """
 
     output_is_new = True
@@ -73,7 +73,7 @@ class Swin(ForecastModel):
         condition_dims = build_condition_dims(section)
         dim = section.dim
 
-        # From cells to patches, and to tokens at half the resolution.
+        # Layers from cells to patches, and to tokens at half the resolution.
         self.noise = NoiseInput(section, layout.padding, (section.patch_size, DOWN_SAMPLING))
         in_channels = spec.in_channels * spec.input_frames
         self.embedding = CubeEmbedding(in_channels, dim, section.patch_size, layout.padding)
@@ -85,7 +85,7 @@ class Swin(ForecastModel):
             self.noise_embed = NoiseFieldEmbedding(field_channels, dim, section.patch_size)
         self.down = DownBlock(dim, section.num_groups, condition_dims, wraps_columns=wraps_columns)
 
-        # The transformer.
+        # Layers of the transformer.
         self.pad_tokens = TokenPadding(layout.token_pads)
         self.blocks = nn.ModuleList()
         for number in range(section.depth):
@@ -102,7 +102,7 @@ class Swin(ForecastModel):
             self.blocks.append(SwinBlock(attention, dim, section.ff_dropout, condition_dims))
         self.crop_tokens = Crop(layout.token_pads)
 
-        # Back to the resolution of the patches, to cells, and to the grid.
+        # Layers from tokens back to patches, to cells, and to the grid.
         self.up = SwinUpBlock(dim, section.num_groups, condition_dims, wraps_columns=wraps_columns)
         self.head = PatchHead(dim, spec.out_channels * spec.output_frames, section.patch_size)
         mark_output_layer(self.head, spec.output_frames, outer=cells_per_patch)
@@ -110,7 +110,7 @@ class Swin(ForecastModel):
         self.resize = BilinearResize(spec.grid.shape)
 
         add_dropout_noise(self, section, section.attn_dropout, section.ff_dropout)
-        # Spectral norm wraps the weights, so all layers must exist by now.
+        # Spectral norm wraps the weights of all layers that exist, so it must follow after the last layer.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
         self.initialise_unless_meta()
@@ -124,12 +124,12 @@ class Swin(ForecastModel):
                 `out_channels`, ...) and the keys of `SwinSection`.
 
         Raises:
-            ConfigError: if an argument is unknown, or values do not fit together.
+            ConfigError: if an argument is unknown, or values contradict each other.
         """
         return cls(*parse_keyword_arguments(SwinSection, {"type": "swin"}, kwargs))
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
+        """Return the normalised output; see `ForecastModel.forward` for arguments, shapes and errors."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         patch_conditions, token_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
@@ -166,11 +166,11 @@ class Swin(ForecastModel):
 
         Args:
             state: published state dict, see `credit.models.swin.convert_published.convert_published_state`.
-            section: the model's section of the config; not used.
+            section: the config section of the model; not used.
 
         Raises:
             CheckpointError: if the state dict has keys that the published implementation does not have; the message
-                names them.
+                names these keys.
         """
         from credit.models.swin.convert_published import convert_published_state
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Numbers of rows (north, south) and of columns (west, east).
+# Numbers of rows (north, south) and of columns (west, east) to add or remove.
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -24,7 +24,7 @@ class TokenPadding(nn.Module):
         self.pads = pads
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return the tokens with the zeros, (B, H + rows, W + columns, C)."""
+        """Return the tokens padded with zeros, (B, H + rows, W + columns, C)."""
         if not any((*self.pads[0], *self.pads[1])):
             return x_BHWC
         return F.pad(x_BHWC, (0, 0, *self.pads[1], *self.pads[0]))

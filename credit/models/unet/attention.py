@@ -1,6 +1,6 @@
-"""Attention of each cell to all cells of a level, and its rule for domain parallelism.
+"""Attention of each cell to all cells of a level, and the domain-parallelism rule for this attention.
 
-Shape suffixes: B batch, C channels, H and W rows and columns, N cells that this rank has, M cells of the whole level,
+Shape suffixes: B batch, C channels, H and W rows and columns, N cells of this rank, M cells of the complete level,
 h heads, d channels per head.
 """
 
@@ -19,10 +19,10 @@ from credit.parallel.domain.rules import DomainRule, build_exchange
 
 
 class GlobalAttention(nn.Module):
-    """Pre-norm multi-head attention to all cells, without the residual connection.
+    """Pre-norm multi-head attention of each cell to all cells, without the residual connection.
 
-    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
-    rank whole heads by splitting them into consecutive parts.
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head). Tensor parallelism splits the outputs into
+    consecutive parts, so each rank gets complete heads.
 
     Args:
         dim: channels of the field.
@@ -39,20 +39,21 @@ class GlobalAttention(nn.Module):
         self.dim_head = dim_head
         self.norm = GroupNorm(groups, dim, condition_dims)
         self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
-        # Collects the keys and values of all cells. Without domain parallelism there is nothing to do.
+        # With domain parallelism, `GlobalAttentionRule` makes this layer collect the keys and values of all cells.
+        # Without domain parallelism, the layer does nothing.
         self.collect_cells = nn.Identity()
         self.to_out = nn.Linear(dim, dim)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the field (B, C, H, W), to be added to the input.
+        """Return the output of the attention (B, C, H, W), to be added to the input.
 
         Args:
-            x_BCHW: field.
+            x_BCHW: input field.
             conditions: noise on which the norm depends.
         """
         H, W = x_BCHW.shape[2:]
         tokens_BHWC = self.norm(x_BCHW, conditions).permute(0, 2, 3, 1)
-        # The number of heads is -1 because a rank under tensor parallelism holds only some of them.
+        # The number of heads is -1 because a tensor-parallel rank holds only some of the heads.
         qkv_BHWh3d = self.to_qkv(tokens_BHWC).unflatten(-1, (-1, 3, self.dim_head))
         q_BhNd = qkv_BHWh3d[..., 0, :].flatten(1, 2).transpose(1, 2)
         kv_BHWh2d = self.collect_cells(qkv_BHWh3d[..., 1:, :])
@@ -66,10 +67,10 @@ class GlobalAttention(nn.Module):
 class GlobalAttentionRule(DomainRule):
     """Rule of `GlobalAttention.collect_cells`: each rank receives the keys and values of all cells.
 
-    Each rank projects only its own cells, and computes the results of its own queries.
+    Each rank computes queries, keys and values only for its own cells, and attention only for its own queries.
 
     Attributes:
-        division: division of the level.
+        division: division of the cells of the level among ranks.
     """
 
     division: FieldDivision
@@ -87,7 +88,7 @@ class GlobalAttentionRule(DomainRule):
 
         def collect(layer: nn.Identity, args: tuple[Tensor]) -> tuple[Tensor]:
             kv_BHWh2d = args[0]
-            # The exchange takes one dimension of channels.
+            # The exchange expects a single dimension of channels.
             collected_BHWC = exchange(kv_BHWh2d.flatten(3))
             return (collected_BHWC.unflatten(3, kv_BHWh2d.shape[3:]),)
 

@@ -1,4 +1,4 @@
-"""Blocks of the U-Net, each of which is a unit of sharding, checkpointing and compilation.
+"""Blocks of the U-Net. Each block is a unit of sharding, checkpointing and compilation.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -17,13 +17,16 @@ from credit.models.layers.sphere_conv import SphereConv2d
 from credit.models.unet.attention import GlobalAttention
 from credit.models.unet.levels import Level
 
-# As in the ADM network (Dhariwal and Nichol 2021, arXiv 2105.05233): at most 32 groups of at least 4 channels.
+# Limits of the ADM network (Dhariwal and Nichol 2021, arXiv 2105.05233): at most 32 groups of at least 4 channels.
 MAX_GROUPS = 32
 MIN_CHANNELS_PER_GROUP = 4
 
 
 def choose_num_groups(channels: int) -> int:
-    """Return the number of groups of a group norm: the largest divisor of the channels within both limits above."""
+    """Return the number of groups of a group norm: the largest divisor of `channels` within the limits of this module.
+
+    There are at most `MAX_GROUPS` groups. Each group has at least `MIN_CHANNELS_PER_GROUP` channels, if possible.
+    """
     largest = max(1, min(MAX_GROUPS, channels // MIN_CHANNELS_PER_GROUP))
     return max(groups for groups in range(1, largest + 1) if channels % groups == 0)
 
@@ -46,10 +49,10 @@ class BlockOptions:
 
 
 class ResidualBlock(nn.Module):
-    """Group norm, SiLU and 3x3 convolution, all twice, added to the input; then attention, if the level has it.
+    """Residual branch (twice: group norm, SiLU, 3x3 convolution) added to the input; then optional attention.
 
     Args:
-        in_channels: channels of the input, including those of a skip connection.
+        in_channels: channels of the input, including the channels of a skip connection.
         out_channels: channels of the output.
         options: properties of the level.
     """
@@ -65,7 +68,7 @@ class ResidualBlock(nn.Module):
         self.conv1 = SphereConv2d(in_channels, out_channels, skip=pole_skip)
         self.norm2 = GroupNorm(groups, out_channels, condition_dims)
         self.dropout = nn.Dropout(options.dropout)
-        # Dropout as noise, set by `use_seeded_dropout`.
+        # Layer of `dropout` noise, set by `use_seeded_dropout`.
         self.seeded_dropout: SeededDropout | None = None
         self.conv2 = SphereConv2d(out_channels, out_channels, skip=pole_skip)
         self.shortcut: nn.Module = nn.Identity()
@@ -78,11 +81,12 @@ class ResidualBlock(nn.Module):
     def forward(
         self, x_BCHW: Tensor, skip_BCHW: Tensor | None = None, conditions: Conditions = NO_CONDITIONS
     ) -> Tensor:
-        """Return the block's field (B, out_channels, H, W): the residual branch added to the input.
+        """Return the output of the block (B, out_channels, H, W).
 
         Args:
-            x_BCHW: output of the block before.
-            skip_BCHW: skip connection, concatenated after the channels of `x_BCHW`; None for a block without one.
+            x_BCHW: output of the previous block.
+            skip_BCHW: skip connection, concatenated after the channels of `x_BCHW`; None for a block without a skip
+                connection.
             conditions: noise on which norms and dropout depend, at the resolution of the level.
         """
         if skip_BCHW is not None:
@@ -104,12 +108,12 @@ class ResidualBlock(nn.Module):
 
 
 class DownSampling(nn.Module):
-    """3x3 convolution with stride 2, which keeps the rows and columns 0, 2, 4, ...
+    """Down-sampling by a 3x3 convolution with stride 2, centred on the rows and columns 0, 2, 4, ...
 
     Args:
         in_channels: channels of the finer level.
         out_channels: channels of the coarser level.
-        fine: the finer level, from which the convolution reads.
+        fine: the finer level, which is the input of the convolution.
     """
 
     _fsdp2_shard = True
@@ -124,7 +128,7 @@ class DownSampling(nn.Module):
 
 
 class RepeatCells(nn.Module):
-    """Up-sampling that replaces each cell by 2 x 2 cells with the same values."""
+    """Up-sampling that replaces each cell with 2 x 2 cells of the same value."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the field with repeated cells, (B, C, 2H, 2W)."""
@@ -132,12 +136,12 @@ class RepeatCells(nn.Module):
 
 
 class UpSampling(nn.Module):
-    """Up-sampling to the finer level by repeated cells, followed by a 3x3 convolution.
+    """Up-sampling to the finer level: each cell is repeated 2 x 2 times, then a 3x3 convolution follows.
 
     Args:
         in_channels: channels of the coarser level.
         out_channels: channels of the finer level.
-        fine: the finer level, on which the convolution computes.
+        fine: the finer level, which is the grid of the convolution.
     """
 
     _fsdp2_shard = True
@@ -152,7 +156,7 @@ class UpSampling(nn.Module):
 
         Args:
             x_BCHW: field of the coarser level.
-            shape: number of rows and columns of the finer level, at most twice those of the coarser level.
+            shape: number of rows and columns of the finer level; each is at most twice the number of the coarser level.
         """
         # If the finer level has an odd number of rows, the last repeated row is dropped.
         repeated_BCHW = self.repeat(x_BCHW)[..., : shape[0], : shape[1]]

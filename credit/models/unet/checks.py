@@ -1,4 +1,4 @@
-"""Checks that the sizes in the U-Net's config section fit together and fit the grid."""
+"""Checks that the sizes in the config section of the U-Net are consistent with each other and with the grid."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MIN_LEVELS = 2
 
 
 def check_section(section: UNetSection) -> None:
-    """Refuse a config section whose sizes do not fit together.
+    """Raise ConfigError if sizes in the config section of a U-Net contradict each other.
 
     Args:
-        section: the model's section of the config.
+        section: the config section of the model.
 
     Raises:
-        ConfigError: if sizes do not fit together; the message names the key, its value and a value that works.
+        ConfigError: if two sizes contradict each other; the message names the key, its value and a valid value.
     """
     num_levels = len(section.dim)
     if len(section.depth) != num_levels:
@@ -38,19 +38,19 @@ def check_section(section: UNetSection) -> None:
             nearest = find_nearest_divisor(width, section.dim_head)
             raise ConfigError(
                 f"model.dim_head: {section.dim_head} does not divide the {width} channels of a level with attention "
-                f"(model.dim: {section.dim}); nearest is {nearest}"
+                f"(model.dim: {section.dim}); the nearest divisor is {nearest}"
             )
 
 
 def check_grid(grid: tuple[int, int], num_levels: int) -> None:
-    """Refuse a grid that cannot be halved once for each level after the first.
+    """Raise ConfigError if the grid cannot be halved once for each level after the first level.
 
     Args:
         grid: number of rows and columns.
         num_levels: number of levels of the network.
 
     Raises:
-        ConfigError: if the grid does not fit; the message names the largest number of levels that works.
+        ConfigError: if the grid cannot be halved; the message names the largest valid number of levels.
     """
     height, width = grid
     largest = 1
@@ -63,7 +63,7 @@ def check_grid(grid: tuple[int, int], num_levels: int) -> None:
         f"{2 ** (num_levels - 1) + 1} rows; this grid has {height} rows and {width} columns"
     )
     if largest < MIN_LEVELS:
-        raise ConfigError(f"{rule}, with which no number of levels works; choose another grid or model")
+        raise ConfigError(f"{rule}, which do not allow any number of levels; choose a different grid or model")
     raise ConfigError(f"{rule}; give at most {largest} entries")
 
 

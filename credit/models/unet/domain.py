@@ -1,7 +1,7 @@
 """Division of the U-Net among the ranks of a domain group.
 
-Each level has its own division. The exchange of cells before a down-sampling or up-sampling changes from one division
-to the next.
+The cells of each level are divided separately. Before each down-sampling and up-sampling, the ranks exchange cells to
+change from the division of one level to the division of the next level.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatitudeProjectionRule(DomainRule):
-    """Rule of the latitude projection: each rank computes only its own rows.
+    """Rule of `LatitudeProjection`: each rank computes only its own rows.
 
     Attributes:
         division: division of the grid.
@@ -41,7 +41,7 @@ class LatitudeProjectionRule(DomainRule):
     division: FieldDivision
 
     def install(self, layer: LatitudeProjection, group: dist.ProcessGroup) -> None:
-        """Set the rows of this rank.
+        """Set the rows that this rank computes.
 
         Args:
             layer: the latitude projection.
@@ -78,7 +78,7 @@ def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
         module = model.get_submodule(part)
         for path, rule in list_rules(module, levels, number):
             rules[f"{part}.{path}"] = rule
-        # Nearly all operations multiply a cell by a weight.
+        # The cost of a part is about the number of weights times the number of cells.
         num_weights = sum(parameter.numel() for parameter in module.parameters())
         costs[number] += num_weights * math.prod(levels[number].shape)
     return DomainPlan(grid, rules, imbalance(levels, costs))
@@ -88,9 +88,9 @@ def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> I
     """Yield (path, rule) for each layer in a part of the network that needs a rule.
 
     Args:
-        module: a level of the encoder or decoder, or another part that computes at one level.
+        module: a level of the encoder or decoder, or a different part whose output has the resolution of one level.
         levels: division of each level.
-        number: index of the level of the part's output.
+        number: index of the level of the output of `module`.
     """
     level = levels[number]
     for path, layer in module.named_modules():

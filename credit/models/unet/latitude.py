@@ -1,4 +1,4 @@
-"""Projection of latitude to channels. Convolutions are the same in all rows, so latitude must be an input.
+"""Projection of latitude to channels. A convolution is the same in all rows, so the network needs latitude as input.
 
 Shape suffixes: H rows, C channels, F features.
 """
@@ -25,7 +25,7 @@ class LatitudeProjection(nn.Linear):
         channels: channels of the field.
 
     Attributes:
-        rows: rows that this rank has of a divided field.
+        rows: rows that this rank computes; all rows of the grid without domain parallelism.
     """
 
     def __init__(self, lat: np.ndarray, channels: int) -> None:

@@ -1,4 +1,4 @@
-"""Levels of the U-Net: rows and columns of each resolution, and the rows that padding repeats beyond the poles."""
+"""Levels of the U-Net: the rows and columns of each resolution, and the rows that padding copies beyond the poles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Level:
 
     Attributes:
         shape: number of rows and columns.
-        pole_skip: number of rows at the (north, south) pole that padding does not repeat beyond the pole.
+        pole_skip: number of rows at the (north, south) pole that padding must not copy beyond the pole.
     """
 
     shape: tuple[int, int]
@@ -26,8 +26,8 @@ class Level:
 def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
     """Return the levels of a grid, the finest level first.
 
-    A level consists of the rows and columns 0, 2, 4, ... of the next finer level. So the first row keeps its latitude.
-    The last row is kept if the finer level has an odd number of rows; otherwise it is dropped.
+    A level has the rows and columns 0, 2, 4, ... of the next finer level, so the first rows of all levels have the same
+    latitude. If the finer level has an even number of rows, its last row is dropped.
 
     Args:
         grid: the grid of the finest level.
@@ -51,12 +51,12 @@ def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
 
 
 def _find_skip(distance: float) -> int:
-    """Return the number of rows, 0 or 1, that padding must not repeat beyond a pole.
+    """Return the number of rows, 0 or 1, that padding must not copy beyond a pole.
 
     Padding copies rows at the opposite longitude. The rows of the grid have the distances d, 1 + d, ... from the pole.
-    The first row beyond the pole has the distance 1 - d on the other side. So its copy is exact for d = 0 (skip 1, copy
-    of row 1 + d) and for d = 1/2 (skip 0, copy of row d). For other d, the nearest row is copied; the outermost row if
-    two rows are equally near.
+    The first row beyond the pole has the distance 1 - d from the pole. So the copy is exact for d = 0 (skip 1: copy the
+    row at 1 + d) and for d = 1/2 (skip 0: copy the row at d). For other d, padding copies the nearest row, and the
+    outermost row if two rows are equally near.
 
     Args:
         distance: distance d of the outermost row from the pole, in row spacings.

@@ -1,8 +1,7 @@
 """U-Net on a global latitude-longitude grid: a convolutional encoder and decoder with skip connections.
 
-The architecture is that of U-Cast (Rühling Cachay et al. 2026, arXiv 2604.09041), which uses the ADM network of
-Dhariwal and Nichol 2021 (arXiv 2105.05233). In addition, convolutions continue across the poles, and latitude is an
-input.
+The architecture follows U-Cast (Rühling Cachay et al. 2026, arXiv 2604.09041), which uses the ADM network of Dhariwal
+and Nichol 2021 (arXiv 2105.05233). In addition, convolutions read cells across the poles, and latitude is an input.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """
@@ -36,13 +35,13 @@ from credit.models.unet.section import UNetSection
 from credit.parallel.domain.division import FieldPart
 from credit.parallel.domain.split import DomainPlan
 
-# Factor on the initial values of the last convolution, with which the initial output has a standard deviation of a few
-# hundredths. With `model.residual: true`, the first loss is then close to that of persistence.
+# Factor on the initial values of the last convolution. With this factor, the initial output has a standard deviation of
+# a few hundredths. With `model.residual: true`, the first loss is then close to the loss of persistence.
 INITIAL_OUTPUT_SCALE = 0.1
 
 
 class EncoderLevel(nn.Module):
-    """Level of the encoder: down-sampling from the level before, then residual blocks.
+    """Level of the encoder: down-sampling from the next finer level, then residual blocks.
 
     Args:
         down: down-sampling; None at the finest level.
@@ -58,7 +57,7 @@ class EncoderLevel(nn.Module):
         """Return the output of the down-sampling (if any) and of each block, all with the level's shape (B, C, H, W).
 
         Args:
-            x_BCHW: output of the level before.
+            x_BCHW: output of the next finer level; at the finest level, output of the first convolution.
             conditions: noise at the resolution of this level.
         """
         outputs = []
@@ -72,7 +71,7 @@ class EncoderLevel(nn.Module):
 
 
 class DecoderLevel(nn.Module):
-    """Level of the decoder: up-sampling from the level below, then residual blocks that each read a skip connection.
+    """Level of the decoder: up-sampling from the next coarser level, then residual blocks with skip connections.
 
     Args:
         up: up-sampling; None at the coarsest level.
@@ -88,7 +87,7 @@ class DecoderLevel(nn.Module):
         """Return the output of the last block, with the level's shape (B, C, H, W).
 
         Args:
-            x_BCHW: output of the coarser level.
+            x_BCHW: output of the next coarser level; at the coarsest level, output of the middle blocks.
             skips: outputs of the encoder at this level, in the order of their computation. The first block reads the
                 last output.
             conditions: noise at the resolution of this level.
@@ -119,7 +118,7 @@ class OutputHead(nn.Module):
         self.conv = SphereConv2d(channels, out_channels, skip=level.pole_skip, initial_scale=INITIAL_OUTPUT_SCALE)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions) -> Tensor:
-        """Return the network's output channels (B, out_channels, H, W).
+        """Return the output channels of the network, (B, out_channels, H, W).
 
         Args:
             x_BCHW: output of the decoder.
@@ -137,13 +136,13 @@ class UNet(ForecastModel):
         section: sizes and options, described in `UNetSection`.
 
     Attributes:
-        levels: rows, columns and poles of each level, the finest first.
-        encoder: levels of the encoder, the finest first.
-        middle: two residual blocks at the coarsest level, the first with attention if the level has it.
-        decoder: levels of the decoder, the coarsest first.
+        levels: rows, columns and poles of each level, the finest level first.
+        encoder: levels of the encoder, the finest level first.
+        middle: two residual blocks at the coarsest level; only the first may have attention.
+        decoder: levels of the decoder, the coarsest level first.
 
     Raises:
-        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+        ConfigError: if sizes in the section contradict each other, or the grid cannot be halved often enough.
     """
 
     output_is_new = True
@@ -159,7 +158,7 @@ class UNet(ForecastModel):
         condition_dims = build_condition_dims(section)
         self.noise = _build_noise_input(section, self.levels)
 
-        # The input.
+        # Layers of the input.
         self.stem = SphereConv2d(
             spec.in_channels * spec.input_frames,
             dim[0],
@@ -199,7 +198,7 @@ class UNet(ForecastModel):
         self.initialise_unless_meta()
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
+        """Return the normalised output; see `ForecastModel.forward` for arguments, shapes and errors."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         level_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
@@ -238,11 +237,12 @@ class UNet(ForecastModel):
 def _build_noise_input(section: UNetSection, levels: list[Level]) -> NoiseInput:
     """Return the layer that averages noise to the resolution of each level.
 
-    Noise is averaged over 2 x 2 cells from level to level, so the number of rows must be a multiple of a power of 2.
-    Rows beyond the south pole are added for this purpose, and cropped at each level.
+    From each level to the next, noise is averaged over 2 x 2 cells. For L levels, the number of rows must therefore be
+    a multiple of 2^(L - 1). The layer adds rows beyond the south pole until this is the case, and crops them at each
+    level.
 
     Args:
-        section: the model's section of the config.
+        section: the config section of the model.
         levels: the levels of the network.
     """
     multiple = 2 ** (len(levels) - 1)

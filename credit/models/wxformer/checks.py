@@ -1,4 +1,4 @@
-"""Checks that the sizes in WXFormer's config section fit together. The messages suggest valid values."""
+"""Checks that the sizes in the config section of WXFormer are consistent. The messages suggest valid values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 from credit.errors import ConfigError
 from credit.models.checks import find_nearest_divisor
-from credit.models.layers.padding import SpherePadding, stage_sizes, window_multiple
+from credit.models.layers.padding import SpherePadding, compute_stage_sizes, window_multiple
 from credit.models.wxformer.section import WXFormerSection
 
 
 def check_section(section: WXFormerSection, local_windows: Sequence[int], num_stages: int) -> None:
-    """Refuse a config section whose sizes do not fit together.
+    """Raise ConfigError if sizes in the config section contradict each other.
 
     Args:
-        section: the model's section of the config.
+        section: the config section of the model.
         local_windows: edge of the local window of each stage, in cells.
         num_stages: number of stages of the encoder.
 
     Raises:
-        ConfigError: if sizes do not fit together; the message names the key and, if possible, a value that works.
+        ConfigError: if sizes contradict each other; the message names the key and, if possible, a valid value.
     """
     sizes_by_stage = {
         "dim": section.dim,
@@ -33,8 +33,8 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
     for key, sizes in sizes_by_stage.items():
         if len(sizes) != num_stages:
             raise ConfigError(
-                f"model.{key}: {list(sizes)} has {len(sizes)} entries, one is needed for each of the {num_stages} "
-                "stages"
+                f"model.{key}: {list(sizes)} has {len(sizes)} entries, but one entry is needed for each of the "
+                f"{num_stages} stages"
             )
         # An entry of the kernel sizes is a list, which `_check_embedding` compares with the stride.
         if key != "cross_embed_kernel_sizes" and min(sizes) < 1:
@@ -44,9 +44,9 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
 
 
 def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
-    """Refuse sizes for which the decoder's output, without the padding, does not match the grid.
+    """Raise ConfigError if the size of the decoder output, without the padding, does not match the grid.
 
-    The output must have at least one cell. It must have the size of the grid unless it may be interpolated.
+    The output must have at least one cell. If `interp` is False, the output must have the size of the grid.
 
     Args:
         grid: number of rows and columns.
@@ -55,20 +55,20 @@ def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Se
         interp: ``model.interp``, True if the output may be interpolated to the grid.
 
     Raises:
-        ConfigError: if the output does not fit; the message names both sizes.
+        ConfigError: if the output is empty or must have the size of the grid; the message names both sizes.
     """
     sizes = find_output_shape(grid, padding, strides)
     is_empty = min(sizes) < 1
     fits_grid = sizes == tuple(grid)
     if is_empty or not (fits_grid or interp):
         raise ConfigError(
-            f"model.interp: {interp}, but the decoder gives {sizes[0]} x {sizes[1]} cells for a grid of "
+            f"model.interp: {interp}, but the decoder returns {sizes[0]} x {sizes[1]} cells for a grid of "
             f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
         )
 
 
 def find_output_shape(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the number of rows and columns of the decoder's output without the padding.
+    """Return the number of rows and columns of the decoder output without the padding.
 
     Args:
         grid: number of rows and columns.
@@ -78,33 +78,35 @@ def find_output_shape(grid: tuple[int, int], padding: SpherePadding, strides: Se
     sizes = []
     for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
         # The decoder doubles the size of the first stage.
-        first_stage_size = stage_sizes(size + sum(pads), strides)[0]
+        first_stage_size = compute_stage_sizes(size + sum(pads), strides)[0]
         sizes.append(2 * first_stage_size - sum(pads))
     height, width = sizes
     return height, width
 
 
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:
-    """Refuse channels that do not double from stage to stage, or that are not multiples of the head width.
+    """Raise ConfigError if the channels do not double from stage to stage, or are not multiples of `dim_head`.
 
     Args:
         dim: number of channels of each stage.
         dim_head: number of channels of an attention head.
 
     Raises:
-        ConfigError: if a number does not fit; the message names a number that works.
+        ConfigError: if a number is invalid; the message names a valid number.
     """
     doubled_dim = [dim[0] * 2**stage for stage in range(len(dim))]
     if list(dim) != doubled_dim:
         raise ConfigError(
-            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; "
+            f"model.dim: {list(dim)} must double from stage to stage, because each decoder block halves the channels; "
             f"for example {doubled_dim}"
         )
-    # The later stages have multiples of the first width, so a divisor of the first width divides them all.
+    # The channels of later stages are multiples of the channels of the first stage, so a divisor of the channels of the
+    # first stage divides the channels of all stages.
     if dim[0] % dim_head:
         nearest = find_nearest_divisor(dim[0], dim_head)
         raise ConfigError(
-            f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
+            f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; the nearest divisor "
+            f"is {nearest}"
         )
     # The hidden layers of the position bias have dim // 4 channels.
     if dim[0] < 4:
@@ -114,21 +116,21 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
 
 
 def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
-    """Refuse strides that the decoder cannot invert, and kernels smaller than the stride, which would skip cells.
+    """Raise ConfigError if the decoder cannot invert a stride, or if a kernel is smaller than its stride.
 
     Args:
         kernel_sizes: kernel edges of the embedding of each stage, in cells.
         strides: stride of the embedding of each stage.
 
     Raises:
-        ConfigError: if a stride or kernel does not fit; the message names the stage.
+        ConfigError: if a stride or kernel is invalid; the message names the stage.
     """
     for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
         # Any first stride is valid, because the output of the decoder may be interpolated to the grid.
         if stage and stride != 2:
             raise ConfigError(
                 f"model.cross_embed_strides: {list(strides)}: stage {stage} must have stride 2, "
-                "as each decoder block doubles the size"
+                "because each decoder block doubles the size"
             )
         if not kernels or min(kernels) < stride:
             raise ConfigError(
@@ -140,7 +142,7 @@ def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[in
 def check_windows(
     axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> None:
-    """Refuse pads for which a window does not divide the size of its stage, or a stage is not half the stage before.
+    """Raise ConfigError if a window does not divide its padded stage, or a stage does not have half the previous size.
 
     Args:
         axis: `lat` or `lon`, for the message.
@@ -150,11 +152,11 @@ def check_windows(
         windows: (global, local) window edges of each stage, in cells.
 
     Raises:
-        ConfigError: if a stage does not fit; the message names the stage and the nearest pads that fit.
+        ConfigError: if the size of a stage is invalid; the message names the stage and the nearest valid pads.
     """
-    sizes = stage_sizes(size + sum(pads), strides)
+    sizes = compute_stage_sizes(size + sum(pads), strides)
     multiple = window_multiple(strides, windows)
-    # Texts for the messages.
+    # Parts of the messages.
     padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
     nearest_fit = _describe_nearest_fit(axis, size, pads, multiple)
     for stage, cells in enumerate(sizes):
@@ -173,7 +175,7 @@ def check_windows(
 
 
 def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
-    """Return a clause for error messages that names the nearest pads for which every window fits.
+    """Return a clause for error messages that names the nearest pads with which every window fits.
 
     Args:
         axis: `lat` or `lon`.
@@ -182,7 +184,7 @@ def _describe_nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple:
         multiple: the padded size must be a multiple of this number.
     """
     padded = size + sum(pads)
-    # The nearest padded sizes that fit, above and below the given one. Pads cannot shrink the grid.
+    # Nearest valid padded sizes above and below `padded`. Pads cannot shrink the grid.
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
     is_below_nearer = padded - below < above - padded

@@ -1,7 +1,8 @@
 """Division of WXFormer among the ranks of a domain group.
 
-Each stage is divided at multiples of its short window, so no short window is cut. The exchange of cells before an
-embedding or an up-sampling changes from one division to the next.
+Each stage is divided at multiples of its short window, so every short window belongs to a single rank. Before each
+embedding and up-sampling, the ranks exchange cells to change from the division of one stage to the division of the
+next.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from credit.models.layers.domain_rules import (
     UpSamplingHeadRule,
 )
 from credit.models.layers.norm import GroupNorm
-from credit.models.layers.padding import NO_PADDING, stage_sizes
+from credit.models.layers.padding import NO_PADDING, compute_stage_sizes
 from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import UpBlock
@@ -48,7 +49,7 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
     require_enough_cells(grid, num_parts)
     stages = divide_stages(model, num_parts)
     grid_division = divide_field(grid, num_parts)
-    # The decoder's output without the padding. It is the grid, unless the output is interpolated to the grid.
+    # Division of the decoder output without the padding. The output has the size of the grid unless it is interpolated.
     output_division = divide_field(model.decoder_output_shape, num_parts)
     rules: dict[str, DomainRule] = {"noise": NoiseInputRule(tuple(stages))}
     for number, stage in enumerate(model.stages):
@@ -60,7 +61,7 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
         for index, layer in enumerate(stage.layers):
             for path, rule in list_layer_rules(layer, stages[number]):
                 rules[f"stages.{number}.layers.{index}.{path}"] = rule
-    # The first block of the decoder leads from the coarsest stage to the next finer stage, and so on.
+    # The first block of the decoder is between the coarsest stage and the next finer stage, and so on.
     for index, block in enumerate(model.decoder.blocks):
         coarse, fine = stages[-1 - index], stages[-2 - index]
         for path, rule in list_block_rules(block, coarse, fine):
@@ -72,7 +73,7 @@ def plan_wxformer(model: WXFormer, num_parts: tuple[int, int]) -> DomainPlan:
 
 
 def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivision]:
-    """Divide each encoder stage at multiples of its short window.
+    """Return the division of each encoder stage; the bounds of the parts are multiples of its short window.
 
     Args:
         model: the network.
@@ -80,10 +81,10 @@ def divide_stages(model: WXFormer, num_parts: tuple[int, int]) -> list[FieldDivi
     """
     padded_height, padded_width = model.padding.padded_shape(model.spec.grid.shape)
     strides = [stage.embed.stride for stage in model.stages]
-    shapes = zip(stage_sizes(padded_height, strides), stage_sizes(padded_width, strides), strict=True)
+    shapes = zip(compute_stage_sizes(padded_height, strides), compute_stage_sizes(padded_width, strides), strict=True)
     divisions = []
     for stage, shape in zip(model.stages, shapes, strict=True):
-        # A stage without layers has no windows that could be cut.
+        # A stage without layers has no windows, so its bounds are free.
         window = stage.layers[0].short_attention.window if len(stage.layers) else 1
         divisions.append(divide_field(shape, num_parts, window))
     return divisions
@@ -94,7 +95,7 @@ def list_layer_rules(layer: TransformerLayer, division: FieldDivision) -> Iterat
 
     Args:
         layer: the transformer layer.
-        division: division of its tokens.
+        division: division of the tokens of the layer.
     """
     long_window = layer.long_attention.window
     yield "long_attention", LongAttentionRule(division, long_window)
@@ -133,10 +134,11 @@ def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivisio
 
     Args:
         block: `UpBlock` or `UpBlockPS`.
-        coarse: division of the block's input.
-        fine: division of the block's output.
+        coarse: division of the input of the block.
+        fine: division of the output of the block.
     """
-    # A 2x2 transposed convolution with stride 2 reads one cell; a subpixel convolution also reads its neighbours.
+    # A 2x2 transposed convolution with stride 2 reads one cell; a subpixel convolution also reads the neighbouring
+    # cells.
     reach = 0 if isinstance(block, UpBlock) else 1
     yield "up", NeighbourRule(coarse, fine, Reach(reach, reach, factor=2))
     for path, layer in block.named_modules():
@@ -150,10 +152,10 @@ def list_block_rules(block: nn.Module, coarse: FieldDivision, fine: FieldDivisio
 
 
 def estimate_imbalance(model: WXFormer, stages: list[FieldDivision]) -> float:
-    """Return the time of the busiest rank divided by the mean time of the ranks."""
+    """Return the estimated computing time of the busiest rank divided by the mean time of all ranks."""
     costs = []
     for stage, division in zip(model.stages, stages, strict=True):
         num_weights = sum(parameter.numel() for parameter in stage.parameters())
-        # Nearly all operations multiply a token by a weight.
+        # The cost of a stage is about the number of weights times the number of tokens.
         costs.append(num_weights * math.prod(division.shape))
     return imbalance(stages, costs)

@@ -18,7 +18,7 @@ from credit.config.sections.model import ModelSection
 from credit.models.base import ForecastModel, ModelSpec
 from credit.models.checks import parse_keyword_arguments
 from credit.models.data_axes import mark_input_layer
-from credit.models.kernels.merged_head import WHOLE, Margins
+from credit.models.kernels.merged_head import NO_MARGINS, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import NO_PADDING, SpherePadding, window_multiple
@@ -61,7 +61,7 @@ class EncoderStage(nn.Module):
     """Encoder stage: cross-scale embedding, which reduces the resolution, followed by transformer layers.
 
     Args:
-        embed: cross-scale embedding, whose output has the channels of the stage.
+        embed: cross-scale embedding; its output has the channels of the stage.
         layers: transformer layers with the same number of channels.
         noise_embed: embedding of fields of noise; None for a stage without such fields.
     """
@@ -83,10 +83,10 @@ class EncoderStage(nn.Module):
         """Return the output of the stage.
 
         Args:
-            x_BCHW: output of the stage before, (B, channels of that stage, H, W), or input of the network.
+            x_BCHW: output of the previous stage, (B, channels of that stage, H, W), or input of the network.
             conditions: noise on which the layers depend, at the resolution of this stage.
-            noise_BKHW: (B, K fields, H, W) padded fields of noise, which `noise_embed` adds to the embedding; None
-                without such noise.
+            noise_BKHW: (B, K fields, H, W) padded fields of noise; `noise_embed` maps them to tokens, which are added
+                to the embedding. None for a stage without fields of noise.
 
         Returns:
             (B, channels of this stage, H / stride, W / stride) in channels-last memory, where H and W include the
@@ -105,8 +105,8 @@ class Decoder(nn.Module):
 
     Args:
         kind: kind of up-sampling, `pixel_shuffle` or `transposed`.
-        dim: number of channels of each of the four encoder stages; each has twice as many as the stage before.
-        out_channels: number of channels of the output field, multiplied by the number of output frames.
+        dim: number of channels of each of the four encoder stages; each stage has twice as many as the previous stage.
+        out_channels: number of output channels times number of output frames.
         condition_dims: lengths of the noise vectors on which the norms depend.
     """
 
@@ -124,8 +124,8 @@ class Decoder(nn.Module):
             block, head = UpBlock, TransposedHead
         # The group norms of all blocks have as many groups as the first stage has channels.
         groups = dim[0]
-        # The first block reads the coarsest stage. The others, and the head, read the block before them and a skip
-        # connection of the same width.
+        # The first block reads the coarsest stage. The other blocks and the head read the output of the previous block
+        # and a skip connection with the same number of channels.
         self.blocks = nn.ModuleList(
             [
                 block(dim[3], dim[2], groups, condition_dims),
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         self.head = head(2 * dim[0], out_channels)
 
     def forward(
-        self, stage_outputs: list[Tensor], stage_conditions: list[Conditions], margins: Margins = WHOLE
+        self, stage_outputs: list[Tensor], stage_conditions: list[Conditions], margins: Margins = NO_MARGINS
     ) -> Tensor:
         """Return the output field.
 
@@ -144,14 +144,15 @@ class Decoder(nn.Module):
             stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are the size of the
                 first stage.
             stage_conditions: noise on which the blocks depend, at the resolution of each of the four stages.
-            margins: output rows (north, south) and columns (west, east) to crop. The head, which has most of the
-                decoder's cells, does not compute them.
+            margins: output rows (north, south) and columns (west, east) to crop. The head does not compute the cropped
+                cells, which saves time because the head has most of the cells of the decoder.
 
         Returns:
             (B, out_channels, 2H, 2W) without the margins.
         """
         *skips, x_BCHW = stage_outputs
-        # The output of a block has the resolution of the skip connection, so it takes the conditions of that stage.
+        # The output of a block has the resolution of its skip connection, so the block uses the conditions of that
+        # stage.
         conditions_of_skips = reversed(stage_conditions[:-1])
         for block, skip_BCHW, conditions in zip(self.blocks, reversed(skips), conditions_of_skips, strict=True):
             x_BCHW = torch.cat((block(x_BCHW, conditions), skip_BCHW), dim=1)
@@ -159,15 +160,16 @@ class Decoder(nn.Module):
 
 
 def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequence[tuple[int, int]]) -> SpherePadding:
-    """Build the padding from ``model.padding``, and check it against windows, strides and the decoder.
+    """Return the padding that ``model.padding`` describes; raise ConfigError if windows or the decoder do not fit it.
 
     Args:
         spec: channels, grid and frames of the data.
-        section: the model's section of the config.
+        section: the config section of the model.
         windows: (global, local) window edges of each stage, in cells.
 
     Raises:
-        ConfigError: if a window does not divide the padded size of its stage, or the decoder's output does not fit.
+        ConfigError: if a window does not divide the padded size of its stage, or the size of the decoder output differs
+            from the grid and ``model.interp`` is false.
     """
     height, width = spec.grid.shape
     strides = section.cross_embed_strides
@@ -190,7 +192,7 @@ def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequ
 
 @register_model("wxformer", WXFormerSection)
 class WXFormer(ForecastModel):
-    """Global weather model that maps one or several input frames to one or several output frames.
+    """WXFormer: four encoder stages with window attention, and a convolutional decoder with skip connections.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -202,7 +204,7 @@ class WXFormer(ForecastModel):
         decoder: decoder from the outputs of all stages to the output field.
 
     Raises:
-        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
+        ConfigError: if sizes in the section contradict each other, or windows do not fit the padded grid.
     """
 
     output_is_new = True
@@ -223,7 +225,7 @@ class WXFormer(ForecastModel):
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         self.padding = _build_grid_padding(spec, section, windows)
 
-        # The encoder. Only its first embedding pads the field.
+        # Layers of the encoder. Only the first embedding pads the field.
         self.noise = NoiseInput(section, self.padding, strides)
         condition_dims = build_condition_dims(section)
         in_widths = (spec.in_channels * spec.input_frames, *dim)
@@ -248,7 +250,7 @@ class WXFormer(ForecastModel):
                     condition_dims=condition_dims,
                 )
                 layers.append(layer)
-            # Fields of noise are a further input of the first stage.
+            # Fields of `spherical` noise are an additional input of the first stage.
             noise_embed = None
             field_channels = count_noise_channels(section, "spherical")
             if stage == 0 and field_channels:
@@ -260,7 +262,7 @@ class WXFormer(ForecastModel):
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
         self.decoder.head.mark_channels(spec.output_frames)
         add_dropout_noise(self, section, section.attn_dropout, section.ff_dropout)
-        # Spectral norm wraps the weights, so all layers must exist by now.
+        # Spectral norm wraps the weights of all layers that exist, so it must follow after the last layer.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
         self.initialise_unless_meta()
@@ -275,13 +277,13 @@ class WXFormer(ForecastModel):
                 weights.
 
         Raises:
-            ConfigError: if a keyword argument is unknown, or values do not fit together.
+            ConfigError: if a keyword argument is unknown, or values contradict each other.
         """
         defaults = {"type": "wxformer", **PUBLISHED_SETTINGS}
         return cls(*parse_keyword_arguments(WXFormerSection, defaults, kwargs))
 
     def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the normalised output; arguments, shapes and errors are those of `ForecastModel.forward`."""
+        """Return the normalised output; see `ForecastModel.forward` for arguments, shapes and errors."""
         x_BCHW = self.flatten_frames(x_BCTHW)
         stage_conditions = self.noise(condition, x_BCHW.dtype)
         noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
@@ -289,7 +291,7 @@ class WXFormer(ForecastModel):
         for stage, conditions in zip(self.stages, stage_conditions, strict=True):
             x_BCHW = stage(x_BCHW, conditions, noise_BKHW)
             stage_outputs.append(x_BCHW)
-            # Only the first stage takes fields of noise.
+            # Only the first stage reads fields of noise.
             noise_BKHW = None
         # The decoder crops the padding.
         y_BCHW = self.decoder(stage_outputs, stage_conditions, margins=(self.padding.lat, self.padding.lon))
@@ -316,11 +318,11 @@ class WXFormer(ForecastModel):
 
         Args:
             state: published state dict, see `credit.models.wxformer.convert_published.convert_published_state`.
-            section: the model's section of the config; its ``dim_head`` is used.
+            section: the config section of the model; only ``dim_head`` is used.
 
         Raises:
             CheckpointError: if the state dict has keys that the published implementation does not have; the message
-                names them.
+                names these keys.
         """
         from credit.models.wxformer.convert_published import convert_published_state
 

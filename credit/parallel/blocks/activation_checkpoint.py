@@ -21,7 +21,8 @@ from credit.parallel.blocks.entry_points import custom_entry_points
 from credit.parallel.blocks.marks import is_marked, wrapped_module_ids
 from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, RecordedForward, find_normalized_weights
 
-# Matrix products and attention: expensive to compute, and their results are small against what else a block saves.
+# Matrix products and attention. They are expensive to compute, and their results are small compared with the other
+# results that a block would save.
 _SAVED_OPERATIONS = (
     "mm",
     "addmm",
@@ -32,38 +33,39 @@ _SAVED_OPERATIONS = (
     "_scaled_dot_product_cudnn_attention",
 )
 
-# Contexts of a block's first pass and of its recomputation.
+# Contexts of the first pass and of the recomputation of a block.
 _Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
 
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
-    """Wrap every marked block of `model`, in place, so that the backward pass recomputes it; return the model.
+    """Wrap every marked block of `model` in place, so that the backward pass recomputes the block; return the model.
 
-    Both the forward of a block and the methods in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that are
-    wrapped already stay as they are.
+    Both the forward pass of a block and the methods in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
+    have already been wrapped are not changed.
 
-    Some modules inside a block recompute results by themselves while their attribute ``saves_memory`` is true. The
-    attribute is set to False, because a checkpointed block frees these results anyway; otherwise they would be computed
-    three times.
+    Some modules inside a block recompute results by themselves if their attribute ``saves_memory`` is true. The
+    attribute is set to False, because a checkpointed block frees these results anyway. Otherwise these results would be
+    computed three times.
 
     Args:
         model: model with marked blocks, not sharded yet.
-        mode: True saves only the inputs of a block for the backward pass, ``"selective"`` also the results of matrix
-            products and attention.
+        mode: True saves only the inputs of a block for the backward pass. ``"selective"`` also saves the results of
+            matrix products and attention.
 
     Raises:
-        ConfigError: if the mode is another one, or the model marks no block.
+        ConfigError: if `mode` has a different value, or the model has no marked blocks.
     """
     if mode is not True and mode != "selective":
         raise ConfigError(f"trainer.activation_checkpoint: {mode!r} is not one of true, false, selective")
     if not any(is_marked(module) for module in model.modules()):
         raise ConfigError(
-            f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
+            f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set the key to "
+            "false"
         )
     inside_wrapper = wrapped_module_ids(model)
-    # A block that is used in two places gets one wrapper.
+    # A block that is used in two places gets a single wrapper.
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
-    # The modules are listed first, since replacing children changes what `modules` yields.
+    # The modules are listed first, because replacing children changes the result of `modules`.
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             needs_wrapper = child is not None and is_marked(child) and id(child) not in inside_wrapper
@@ -82,7 +84,7 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
     """Return a wrapper that applies activation checkpointing to every entry point of a block.
 
     Args:
-        block: marked block, not wrapped yet.
+        block: marked block without a wrapper.
         mode: True or ``"selective"``, see `checkpoint_blocks`.
     """
     make_contexts: Callable[[], _Contexts] | None = None
@@ -91,22 +93,22 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
     normalized_weights = find_normalized_weights(block)
     if normalized_weights:
         make_contexts = functools.partial(_replay_contexts, normalized_weights, make_contexts)
-    # torch accepts no None for this option.
+    # torch does not accept None for this option.
     options: dict[str, Any] = {}
     if make_contexts is not None:
         options["context_fn"] = make_contexts
     wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
-    # torch's wrapper checkpoints forward only and hands other attributes of the block on as they are.
+    # torch's wrapper checkpoints only `forward` and returns other attributes of the block unchanged.
     for name in custom_entry_points(block):
         setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
     return wrapper
 
 
 def _selective_contexts(block: nn.Module) -> _Contexts:
-    """Return the contexts of first pass and recomputation that save the results of `_SAVED_OPERATIONS` only.
+    """Return contexts of the first pass and the recomputation that save only the results of `_SAVED_OPERATIONS`.
 
-    If the block has sharding units inside, the contexts do nothing, and the block is recomputed as a whole. Such units
-    gather their weights in both passes, but by different operations, whose results torch could not match.
+    If the block contains sharding units, the contexts do nothing, and the whole block is recomputed. The reason is that
+    inner units gather their weights with different operations in the two passes, so torch cannot match the results.
     """
     has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)
     if has_inner_units:
@@ -115,7 +117,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return the policy for the result of the operation `op`: save or recompute it. torch calls this for each one."""
+    """Return the policy for the result of the operation `op`: save or recompute; torch calls this per operation."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
@@ -129,18 +131,18 @@ def _replay_contexts(
 
     Args:
         normalized_weights: weights of the block that torch's spectral norm normalizes.
-        other_contexts: function that returns the contexts of selective checkpointing, which are entered as well; None
+        other_contexts: function that returns the contexts of selective checkpointing, which are also entered; None
             without selective checkpointing.
     """
     recorded = RecordedForward(normalized_weights)
     first_pass, recomputation = nullcontext(), nullcontext()
     if other_contexts is not None:
         first_pass, recomputation = other_contexts()
-    return _nest(recorded.record(), first_pass), _nest(recorded.replay(), recomputation)
+    return _enter_both(recorded.record(), first_pass), _enter_both(recorded.replay(), recomputation)
 
 
 @contextmanager
-def _nest(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
-    """Context that enters both contexts, the outer one first."""
+def _enter_both(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    """Context that enters two contexts, first `outer` and then `inner`."""
     with outer, inner:
         yield

@@ -11,15 +11,16 @@ from credit.parallel.dtensor import to_local
 
 
 def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
-    """Change marked blocks in place: each forward sees this rank's parts of split tensors as plain tensors.
+    """Change marked blocks in place: in a forward pass, split tensors are plain tensors with this rank's parts.
 
-    A compiled graph that turns a DTensor into a plain tensor has the device mesh among its values. In a checkpointed
-    block, torch 2.13 tries to save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check
-    to be Tensors"). So hooks take the parts before each forward, outside of the graph and of checkpointing.
+    If a compiled graph converts a DTensor to a plain tensor, the device mesh is one of the values of the graph. In a
+    checkpointed block, torch 2.13 tries to save the mesh for the backward pass and fails ("expected all
+    tensors_saved_with_vc_check to be Tensors"). Hooks therefore convert the tensors before each forward pass, outside
+    of the graph and of checkpointing.
 
     Args:
-        model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 later puts its
-            own hook before these, so the parts are taken from weights that are gathered already.
+        model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 later inserts
+            its hook before these hooks, so the hooks here read gathered weights.
     """
     for block in _outermost_marked(model):
         split_tensors: list[tuple[nn.Module, str]] = []
@@ -31,9 +32,9 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
 
 
 def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each marked block that is not inside another marked block; instead of a wrapped block, its wrapper."""
+    """Yield each marked block that is not inside another marked block; for a wrapped block, yield its wrapper."""
     for child in model.children():
-        # A checkpoint wrapper shows the mark of the block inside it.
+        # A checkpoint wrapper has the attributes of the block inside it, including the mark.
         if getattr(child, "_fsdp2_shard", False):
             yield child
         else:
@@ -41,7 +42,7 @@ def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
-    """Register hooks on a block that replace DTensors by this rank's parts during each forward.
+    """Register hooks on a block that replace DTensors with this rank's parts during each forward pass.
 
     Args:
         block: outermost marked block.
@@ -49,17 +50,17 @@ def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn
     """
 
     def set_local_tensors(block: nn.Module, args: tuple) -> None:
-        """Forward pre-hook: hide each DTensor behind an attribute that holds this rank's part as a plain tensor."""
+        """Forward pre-hook: hide each DTensor with an attribute that is this rank's part as a plain tensor."""
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
-            # An instance attribute hides the parameter of the same name, which stays registered in the module.
+            # An instance attribute hides the parameter of the same name. The parameter stays registered in the module.
             vars(module)[name] = to_local(tensors[name])
 
     def remove_local_tensors(block: nn.Module, args: tuple, output: object) -> None:
-        """Forward hook: remove the attributes, so that the modules have their DTensors again."""
+        """Forward hook: remove the attributes, so that the DTensors are visible again."""
         for module, name in split_tensors:
             vars(module).pop(name, None)
 
     block.register_forward_pre_hook(set_local_tensors)
-    # `always_call` removes the attributes after an exception as well.
+    # With `always_call`, the attributes are also removed after an exception.
     block.register_forward_hook(remove_local_tensors, always_call=True)

@@ -1,4 +1,4 @@
-"""Entry points of a block: ``forward``, and the methods that its attribute ``_fsdp2_forward_methods`` names."""
+"""Entry points of a block: ``forward``, and the methods in its attribute ``_fsdp2_forward_methods``."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
     for name in names:
         if not callable(getattr(block, name, None)):
             raise ConfigError(
-                f"{type(block).__name__}._fsdp2_forward_methods: {name!r} is not one of its methods; name the methods "
-                "that are called in place of forward"
+                f"{type(block).__name__}._fsdp2_forward_methods: {name!r} is not a method of the class; list the "
+                "methods that are called instead of forward"
             )
     return names
 
 
 def copy_returned_views(module: nn.Module) -> None:
-    """Change every entry point of `module`, in place, to return copies instead of views; call this before FSDP2.
+    """Change every entry point of `module` in place, so that it returns copies instead of views.
 
-    FSDP2 gathers weights for the backward pass by a hook on each tensor that an entry point returns. An in-place
-    operation on a returned view, such as ``y += 1`` on the result of the module, would drop the hook. For that reason
-    torch warns of every view that is returned.
+    Call this function before FSDP2. FSDP2 registers a hook on each tensor that an entry point returns; this hook
+    gathers the weights for the backward pass. An in-place operation on a returned view, such as ``y += 1``, would
+    remove the hook. torch therefore warns about every returned view.
 
     Raises:
-        ConfigError: if the module names an entry point that it does not have.
+        ConfigError: if ``_fsdp2_forward_methods`` of the module lists a method that does not exist.
     """
     module.register_forward_hook(_copy_output_views)
     for name in custom_entry_points(module):
@@ -45,24 +45,24 @@ def copy_returned_views(module: nn.Module) -> None:
 
 
 def _copy_output_views(module: nn.Module, args: tuple, output: Any) -> Any:
-    """Forward hook: return the output with copies in place of views."""
+    """Forward hook: return the output with copies instead of views."""
     return copy_views(output)
 
 
 def _call_and_copy_views(entry_point: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an entry point and return its output with copies in place of views."""
+    """Call an entry point and return its output with copies instead of views."""
     return copy_views(entry_point(*args, **kwargs))
 
 
 def copy_views(output: Any) -> Any:
-    """Return `output` with copies in place of the views in it that need a gradient, at any depth of its containers.
+    """Return `output` with a copy of each view that needs a gradient; views in nested containers are copied as well.
 
     Args:
-        output: a tensor, or tensors inside tuples, named tuples, dicts, lists and dataclasses. A container that holds
-            no such view is returned unchanged and not copied, and so is any other object.
+        output: a tensor, or tensors inside tuples, named tuples, dicts, lists and dataclasses. A container without
+            such a view is returned itself, without a copy. Objects of other types are also returned unchanged.
     """
     if isinstance(output, Tensor):
-        # Only a view has a base, the tensor whose memory it shows.
+        # Only a view has a base, which is the tensor that owns the memory.
         is_view = output._base is not None
         if is_view and output.requires_grad:
             return output.clone()
@@ -71,7 +71,7 @@ def copy_views(output: Any) -> Any:
         items = [copy_views(item) for item in output]
         if all(new is old for new, old in zip(items, output, strict=True)):
             return output
-        # A named tuple takes its items one by one.
+        # The constructor of a named tuple takes each item as a separate argument.
         if hasattr(output, "_fields"):
             return type(output)(*items)
         return type(output)(items)
@@ -81,7 +81,7 @@ def copy_views(output: Any) -> Any:
         return _replace_views(output, enumerate(output), type(output).__setitem__)
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         members = [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
-        # `object.__setattr__` sets the fields of a frozen dataclass as well.
+        # `object.__setattr__` can also set the fields of a frozen dataclass.
         return _replace_views(output, members, object.__setattr__)
     return output
 
@@ -89,12 +89,12 @@ def copy_views(output: Any) -> Any:
 def _replace_views(
     container: Any, members: Iterable[tuple[Any, Any]], set_member: Callable[[Any, Any, Any], None]
 ) -> Any:
-    """Return `container` itself, or a shallow copy of it in which the members that hold views are replaced.
+    """Return `container` itself, or a shallow copy of it in which members with views are replaced.
 
     Args:
         container: a dict, list or dataclass.
-        members: (key, value) pairs of its members; the key is a key of the dict, an index of the list, or the name of a
-            field of the dataclass.
+        members: (key, value) of each member; the key is a key of the dict, an index of the list, or the name of a field
+            of the dataclass.
         set_member: function that sets a member of a container: ``set_member(container, key, value)``.
     """
     replacements = []

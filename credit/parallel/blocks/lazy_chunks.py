@@ -1,7 +1,7 @@
 """Division of a parameter into shards by FSDP2, in a time that does not depend on the number of shards.
 
-torch creates the shards of all ranks to take two of them. With thousands of ranks and hundreds of parameters this was
-most of the time in which a run started (benchmarks/lab_notes.md).
+torch creates the shards of all ranks, but uses only two of them. With thousands of ranks and hundreds of parameters,
+this took most of the start time of a run (benchmarks/lab_notes.md).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 
 class LazyChunks:
-    """Chunks of a tensor as `torch.chunk` returns them, followed by empty tensors, each created when it is asked for.
+    """Lazy sequence of the chunks of a tensor: a chunk is created when it is accessed.
+
+    The chunks are those of `torch.chunk`, followed by empty tensors.
 
     Args:
         tensor: tensor to divide.
-        num_chunks: number of chunks, the empty ones included.
+        num_chunks: number of chunks, including empty chunks.
         dim: tensor dimension to divide.
     """
 
@@ -34,7 +36,7 @@ class LazyChunks:
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < self._num_chunks:
-            # Python ends a loop over the chunks at this error.
+            # This error ends a Python loop over the chunks.
             raise IndexError(f"chunk {index} of {self._num_chunks}")
         size = self._tensor.size(self._dim)
         start = index * self._length
@@ -46,7 +48,7 @@ class LazyChunks:
 @contextmanager
 def shard_lazily() -> Iterator[None]:
     """Context in which ``fully_shard`` creates only the shards that this rank needs."""
-    # FSDP2 has no option for it. It looks the function up in its module.
+    # FSDP2 has no option for a different function, but it looks up this function in its module.
     torch_function = _fsdp_param._chunk_with_empty
     _fsdp_param._chunk_with_empty = LazyChunks
     try:

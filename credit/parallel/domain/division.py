@@ -15,16 +15,16 @@ from credit.errors import ConfigError
 
 @dataclass(frozen=True)
 class AxisDivision:
-    """Division of the cells along one axis, rows or columns, into consecutive parts.
+    """Division of the cells along one axis (rows or columns) into consecutive parts.
 
-    If there are more ranks than windows, some ranks own no cells. Layers need at least one cell, so such a rank
-    computes a copy of a neighbour's cells, and the results are discarded. The two ranges `owned` and `held` differ only
-    for such ranks.
+    If there are more parts than windows, some parts have no cells. Layers need at least one cell, so the rank of an
+    empty part computes a copy of a neighbour's cells, and its results are discarded. Only for empty parts, the ranges
+    `owned` and `held` differ.
 
     Attributes:
         size: number of cells along the axis.
-        owned: cells that belong to each part. Every cell belongs to exactly one part; a part may be empty.
-        held: cells of each part that its rank computes and has in memory; never empty.
+        owned: for each part, the cells that belong to it. Every cell belongs to exactly one part; a part may be empty.
+        held: for each part, the cells that its rank stores and computes; never empty.
     """
 
     size: int
@@ -38,16 +38,16 @@ class AxisDivision:
 
 
 def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
-    """Divide an axis into parts whose bounds are multiples of `multiple`, such as the edge of a window.
+    """Divide an axis into parts whose bounds are multiples of `multiple`, for example of the length of a window.
 
-    All parts except the last are equal, so that chunks of a store can be aligned with them. If the last part would be
-    empty in this way, the parts differ by at most one window instead. If there are more parts than windows, some parts
-    are empty. No part is larger than the first.
+    All parts except the last have equal length, so that chunks of a store can be aligned with the parts. If the last
+    part would then be empty, the lengths of the parts differ by at most one window instead. If there are more parts
+    than windows, some parts are empty. The first part is the largest.
 
     Args:
         size: number of cells along the axis, a positive multiple of `multiple`.
         num_parts: number of parts.
-        multiple: number of cells of a window, which is never cut.
+        multiple: number of cells of a window; windows are never cut.
     """
     num_windows = size // multiple
     # `-(-a // b)` is a / b, rounded up.
@@ -60,7 +60,7 @@ def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
     held = []
     for first_window, end_window in itertools.pairwise([*bounds, num_windows]):
         owned.append(range(first_window * multiple, end_window * multiple))
-        # An empty part holds the window at its position, or the last window.
+        # The rank of an empty part stores the window at the position of the part, or the last window.
         first_held = min(first_window, num_windows - 1)
         end_held = max(end_window, first_held + 1)
         held.append(range(first_held * multiple, end_held * multiple))
@@ -69,7 +69,7 @@ def divide_axis(size: int, num_parts: int, multiple: int = 1) -> AxisDivision:
 
 @dataclass(frozen=True)
 class FieldPart:
-    """Rows and columns of one rank's part of a field.
+    """Rows and columns of a rank's part of a field.
 
     Attributes:
         rows: range of latitude rows.
@@ -81,7 +81,7 @@ class FieldPart:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and columns."""
+        """(number of rows, number of columns) of the part."""
         return len(self.rows), len(self.columns)
 
     @property
@@ -104,30 +104,30 @@ class FieldDivision:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and columns of the whole field."""
+        """(number of rows, number of columns) of the whole field."""
         return self.rows.size, self.columns.size
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks, M x N."""
+        """Number of ranks of the domain group, M x N."""
         return len(self.rows.owned) * len(self.columns.owned)
 
     def owned(self, rank: int) -> FieldPart:
         """Return the cells that belong to a rank; each cell belongs to exactly one rank."""
-        i, j = self._position(rank)
+        i, j = self._find_position(rank)
         return FieldPart(self.rows.owned[i], self.columns.owned[j])
 
     def held(self, rank: int) -> FieldPart:
-        """Return the cells that a rank computes and has in memory, see `AxisDivision`."""
-        i, j = self._position(rank)
+        """Return the cells that a rank stores and computes, see `AxisDivision`."""
+        i, j = self._find_position(rank)
         return FieldPart(self.rows.held[i], self.columns.held[j])
 
     def owns_cells(self, rank: int) -> bool:
-        """Return True if at least one cell belongs to the rank."""
+        """Return True if at least one cell belongs to a rank."""
         return min(self.owned(rank).shape) > 0
 
-    def _position(self, rank: int) -> tuple[int, int]:
-        """Return (index of the rank's part of the rows, index of its part of the columns)."""
+    def _find_position(self, rank: int) -> tuple[int, int]:
+        """Return (i, j): the index of a rank's part of the rows, and the index of its part of the columns."""
         return divmod(rank, len(self.columns.owned))
 
 
@@ -135,9 +135,9 @@ def divide_field(shape: tuple[int, int], num_parts: tuple[int, int], multiple: i
     """Divide a field into M x N parts whose bounds are multiples of `multiple`.
 
     Args:
-        shape: number of rows and columns of the field; see `divide_axis`.
+        shape: (number of rows, number of columns) of the field; see `divide_axis`.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
-        multiple: number of rows, and of columns, of a window, which is never cut.
+        multiple: number of rows and number of columns of a square window; windows are never cut.
     """
     rows = divide_axis(shape[0], num_parts[0], multiple)
     columns = divide_axis(shape[1], num_parts[1], multiple)
@@ -145,10 +145,10 @@ def divide_field(shape: tuple[int, int], num_parts: tuple[int, int], multiple: i
 
 
 def require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> None:
-    """Refuse more parts than rows or columns of the grid.
+    """Require that the grid has at least one row and one column for each part.
 
     Args:
-        grid: number of rows and columns.
+        grid: (number of rows, number of columns) of the grid.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
 
     Raises:
@@ -157,12 +157,13 @@ def require_enough_cells(grid: tuple[int, int], num_parts: tuple[int, int]) -> N
     for axis, parts, size in zip(("lat", "lon"), num_parts, grid, strict=True):
         if parts > size:
             raise ConfigError(
-                f"domain parallelism: {axis}: {parts} parts of the {size} cells of the grid; choose at most {size}"
+                f"domain parallelism: {axis}: the {size} cells of the grid cannot be divided into {parts} parts; "
+                f"choose at most {size}"
             )
 
 
 def list_shapes(num_ranks: int) -> list[tuple[int, int]]:
-    """Return all pairs (M, N) with M x N = `num_ranks`, by ascending M."""
+    """Return all pairs (M, N) with M x N = `num_ranks`, sorted by M."""
     return [(rows, num_ranks // rows) for rows in range(1, num_ranks + 1) if num_ranks % rows == 0]
 
 
@@ -171,7 +172,7 @@ def imbalance(divisions: Iterable[FieldDivision], costs: Sequence[float]) -> flo
 
     Args:
         divisions: division of each stage of a network.
-        costs: cost of each whole stage, in any unit.
+        costs: computing time of each whole stage, in any unit.
     """
     total = 0.0
     for division, cost in zip(divisions, costs, strict=True):

@@ -14,19 +14,19 @@ from credit.parallel.tensor.collectives import AllReduceBothWays
 
 
 def allows_divided_fields(cls: type) -> bool:
-    """Return True if a class declares ``supports_domain = True`` itself.
+    """Return True if a class itself declares ``supports_domain = True``, so that it can compute on divided fields.
 
-    The declaration is not inherited, because a subclass may compute something else.
+    The declaration is not inherited, because a subclass may change the computation.
     """
     return bool(vars(cls).get("supports_domain", False))
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Division of a grid among the ranks of a group.
+    """Domain group of this rank, and the division of the grid among the ranks of the group.
 
     Attributes:
-        group: the ranks, in the order of the parts.
+        group: ranks that share the grid, in the order of the parts.
         grid: division of the grid.
     """
 
@@ -35,7 +35,7 @@ class Domain:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks of the group."""
+        """Number of ranks of the domain group."""
         return self.grid.num_ranks
 
     @property
@@ -44,11 +44,11 @@ class Domain:
         return self.grid.owned(dist.get_rank(self.group))
 
     def sum(self, x: Tensor) -> Tensor:
-        """Collective: return the sum of a tensor over the ranks; the backward pass sums its gradient, too."""
+        """Collective: return the sum of a tensor over the ranks; the backward pass also sums the gradient."""
         return AllReduceBothWays.apply(self.group, x)
 
     def build_exchange(self, needed: Sequence[Cells]) -> CellExchange:
-        """Build the exchange that gives each rank arbitrary cells of the grid, such as whole rows.
+        """Build the exchange that sends each rank the cells that it needs, for example whole rows.
 
         Args:
             needed: cells that each rank needs.
@@ -57,7 +57,7 @@ class Domain:
         return CellExchange(self.group, parts, parts, [[cells] for cells in needed])
 
     def build_return(self, owned: Sequence[Cells], held: Sequence[Cells]) -> CellExchange:
-        """Build the inverse of `build_exchange`: an exchange that gives each rank the cells of its part.
+        """Build the inverse of `build_exchange`: an exchange that sends each rank the cells of its part.
 
         Args:
             owned: cells that each rank may send; every cell occurs exactly once.
@@ -66,10 +66,10 @@ class Domain:
         return CellExchange(self.group, owned, held, [[cells] for cells in self._list_parts()])
 
     def build_gather(self) -> CellExchange:
-        """Build the exchange that gives every rank the whole grid."""
+        """Build the exchange that sends every rank all cells of the grid."""
         height, width = self.grid.shape
         return self.build_exchange([Cells(range(height), range(width))] * self.num_ranks)
 
     def _list_parts(self) -> list[Cells]:
-        """Return the cells of each rank's part of the grid."""
+        """Return the cells of the part of each rank, in the order of ranks."""
         return [as_cells(self.grid.owned(rank)) for rank in range(self.num_ranks)]

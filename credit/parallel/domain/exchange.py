@@ -1,8 +1,8 @@
-"""Exchange of cells between the ranks of a domain group: from one distribution of a field to another.
+"""Exchange of cells between the ranks of a domain group, from one distribution of a field to a different distribution.
 
-All communication of divided fields is one operation: each rank has some rows and columns of a field, and needs others.
-Halos, padding across the poles, windows of distant cells and a new division for the next stage differ only in the lists
-of rows and columns.
+All communication of divided fields uses the same operation: each rank has some rows and columns of a field, and
+receives the rows and columns that it needs. The operation exchanges halos, padding across the poles, windows of distant
+cells, and the parts of the next stage's division. Only the lists of rows and columns differ.
 
 Shape suffixes: B batch, H and W rows and columns of a rank's cells, C channels.
 """
@@ -27,10 +27,10 @@ ZERO = -1
 
 
 class Cells(NamedTuple):
-    """Cells at all pairs of a list of rows and a list of columns, row by row.
+    """Cells at all combinations of a list of rows and a list of columns, in row-major order.
 
-    In the cells that a rank needs, a row or column may occur more than once, and the index `ZERO` stands for a row or
-    column of zeros. In the cells that a rank has, each row and column occurs once.
+    In the cells that a rank needs, a row or column may occur more than once, and the index `ZERO` means a row or column
+    of zeros. In the cells that a rank has, each row and column occurs once.
 
     Attributes:
         rows: row indices in the whole field.
@@ -42,7 +42,7 @@ class Cells(NamedTuple):
 
 
 def as_cells(part: FieldPart) -> Cells:
-    """Return the cells of a part of a field."""
+    """Convert a part of a field to `Cells`."""
     return Cells(part.rows, part.columns)
 
 
@@ -52,13 +52,14 @@ Positions = slice | Tensor
 
 @dataclass(frozen=True)
 class _Route:
-    """Block of cells that goes from one rank to another.
+    """Block of cells that one rank sends to another rank, from the view of one of these two ranks.
 
     Attributes:
-        peer: the other rank.
-        rows: positions of the rows in this rank's tensor (the input of a sender, the output of a receiver).
+        peer: index in the group of the rank that receives or sends the block.
+        rows: positions of the rows in this rank's tensor (its input tensor if it sends, its output tensor if it
+            receives).
         columns: positions of the columns in this rank's tensor.
-        shape: number of rows and columns of the block.
+        shape: (number of rows, number of columns) of the block.
     """
 
     peer: int
@@ -67,7 +68,7 @@ class _Route:
     shape: tuple[int, int]
 
     def to(self, device: torch.device) -> _Route:
-        """Return the route with its index tensors on a device."""
+        """Return a copy of the route with its index tensors on a device."""
         rows, columns = self.rows, self.columns
         if isinstance(rows, Tensor):
             rows = rows.to(device)
@@ -77,20 +78,20 @@ class _Route:
 
 
 class CellExchange:
-    """Exchange that gives each rank of a group the cells that it needs, with a gradient.
+    """Differentiable exchange that sends each rank of a group the cells that it needs.
 
     The gradient of a cell is the sum of the gradients of its copies on all ranks.
 
     Args:
-        group: the ranks.
-        available: cells that each rank may send; each cell occurs on at most one rank.
-        held: cells of each rank's input tensor, a superset of its `available` cells.
-        needed: blocks of cells that each rank needs; they are stacked along the rows of its output tensor. All blocks
-            of a rank have the same number of columns.
+        group: ranks that exchange cells.
+        available: for each rank, the cells that it may send; each cell occurs on at most one rank.
+        held: for each rank, the cells of its input tensor, a superset of its `available` cells.
+        needed: for each rank, the blocks of cells that it needs. The blocks are stacked along the rows of the output
+            tensor, so all blocks of a rank have the same number of columns.
 
     Attributes:
-        input_shape: number of rows and columns of this rank's input tensor.
-        output_shape: number of rows and columns of this rank's output tensor.
+        input_shape: (number of rows, number of columns) of this rank's input tensor.
+        output_shape: (number of rows, number of columns) of this rank's output tensor.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class CellExchange:
         num_ranks = dist.get_world_size(group)
         self.input_shape = (len(held[rank].rows), len(held[rank].columns))
         self.output_shape = (sum(len(block.rows) for block in needed[rank]), len(needed[rank][0].columns))
-        # A copy on this rank is a pair of routes: positions of the cells in the input, and in the output.
+        # Local copies of this rank, as pairs of routes: positions of the cells in the input, and in the output.
         self._copies: list[tuple[_Route, _Route]] = []
         self._sends: list[_Route] = []
         self._receives: list[_Route] = []
@@ -133,56 +134,64 @@ class CellExchange:
         self._is_identity = not self._communicates and self._copies_everything()
 
     def __call__(self, x_BHWC: Tensor) -> Tensor:
-        """Collective: return the cells (B, rows, columns, C) that this rank needs.
+        """Collective: exchange cells, and return the cells (B, rows, columns, C) that this rank needs.
 
         Args:
-            x_BHWC: this rank's held cells.
+            x_BHWC: input tensor with this rank's `held` cells.
         """
         if self._is_identity:
             return x_BHWC
         if torch.compiler.is_compiling():
             return exchange_cells(x_BHWC, self._exchange_id)
-        # Outside of compiled graphs, an autograd function takes less host time than an operator.
+        # Outside of compiled graphs, an autograd function needs less host time than a custom operator.
         return _ExchangeCells.apply(x_BHWC, self)
 
     def exchange_fields(self, x_BCHW: Tensor) -> Tensor:
-        """Collective: return the cells that this rank needs, (B, C, rows, columns), given its fields (B, C, H, W)."""
+        """Collective: exchange cells of fields (B, C, H, W), and return the needed cells (B, C, rows, columns)."""
         return self(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def move(self, x_BHWC: Tensor) -> Tensor:
-        """Collective: return the needed cells (B, rows, columns, C), without a gradient, given this rank's cells."""
+        """Collective: exchange cells without a gradient, and return the needed cells (B, rows, columns, C)."""
         batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
         self._move_routes(x_BHWC.device)
-        # One copy to this memory layout is faster than many small copies from another layout.
+        # One copy to a contiguous layout is faster than many small copies from a different layout.
         x_BHWC = x_BHWC.contiguous()
         y_BHWC = x_BHWC.new_empty(batch, *self.output_shape, channels)
         for dim, positions in ((1, self._zero_rows), (2, self._zero_columns)):
             if len(positions):
                 y_BHWC.index_fill_(dim, positions, 0)
         for source, destination in self._copies:
-            _write(y_BHWC, destination, _take(x_BHWC, source))
+            _write_block(y_BHWC, destination, _read_block(x_BHWC, source))
         if self._communicates:
-            for route, block in self._swap(x_BHWC, self._sends, self._receives):
-                _write(y_BHWC, route, block)
+            for route, block in self._exchange_blocks(x_BHWC, self._sends, self._receives):
+                _write_block(y_BHWC, route, block)
         return y_BHWC
 
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
-        """Collective: return the gradient of the held cells, given the gradient of the needed cells."""
+        """Collective: return the gradient of the held cells (B, H, W, C) for the gradient of the needed cells."""
         batch, channels = gradient_BHWC.shape[0], gradient_BHWC.shape[3]
         self._move_routes(gradient_BHWC.device)
         gradient_BHWC = gradient_BHWC.contiguous()
         result_BHWC = gradient_BHWC.new_zeros(batch, *self.input_shape, channels)
         for source, destination in self._copies:
-            _add(result_BHWC, source, _take(gradient_BHWC, destination))
+            _add_block(result_BHWC, source, _read_block(gradient_BHWC, destination))
         if self._communicates:
-            for route, block in self._swap(gradient_BHWC, self._receives, self._sends):
-                _add(result_BHWC, route, block)
+            for route, block in self._exchange_blocks(gradient_BHWC, self._receives, self._sends):
+                _add_block(result_BHWC, route, block)
         return result_BHWC
 
-    def _swap(self, x_BHWC: Tensor, sends: list[_Route], receives: list[_Route]) -> list[tuple[_Route, Tensor]]:
-        """Collective: send blocks to other ranks; return each receiving route with its block (B, rows, columns, C)."""
+    def _exchange_blocks(
+        self, x_BHWC: Tensor, sends: list[_Route], receives: list[_Route]
+    ) -> list[tuple[_Route, Tensor]]:
+        """Collective: exchange blocks with other ranks; return (route, received block) for each route in `receives`.
+
+        Args:
+            x_BHWC: tensor from which the blocks are read.
+            sends: routes of the blocks that this rank sends.
+            receives: routes of the blocks that this rank receives, each (B, rows, columns, C).
+        """
         batch, channels = x_BHWC.shape[0], x_BHWC.shape[3]
-        blocks = [_take(x_BHWC, route).flatten() for route in sends]
+        blocks = [_read_block(x_BHWC, route).flatten() for route in sends]
         send_buffer = torch.cat(blocks) if blocks else x_BHWC.new_empty(0)
         receive_sizes = [batch * route.shape[0] * route.shape[1] * channels for route in receives]
         receive_buffer = x_BHWC.new_empty(sum(receive_sizes))
@@ -199,7 +208,7 @@ class CellExchange:
         ]
 
     def _count_by_peer(self, routes: list[_Route], values_per_cell: int) -> list[int]:
-        """Return the number of values on the routes from or to each rank."""
+        """Return, for each rank, the number of values that `routes` send to it or receive from it."""
         counts = [0] * self._num_ranks
         for route in routes:
             counts[route.peer] += route.shape[0] * route.shape[1] * values_per_cell
@@ -217,7 +226,7 @@ class CellExchange:
         self._device = device
 
     def _copies_everything(self) -> bool:
-        """Return True if this rank needs exactly the cells that it holds, in the same order."""
+        """Return True if the needed cells of this rank are its held cells, in the same order."""
         if self.input_shape != self.output_shape or len(self._copies) != 1:
             return False
         all_cells = (slice(0, self.input_shape[0]), slice(0, self.input_shape[1]))
@@ -241,20 +250,20 @@ class _ExchangeCells(torch.autograd.Function):
 def _find_routes(
     source: int, destination: int, available: Cells, held: Cells, needed: Sequence[Cells]
 ) -> list[tuple[_Route, _Route]]:
-    """Return the blocks that go from one rank to another, each as the sender's and the receiver's route.
+    """Return (route of the sender, route of the receiver) for each block that one rank sends to another rank.
 
     Args:
         source: rank that sends.
         destination: rank that receives.
         available: cells that the sender may send.
-        held: cells of the sender's tensor.
-        needed: blocks of cells of the receiver's tensor, which are stacked along the rows.
+        held: cells of the sender's input tensor.
+        needed: blocks of cells that are stacked along the rows of the receiver's output tensor.
     """
     pairs = []
     first_row = 0
     for block in needed:
-        sent_rows, received_rows = _match(available.rows, held.rows, block.rows)
-        sent_columns, received_columns = _match(available.columns, held.columns, block.columns)
+        sent_rows, received_rows = _match_indices(available.rows, held.rows, block.rows)
+        sent_columns, received_columns = _match_indices(available.columns, held.columns, block.columns)
         if len(sent_rows) and len(sent_columns):
             shape = (len(sent_rows), len(sent_columns))
             send = _Route(destination, _as_positions(sent_rows), _as_positions(sent_columns), shape)
@@ -265,12 +274,14 @@ def _find_routes(
     return pairs
 
 
-def _match(available: Sequence[int], held: Sequence[int], needed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _match_indices(
+    available: Sequence[int], held: Sequence[int], needed: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the needed indices that are available; return their positions in `held` and their positions in `needed`."""
     held_array = np.asarray(held, dtype=np.int64)
     needed_array = np.asarray(needed, dtype=np.int64)
     size = 1 + max(held_array.max(initial=-1), needed_array.max(initial=-1))
-    # index in the whole field -> position in `held`; -1 if it is not available
+    # index in the whole field -> position in `held`; -1 if the index is not available
     positions = np.full(size, -1, dtype=np.int64)
     positions[held_array] = np.arange(len(held_array))
     is_available = np.zeros(size, dtype=bool)
@@ -287,14 +298,14 @@ def _find_zeros(indices: Sequence[int]) -> Tensor:
 
 
 def _as_positions(indices: np.ndarray) -> Positions:
-    """Return ascending consecutive indices as a slice, other indices as an index tensor."""
+    """Convert ascending consecutive indices to a slice, and other indices to an index tensor."""
     if np.all(np.diff(indices) == 1):
         return slice(int(indices[0]), int(indices[-1]) + 1)
     return torch.from_numpy(indices)
 
 
-def _take(x_BHWC: Tensor, route: _Route) -> Tensor:
-    """Return the cells of a route, (B, rows, columns, C)."""
+def _read_block(x_BHWC: Tensor, route: _Route) -> Tensor:
+    """Return the cells (B, rows, columns, C) at the positions of a route."""
     return _select(_select(x_BHWC, 1, route.rows), 2, route.columns)
 
 
@@ -305,17 +316,17 @@ def _select(x: Tensor, dim: int, positions: Positions) -> Tensor:
     return x.index_select(dim, positions)
 
 
-def _write(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
-    """Write a block to the cells of a route, in place."""
+def _write_block(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
+    """Write a block to the positions of a route in `y_BHWC`, in place."""
     rows, columns = route.rows, route.columns
     if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-        # Two index tensors of one dimension would select pairs; with another dimension, they select all combinations.
+        # Two one-dimensional index tensors would select pairs. With a second dimension, they select all combinations.
         rows = rows[:, None]
     y_BHWC[:, rows, columns] = block_BHWC
 
 
-def _add(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
-    """Add a block to the cells of a route, in place; a row or column may occur several times."""
+def _add_block(y_BHWC: Tensor, route: _Route, block_BHWC: Tensor) -> None:
+    """Add a block to the positions of a route in `y_BHWC`, in place; a row or column may occur several times."""
     columns = route.columns
     if isinstance(columns, Tensor):
         # Add along the columns first, into a tensor with the rows of the block and all columns of the target.

@@ -20,19 +20,20 @@ class Exchange(Protocol):
     output_shape: tuple[int, int]
 
     def move(self, x_BHWC: Tensor) -> Tensor:
-        """Collective: return the needed cells."""
+        """Collective: exchange cells without a gradient, and return the cells that this rank needs."""
 
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
         """Collective: return the gradient of the held cells, given the gradient of the needed cells."""
 
 
-# An operator takes numbers, but not Python objects. So each exchange has a number by which the operator finds it.
+# The arguments of an operator may be numbers, but not Python objects. Each exchange therefore gets a number, with which
+# the operator finds the exchange.
 _exchanges: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
 
 def register_exchange(exchange: Exchange) -> int:
-    """Register an exchange for `exchange_cells`, and return its number, valid as long as the exchange exists."""
+    """Register an exchange for `exchange_cells`; return its number, which is valid while the exchange exists."""
     exchange_id = next(_ids)
     _exchanges[exchange_id] = exchange
     return exchange_id
@@ -40,10 +41,10 @@ def register_exchange(exchange: Exchange) -> int:
 
 @torch.library.custom_op("credit::exchange_cells", mutates_args=())
 def exchange_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Collective: return the cells that this rank needs, with a gradient.
+    """Collective: exchange cells with a gradient, and return the cells that this rank needs.
 
     Args:
-        x_BHWC: this rank's held cells.
+        x_BHWC: cells of this rank, the input of the exchange.
         exchange_id: number of the exchange, see `register_exchange`.
     """
     return _exchanges[exchange_id].move(x_BHWC)
@@ -57,13 +58,13 @@ def _exchange_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
 
 @exchange_cells.register_fake
 def _describe_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Return an empty tensor with the shape of the result, for tracing."""
+    """Return an empty tensor with the shape of the result of `exchange_cells`, for tracing."""
     return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[exchange_id].output_shape, x_BHWC.shape[3])
 
 
 @_exchange_gradient.register_fake
 def _describe_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
-    """Return an empty tensor with the shape of the result, for tracing."""
+    """Return an empty tensor with the shape of the result of `_exchange_gradient`, for tracing."""
     return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[exchange_id].input_shape, gradient_BHWC.shape[3])
 
 

@@ -1,8 +1,8 @@
-"""Domain-parallel rules: how the layers of a network compute one rank's part of a divided field.
+"""Domain-parallel rules, which change the layers of a network so that a rank computes its part of a divided field.
 
-A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and crops its
-output; the layer itself computes as on a whole field. Layers that compute each cell separately, such as linear layers
-and layer norms, and attention inside windows that are never cut, need no rule.
+A layer whose results depend on cells of other ranks gets a rule. A rule exchanges cells before the layer and crops the
+output of the layer; the computation of the layer itself is unchanged. Layers that compute each cell separately, such as
+linear layers and layer norms, need no rule. Attention inside windows that are never cut needs no rule either.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -29,18 +29,18 @@ class DomainRule(ABC):
         """Change a layer in place so that it computes this rank's part of a field.
 
         Args:
-            layer: the layer.
-            group: the ranks that share the field.
+            layer: layer of the kind for which the rule is made.
+            group: ranks that share the field.
         """
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Range of input cells that a layer reads for its output cells, the same along rows and columns.
+    """Range of input cells that a layer reads for its output cells; it is the same along rows and columns.
 
     Attributes:
-        before: number of input cells that the layer reads before the cells that lie under its output.
-        after: number of input cells that the layer reads after the cells that lie under its output.
+        before: number of input cells that the layer reads before the cells at the position of its output.
+        after: number of input cells that the layer reads after the cells at the position of its output.
         stride: number of input cells per output cell, for a layer that reduces the resolution.
         factor: number of output cells per input cell, for a layer that increases the resolution.
     """
@@ -51,9 +51,9 @@ class Reach:
     factor: int = 1
 
     def input_range(self, output: range) -> range:
-        """Return the input cells that a layer reads for a range of its output.
+        """Return the range of input cells that a layer reads for a range of output cells.
 
-        The range may reach beyond the ends of the axis, where a layer reads zeros.
+        The range may extend beyond the ends of the axis, where a layer reads zeros.
 
         Args:
             output: non-empty range of output cells.
@@ -64,7 +64,7 @@ class Reach:
         return range(start, end)
 
     def input_part(self, output: FieldPart) -> FieldPart:
-        """Return the rows and columns that a layer reads for a part of its output, see `input_range`."""
+        """Return the input rows and columns that a layer reads for a part of its output, see `input_range`."""
         return FieldPart(self.input_range(output.rows), self.input_range(output.columns))
 
     def first_output(self, inputs: range) -> int:
@@ -76,14 +76,14 @@ class Reach:
 class NeighbourRule(DomainRule):
     """Rule of a layer that reads neighbouring cells, such as a convolution or an up-sampling.
 
-    The layer takes (B, C, H, W) fields. Its padding is switched off: neighbouring cells are received from other ranks,
-    and cells beyond the edge of the field are zeros.
+    The input of the layer is (B, C, H, W). The rule switches off the padding of the layer: neighbouring cells are
+    received from other ranks, and cells beyond the edge of the field are zeros.
 
     Attributes:
         source: division of the layer's input.
         target: division of the layer's output.
-        reach: cells that the layer reads.
-        returns_tokens: True if the layer returns (B, H, W, C), False for (B, C, H, W).
+        reach: range of input cells that the layer reads for its output cells.
+        returns_tokens: True if the layer returns (B, H, W, C), False if it returns (B, C, H, W).
     """
 
     source: FieldDivision
@@ -92,14 +92,14 @@ class NeighbourRule(DomainRule):
     returns_tokens: bool = False
 
     def input_shape(self) -> tuple[int, int]:
-        """Return the number of rows and columns of the whole field that the layer reads."""
+        """Return (number of rows, number of columns) of the whole input field of the layer."""
         return self.source.shape
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the source from which a part of the layer's input is assembled, in blocks of rows.
+        """Return the cells of the source division that form a part of the layer's input, as blocks of rows.
 
         Args:
-            part: rows and columns of the layer's input, inside its edges.
+            part: rows and columns of the layer's input; all of them are inside the field.
         """
         return [Cells(part.rows, part.columns)]
 
@@ -113,9 +113,9 @@ class NeighbourRule(DomainRule):
             layer.padding = (0, 0)
         elif self.reach.before or self.reach.after:
             raise TypeError(
-                f"NeighbourRule: how {type(layer).__name__} pads its input is not known; the rule is for a Conv2d "
-                "with zeros, or for a layer that reads no other cells; for other layers, write a subclass with the "
-                "method remove_padding"
+                f"NeighbourRule: the rule does not support the padding of {type(layer).__name__}; it supports a Conv2d "
+                "that pads with zeros, and layers that read no neighbouring cells; for other layers, write a subclass "
+                "with the method remove_padding"
             )
 
     def convert(self, x_BCHW: Tensor) -> Tensor:
@@ -123,20 +123,20 @@ class NeighbourRule(DomainRule):
         return x_BCHW
 
     def prepare(self, x_BHWC: Tensor, rows: range) -> Tensor:
-        """Convert the collected cells to the layer's input.
+        """Convert the received cells to the layer's input.
 
         Args:
-            x_BHWC: cells that were collected for this rank.
-            rows: rows of these cells in the layer's input; some may lie beyond its edges.
+            x_BHWC: cells that this rank needs, from the exchange.
+            rows: rows of these cells in the layer's input; some rows may be beyond the edges of the field.
         """
         return x_BHWC
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Exchange cells before the layer, and crop its output to this rank's part.
+        """Register hooks that exchange cells before the layer and crop its output to this rank's part.
 
         Args:
-            layer: the layer.
-            group: the ranks that share the field.
+            layer: layer that reads neighbouring cells; its padding is removed.
+            group: ranks that share the field.
         """
         self.remove_padding(layer)
         inputs = [self.reach.input_part(self.target.held(rank)) for rank in range(self.target.num_ranks)]
@@ -160,10 +160,10 @@ class NeighbourRule(DomainRule):
         layer.register_forward_hook(crop)
 
     def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
-        """Return the result of `find_cells`, with `ZERO` for rows and columns beyond the edges of the input.
+        """Return the cells of `find_cells`, and `ZERO` for rows and columns beyond the edges of the input field.
 
         Args:
-            part: rows and columns of the layer's input; they may lie beyond its edges.
+            part: rows and columns of the layer's input; some of them may be beyond the edges of the field.
         """
         height, width = self.input_shape()
         rows = range(max(part.rows.start, 0), min(part.rows.stop, height))
@@ -181,36 +181,36 @@ class NeighbourRule(DomainRule):
 
 @dataclass(frozen=True)
 class TokenCountRule(DomainRule):
-    """Rule of a linear layer that tensor parallelism may split: sets the number of tokens of each rank.
+    """Rule of a linear layer that tensor parallelism may split; the rule sets the number of tokens of each rank.
 
-    Sequence parallelism needs these numbers to gather the tokens of its ranks.
+    Sequence parallelism needs these numbers to gather the tokens of the tensor-parallel ranks.
 
     Attributes:
-        division: division of the layer's tokens, or of its windows.
-        tokens_per_window: number of tokens of a window; 1 for a division of tokens.
+        division: division of the layer's tokens, or of its windows, among the ranks.
+        tokens_per_window: number of tokens of a window; 1 if `division` divides tokens.
     """
 
     division: FieldDivision
     tokens_per_window: int = 1
 
     def install(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
-        """Set the number of tokens of a sample that each rank has.
+        """Set ``layer.tokens_by_rank`` to the number of tokens of a sample on each rank.
 
         Args:
-            layer: the linear layer.
-            group: the ranks that share the field.
+            layer: linear layer.
+            group: ranks that share the field.
         """
         shapes = [self.division.held(rank).shape for rank in range(self.division.num_ranks)]
         layer.tokens_by_rank = tuple(rows * columns * self.tokens_per_window for rows, columns in shapes)
 
 
 def build_exchange(group: dist.ProcessGroup, source: FieldDivision, needed: Sequence[Sequence[Cells]]) -> CellExchange:
-    """Build the exchange that gives each rank cells of a divided field.
+    """Build the exchange that sends each rank the cells of a divided field that it needs.
 
     Args:
-        group: the ranks that share the field.
+        group: ranks that share the field.
         source: division of the field.
-        needed: blocks of cells that each rank needs, see `CellExchange`.
+        needed: for each rank, the blocks of cells that it needs, see `CellExchange`.
     """
     ranks = range(source.num_ranks)
     available = [as_cells(source.owned(rank)) for rank in ranks]

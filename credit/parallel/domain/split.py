@@ -1,4 +1,4 @@
-"""Domain parallelism: the fields of a network are divided among the ranks of a group."""
+"""Domain parallelism: division of the fields of a network among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """Division of a network's fields, with a rule for each layer that needs one.
+    """Division of a network's fields, with a rule for each layer that exchanges cells.
 
     Attributes:
         grid: division of the network's input and output.
@@ -37,19 +37,19 @@ class DomainPlan:
 def split_domain(model: nn.Module, group: dist.ProcessGroup, num_parts: tuple[int, int] | None = None) -> DomainPlan:
     """Change a network in place so that each rank of a group computes a part of every field; return the plan.
 
-    The network's method `plan_domain` declares how its layers are split. Afterwards, input and output of the network
-    are this rank's part of the grid, ``model.domain.part``. Results and gradients equal those of the whole network on
-    one process, except that the gradient of a weight must be summed over the ranks of the group.
+    The network's method `plan_domain` defines the division and the rules of the layers. After this call, input and
+    output of the network are this rank's part of the grid, ``model.domain.part``. Outputs and gradients equal those of
+    the whole network on one process, but the gradient of a weight must be summed over the ranks of the group.
 
     Args:
         model: network, on any device.
-        group: the ranks that share the fields.
+        group: ranks that share the fields.
         num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns; None to choose the pair
             with the most even work.
 
     Raises:
-        ConfigError: if the network does not support domain parallelism, or if the field cannot be divided in this way;
-            the message names values that work.
+        ConfigError: if the network does not support domain parallelism, or if the fields cannot be divided into these
+            parts; the message lists valid values.
     """
     num_ranks = dist.get_world_size(group)
     plan = plan_domain(model, num_ranks, num_parts)
@@ -69,16 +69,18 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
     Args:
         model: network, on any device.
         num_ranks: number of ranks that share the fields.
-        num_parts: as in `split_domain`.
+        num_parts: (M, N) numbers of parts of the latitude rows and of the longitude columns; None to choose the pair
+            with the most even work.
 
     Raises:
-        ConfigError: as in `split_domain`.
+        ConfigError: if the network does not support domain parallelism, or if the fields cannot be divided into these
+            parts; the message lists valid values.
     """
     # `plan_domain` describes one `forward`, so a subclass that overrides `forward` must also override `plan_domain`.
     defining_classes = [cls for cls in type(model).__mro__ if "plan_domain" in vars(cls) or "forward" in vars(cls)]
     if not hasattr(model, "plan_domain") or "plan_domain" not in vars(defining_classes[0]):
         raise ConfigError(
-            f"domain parallelism: {type(model).__name__} does not declare how its layers are split (plan_domain); "
+            f"domain parallelism: {type(model).__name__} does not declare how its fields are divided (plan_domain); "
             "set domain to 1 and sequence_parallel to false, or choose a model that supports it (docs/models.md)"
         )
     if has_dropout(model):
@@ -89,8 +91,8 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
     if num_parts is not None:
         if num_parts[0] * num_parts[1] != num_ranks:
             raise ConfigError(
-                f"domain parallelism: {num_parts[0]} parts of the rows x {num_parts[1]} parts of the columns do not "
-                f"make {num_ranks} ranks; valid choices: {_describe_shapes(list_shapes(num_ranks))}"
+                f"domain parallelism: {num_parts[0]} parts of the rows x {num_parts[1]} parts of the columns is not "
+                f"the number of ranks, {num_ranks}; valid choices: {_describe_shapes(list_shapes(num_ranks))}"
             )
         return model.plan_domain(num_parts)
     plans = []
@@ -102,12 +104,12 @@ def plan_domain(model: nn.Module, num_ranks: int, num_parts: tuple[int, int] | N
             problems.append(str(error))
     if not plans:
         raise ConfigError("; ".join(problems))
-    # Prefer even work, then nearly square parts, which have short borders, then few parts of the columns, because rows
-    # are copied faster than columns.
+    # Prefer even work, then nearly square parts (which have short borders), then few parts of the columns (because rows
+    # are copied faster than columns).
     _, best = min(plans, key=lambda plan: (round(plan[1].imbalance, 3), max(plan[0]) / min(plan[0]), plan[0][1]))
     return best
 
 
 def _describe_shapes(shapes: list[tuple[int, int]]) -> str:
-    """Return pairs (M, N) of numbers of parts as text for a message."""
+    """Return pairs (M, N) of numbers of parts as a string for a message."""
     return ", ".join(f"{{lat: {rows}, lon: {columns}}}" for rows, columns in shapes)

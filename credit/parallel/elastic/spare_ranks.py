@@ -1,7 +1,7 @@
-"""Ranks that a run cannot use: they wait until the run is over, and may be needed after a restart.
+"""Spare ranks: ranks that a run cannot use. They wait until the run ends, and may be needed after a restart.
 
-torchrun restarts the ranks when a node is lost, and the number of ranks that are left may not divide the global batch
-or may not form the mesh. The run then uses the largest number of ranks that does, and the other ranks wait.
+torchrun restarts the ranks when a node is lost. If the remaining ranks cannot share the global batch equally or cannot
+form a mesh, the run uses the largest number of ranks that can. The other ranks wait.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from credit.parallel.process_info import ProcessInfo
 
 logger = logging.getLogger(__name__)
 
-# Key in the store that rank 0 sets when the run is over, and the number of spare ranks that have seen it.
+# Keys in the store: the outcome, which rank 0 sets at the end of the run, and the number of spare ranks that have read
+# the outcome.
 _OUTCOME_KEY = "spare_ranks/outcome"
 _RELEASED_KEY = "spare_ranks/released"
-# Longest time in which the spare ranks take note of the end of the run; afterwards they lose the store with rank 0.
+# Longest time that rank 0 keeps the store open so that spare ranks can read the outcome.
 _RELEASE_SECONDS = 30.0
-# A wait that is this long ends in time for a signal, and is then repeated.
+# Timeout of one wait; short, so that signals are handled promptly.
 _WAIT_SECONDS = 1.0
 
 
-def smallest_mesh(settings: ParallelismSettings) -> int:
-    """Return the smallest number of ranks that the degrees of parallelism allow; larger numbers are multiples of it.
+def count_smallest_mesh_ranks(settings: ParallelismSettings) -> int:
+    """Return the smallest number of ranks that can form a mesh; larger valid numbers of ranks are multiples of it.
 
-    With ``data: none``, it is the only number.
+    With ``data: none``, this number is the only valid number.
 
     Args:
         settings: ``trainer.parallelism`` of a config.
     """
     ranks_per_data_rank = settings.num_domain_ranks * settings.tensor
-    # The data-parallel ranks form whole groups of `ensemble`, and with fsdp2 also `replicate` equal replicas.
+    # The number of data-parallel ranks must be a multiple of `ensemble`, and with fsdp2 also of `replicate`.
     if settings.data == "fsdp2":
         return ranks_per_data_rank * math.lcm(settings.replicate, settings.ensemble)
     return ranks_per_data_rank * settings.ensemble
@@ -54,14 +55,14 @@ def choose_num_ranks(settings: ParallelismSettings, global_batch: int, available
         available: number of ranks that were started.
 
     Raises:
-        ConfigError: if there are fewer ranks than the smallest mesh needs.
+        ConfigError: if there are too few ranks for the smallest mesh, or no number of ranks divides the global batch.
     """
-    unit = smallest_mesh(settings)
+    unit = count_smallest_mesh_ranks(settings)
     largest = unit if settings.data == "none" else available - available % unit
     if available < unit:
         raise ConfigError(
-            f"trainer.parallelism: the smallest mesh has {unit} ranks, and {available} are left; raise min_nodes of "
-            "the job, so that it waits for more nodes, or lower tensor, domain, replicate or ensemble"
+            f"trainer.parallelism: the smallest mesh needs {unit} ranks, but only {available} ranks remain; raise "
+            "min_nodes of the job, so that the job waits for more nodes, or lower tensor, domain, replicate or ensemble"
         )
     for num_ranks in range(largest, 0, -unit):
         if global_batch % plan_degrees(settings, num_ranks).num_sample_ranks == 0:
@@ -69,13 +70,13 @@ def choose_num_ranks(settings: ParallelismSettings, global_batch: int, available
     # The smallest mesh of fsdp2 may have several data-parallel ranks.
     num_sample_ranks = plan_degrees(settings, unit).num_sample_ranks
     raise ConfigError(
-        f"trainer.global_batch_size: {global_batch} must be a multiple of {num_sample_ranks}, the ranks with different "
-        "samples in the smallest mesh of trainer.parallelism"
+        f"trainer.global_batch_size: {global_batch} must be a multiple of {num_sample_ranks}, the number of ranks with "
+        "different samples in the smallest mesh of trainer.parallelism"
     )
 
 
 def wait_for_end(process: ProcessInfo) -> bool:
-    """Wait on a spare rank until the run of the other ranks is over.
+    """Wait on a spare rank until the run on the other ranks ends.
 
     Args:
         process: position of this process among all processes that were started.
@@ -89,10 +90,10 @@ def wait_for_end(process: ProcessInfo) -> bool:
     store = _connect(process)
     while True:
         try:
-            # `wait` in steps, because a signal is handled only between two calls.
+            # Each call waits only for a short time, because a signal is handled only between two calls.
             store.wait([_OUTCOME_KEY], timedelta(seconds=_WAIT_SECONDS))
         except dist.DistStoreError:
-            # The time-out of one step; a lost connection is another error.
+            # This error is the timeout of one call. A lost connection raises a different error.
             continue
         is_success = store.get(_OUTCOME_KEY) == b"success"
         store.add(_RELEASED_KEY, 1)
@@ -101,7 +102,7 @@ def wait_for_end(process: ProcessInfo) -> bool:
 
 @contextmanager
 def release_spare_ranks(process: ProcessInfo, num_ranks: int) -> Iterator[None]:
-    """Context around the run, at whose end rank 0 releases the spare ranks; on other ranks it does nothing.
+    """Context of the run: at the end of the context, rank 0 releases the spare ranks. Other ranks do nothing.
 
     Args:
         process: position of this process among all processes that were started.
@@ -112,8 +113,8 @@ def release_spare_ranks(process: ProcessInfo, num_ranks: int) -> Iterator[None]:
         yield
         return
     logger.warning(
-        "%d of %d ranks train: with this number, the ranks form a mesh and divide trainer.global_batch_size; %d are "
-        "spare and wait",
+        "%d of %d ranks train, because this number of ranks forms a mesh and divides trainer.global_batch_size; %d "
+        "spare ranks wait",
         *(num_ranks, process.world, num_spare_ranks),
     )
     store = _connect(process)
@@ -123,21 +124,21 @@ def release_spare_ranks(process: ProcessInfo, num_ranks: int) -> Iterator[None]:
         outcome = "success"
     finally:
         store.set(_OUTCOME_KEY, outcome)
-        # The store lives in this process, so it must not end before the spare ranks have read the outcome.
+        # This process hosts the store, so the process must not end before the spare ranks have read the outcome.
         deadline = time.monotonic() + _RELEASE_SECONDS
         while store.add(_RELEASED_KEY, 0) < num_spare_ranks and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
 def _connect(process: ProcessInfo) -> dist.Store:
-    """Return the key-value store of all processes that were started; rank 0 serves it unless torchrun does."""
+    """Connect to the key-value store of all started processes and return it; rank 0 or torchrun hosts the store."""
     host, port = process.store_address
     store = dist.TCPStore(
         host,
         port,
         is_master=process.is_main and not process.has_agent_store,
         wait_for_workers=False,
-        # The process group of the run opens the same port again.
+        # The process group of the run opens the same port as well.
         multi_tenant=True,
     )
     return dist.PrefixStore(process.store_prefix, store)

@@ -1,8 +1,9 @@
-"""Process groups of the axes of a device mesh: each rank creates the groups that it is in, and no others.
+"""Process groups of the axes of a device mesh: each rank creates only the groups to which it belongs.
 
-torch's own device meshes create more. On CPUs every rank takes part in the creation of the groups of all others, which
-are thousands of calls on thousands of ranks. On GPUs the group of each axis gets a second communicator, of gloo, for
-tensors in host memory. Here only the group of all ranks has one; objects travel through it (`object_tree`).
+torch's own device meshes create more groups. On CPUs, every rank takes part in the creation of all groups, which needs
+thousands of calls on thousands of ranks. On GPUs, the group of each axis gets a second communicator, of gloo, for
+tensors in host memory. In this module, only the group of all ranks has a gloo communicator; Python objects are sent
+through this group (`object_tree`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_minutes: int | None = None) -> DeviceMesh:
-    """Collective: return a mesh of all ranks, as `init_device_mesh` does.
+    """Collective: build a mesh of all ranks, like `init_device_mesh`, but with fewer process groups.
 
     Args:
         device_type: ``"cpu"`` or ``"cuda"``.
-        axis_sizes: name -> length of each axis; the product is the number of ranks.
+        axis_sizes: name -> length of each axis; the product of the lengths is the number of ranks.
         timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
     with _create_few_groups(device_type, timeout_minutes):
@@ -32,10 +33,10 @@ def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_min
 
 
 def merge_mesh_axes(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """Collective in the first call for these axes: return a one-dimensional mesh of the same ranks.
+    """Merge all axes of a mesh into one axis, and return the mesh; the first call for these axes is a collective.
 
     Args:
-        mesh: mesh with named axes, which may be part of a larger one.
+        mesh: mesh with named axes; it may be part of a larger mesh.
         name: name of the merged axis; None to join the names of the axes.
     """
     with _create_few_groups(mesh.device_type):
@@ -48,7 +49,7 @@ def build_group(
     """Collective: divide all ranks into groups and return the process group of this rank.
 
     Args:
-        ranks_GN: (G groups, N ranks of a group) ranks; it contains every rank of the run once.
+        ranks_GN: (G, N) the N ranks of each of the G groups; the array contains every rank of the run once.
         device_type: ``"cpu"`` or ``"cuda"``.
         description: name of the group in reports.
         timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
@@ -63,24 +64,24 @@ def build_group(
 
 
 def _to_timeout(minutes: int | None) -> timedelta | None:
-    """Return a time-out as torch takes it; None for torch's default."""
+    """Return a timeout as the `timedelta` that torch expects; None for torch's default."""
     return None if minutes is None else timedelta(minutes=minutes)
 
 
 def _create_group(ranks: Sequence[int], device_type: str, **options: Any) -> dist.ProcessGroup:
-    """Collective over `ranks`: return a new process group of them; options as of `dist.new_group`."""
-    # The groups of a GPU run have only one of its two backends, that of GPUs.
+    """Collective over `ranks`: create a process group of these ranks; `options` are options of `dist.new_group`."""
+    # In a GPU run, the group of all ranks has two backends. The other groups have only the backend for GPUs.
     backend = "nccl" if f"{device_type}:nccl" in dist.get_backend_config() else None
-    # With local synchronisation, torch names a group by a hash of its ranks, else by a number. A process with fake
-    # groups may be one rank after another. DTensor's caches then have meshes of the rank before, and find groups by
-    # name, so that the names must not depend on the rank.
+    # With local synchronisation, torch names a group by a hash of its ranks, otherwise by a number. A process with fake
+    # groups may represent several ranks, one after the other. DTensor's caches then contain meshes of the previous rank
+    # and look up groups by name, so the names must not depend on the rank.
     is_fake = dist.get_backend() == "fake"
     return dist.new_group(ranks, backend=backend, use_local_synchronization=not is_fake, **options)
 
 
 def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
-    """Collective: return a part of the group of all ranks, for GPU tensors; options as of `dist.split_group`."""
-    # Versions of torch without this option add a communicator of gloo.
+    """Collective: split the group of all ranks for GPU tensors; `options` are options of `dist.split_group`."""
+    # Versions of torch without this option also create a gloo communicator.
     if "backend" in inspect.signature(dist.split_group).parameters:
         options["backend"] = "nccl"
     return dist.split_group(**options)
@@ -88,12 +89,12 @@ def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
 
 @contextmanager
 def _create_few_groups(device_type: str, timeout_minutes: int | None = None) -> Iterator[None]:
-    """Context in which torch's device meshes create their process groups as `build_group` does."""
+    """Context in which torch's device meshes create their process groups with the functions of this module."""
     timeout = _to_timeout(timeout_minutes)
     rank = dist.get_rank()
 
     def create_group(ranks: Sequence[int], group_desc: str, **_: Any) -> dist.ProcessGroup | None:
-        # Device meshes call this for each row of ranks, and have no use for the groups of other rows.
+        # Device meshes call this function for each row of ranks, but use only the group of this rank's row.
         if rank not in ranks:
             return None
         return _create_group(ranks, device_type, timeout=timeout, group_desc=group_desc)
@@ -101,7 +102,7 @@ def _create_few_groups(device_type: str, timeout_minutes: int | None = None) -> 
     def split_group(split_ranks: list[list[int]], group_desc: str, **_: Any) -> dist.ProcessGroup:
         return build_group(torch.tensor(split_ranks), device_type, group_desc, timeout_minutes)
 
-    # Device meshes have no option for it. They look these two functions up in their module.
+    # Device meshes have no option for other functions, but they look up these two functions in their module.
     torch_functions = (device_mesh.new_group, device_mesh.split_group)
     device_mesh.new_group, device_mesh.split_group = create_group, split_group
     try:

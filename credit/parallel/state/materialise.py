@@ -1,6 +1,6 @@
-"""Allocation and filling of a model that was built on the meta device, sharded or not.
+"""Memory and values for a model that was built on the meta device, sharded or not.
 
-A whole tensor is the full, unsharded value of a parameter or buffer. This rank's part of it is what the rank stores.
+A whole tensor is the full, unsharded value of a parameter or buffer. A part is the section of it that a rank stores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit.parallel.dtensor import local_shard, local_slices
 def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = False) -> None:
     """Allocate memory for every parameter and buffer of a meta-device model in place, and mark all values as not set.
 
-    The mark is NaN, or the smallest value of an integer dtype, in every element. `require_filled` looks for it.
+    The mark is NaN, or the smallest value of an integer dtype, in every element. `require_filled` checks for the mark.
 
     Args:
         model: model on the meta device, sharded or not.
@@ -29,7 +29,7 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
         host_parameters: True to keep parameters, but not buffers, in host memory (FSDP2's CPU offload).
     """
     model.to_empty(device="cpu" if host_parameters else device)
-    # Only parameters are kept in host memory; buffers go to the device.
+    # Only parameters are kept in host memory; buffers are moved to the device.
     if host_parameters:
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -44,7 +44,8 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
 
     Args:
         model: model with memory, for example from `allocate_`; sharded or not.
-        values: (state-dict name, whole CPU tensor) pairs, the same on every rank. They are read one at a time.
+        values: pairs (name in the state dict, whole CPU tensor), the same on every rank. Only one pair is read at a
+            time.
     """
     targets = named_tensors(model)
     for name, value in values:
@@ -57,47 +58,48 @@ def require_filled(model: nn.Module) -> None:
     """Require that every parameter and buffer has received values since `allocate_`.
 
     Raises:
-        ConfigError: if some have not received values; the message has their names.
+        ConfigError: if parameters or buffers have not received values; the message lists their names.
     """
     unset_names = [name for name, tensor in named_tensors(model).items() if _has_unset_values(local_shard(tensor))]
     if unset_names:
         raise ConfigError(
             f"model.type: {type(model).__name__} leaves {', '.join(unset_names)} without values when built on the "
-            "meta device; compute a constant buffer in forward, or draw it in its module's initial_value "
-            "and let it be in the state dict"
+            "meta device; compute a constant buffer in forward, or return its values from the module's initial_value "
+            "and include the buffer in the state dict"
         )
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and buffer by its name in a state dict, without the prefixes of wrappers."""
+    """Return name -> tensor for every parameter and buffer; the names have no prefixes of wrappers."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {strip_wrapper_prefixes(name): tensor for name, tensor in tensors}
 
 
 def take_local_part(full_value: Tensor, like: Tensor) -> Tensor:
-    """Return as a view the part of a whole tensor that this rank stores of `like`.
+    """Return a view of this rank's part of a whole tensor.
 
     Args:
-        full_value: whole tensor, which every rank has, of the full shape of `like`.
-        like: tensor, sharded or not, whose sharding decides the part.
+        full_value: whole tensor with the full shape of `like`; every rank has it.
+        like: tensor, sharded or not, with the sharding that defines the part.
     """
     return full_value[tuple(local_slices(like))]
 
 
 def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Collective: send a whole tensor from rank 0, and return it sharded and placed on a device like `target`.
+    """Collective: send a whole tensor from rank 0 to all ranks; return it with the sharding and device of `target`.
 
     Args:
-        full_value: whole tensor of the full shape of `target` on rank 0, None on the other ranks.
+        full_value: on rank 0, whole tensor with the full shape of `target`; on other ranks, None.
         target: a parameter, buffer, or any other tensor, sharded or not.
-        dtype: dtype of the result; None for the dtype of `target`. Rank 0 casts, so that all ranks agree on the bytes.
+        dtype: dtype of the result; None for the dtype of `target`. Rank 0 casts the tensor before it is sent.
 
     Returns:
-        A new DTensor with the placements of `target`, or a new plain tensor if `target` is one. For a target on the
-        meta device, the result is on the device of the target's mesh, or on the CPU if the target is a plain tensor.
+        A new DTensor with the placements of `target`, or a new plain tensor if `target` is a plain tensor. If `target`
+        is on the meta device, the result is on the device of the mesh of `target`, or on the CPU for a plain tensor.
     """
     is_sharded = isinstance(target, DTensor)
-    # Parameters in host memory (CPU offload) are sent on the device of the mesh, those on the meta device on the CPU.
+    # Sharded parameters in host memory (CPU offload) are sent from the device of the mesh. Plain tensors on the meta
+    # device are sent from the CPU.
     if is_sharded:
         device = torch.device(target.device_mesh.device_type)
     elif target.is_meta:
@@ -110,7 +112,7 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
     if dist.is_initialized():
         # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
-    # A copy, so that the memory of the whole tensor is freed.
+    # The part is copied, so that the memory of the whole tensor can be freed.
     part = take_local_part(value, target).clone()
     if target.device.type != "meta":
         part = part.to(target.device)
@@ -122,7 +124,7 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
 
 
 def _unset_marker(dtype: torch.dtype) -> float | int | bool:
-    """Return the value that marks elements as not set; bools have no value to spare, and get False."""
+    """Return the value that marks elements of a dtype as not set; False for bools, which have no unused value."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     if dtype == torch.bool:

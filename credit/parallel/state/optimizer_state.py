@@ -1,18 +1,18 @@
-"""Whole state of an optimizer on rank 0, gathered from the ranks' parts and scattered to them.
+"""Whole state of an optimizer on rank 0: gathered from the parts on all ranks, or scattered to all ranks.
 
 Whole state consists of full, unsharded tensors. Parameters have plain names, without the prefixes of wrappers. The
 state of a parameter is a dict from keys such as ``exp_avg`` to values.
 
-State to be loaded is checked on rank 0 before any tensor is sent, and all ranks learn the result: an error on rank 0
-between two collectives would leave the other ranks waiting. Then rank 0 sends an outline of the state, whose tensors
-are on the meta device, because the other ranks need to know the shapes and dtypes that they receive.
+Before any tensor is sent, rank 0 checks the state and sends the result to all ranks. Otherwise, after an error on rank
+0 between two collectives, the other ranks would wait. Rank 0 then sends an outline of the state with tensors on the
+meta device, because the other ranks need the shapes and dtypes of the tensors that they receive.
 
 torch's own functions (`torch.distributed.checkpoint.state_dict`, 2.13) are not used, because
 
-- loading a value that cannot be sent fails on rank 0 alone,
-- missing optimizer state is created by a step with zero gradients, which then counts as a step of Adam,
-- if the optimizer has state for some parameters only, plain tensors are loaded beside DTensors,
-- an optimizer without any state (SGD) cannot be loaded.
+- for a value that cannot be sent, loading fails only on rank 0,
+- they create missing optimizer state with a step with zero gradients, which increases the step count of Adam,
+- if the optimizer has state for only some parameters, they load plain tensors together with DTensors,
+- they cannot load an optimizer without any state (SGD).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from credit.parallel.state.state_checks import (
 
 
 def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Collective: return the whole optimizer state on rank 0, an empty dict on other ranks.
+    """Collective: return the whole optimizer state on rank 0, and an empty dict on other ranks.
 
     Returns:
         ``{"state": {name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}`` with plain parameter
         names. Tensors are copies on the CPU.
 
     Raises:
-        ConfigError: if the optimizer has parameters that are not the model's.
+        ConfigError: if the optimizer has parameters that do not belong to the model.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
-    # A parameter that never had a gradient has no state. All ranks go through the same parameters in the same order.
+    # A parameter that never had a gradient has no state. The order of the parameters is the same on all ranks.
     state = {}
     for parameter, name in names.items():
         if optimizer.state.get(parameter):
@@ -65,30 +65,30 @@ def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Collective: load what `gather_optimizer_state` has returned on rank 0; the `saved` of other ranks is not read.
+    """Collective: load a whole optimizer state from rank 0; the argument `saved` of other ranks is ignored.
 
-    A parameter without saved state gets the state that it would start with. Settings, such as the learning rate, go to
-    the parameters that had them when saved, even if the optimizer groups its parameters in another way now.
+    A parameter without saved state gets the initial state of the optimizer. A parameter keeps its saved settings, such
+    as the learning rate, even if the optimizer now groups its parameters differently.
 
     Args:
         model: model, sharded or not, wrapped or not.
-        optimizer: optimizer of the model's parameters, whose state is replaced.
-        saved: whole optimizer state by parameter name, as `gather_optimizer_state` returns it.
+        optimizer: optimizer of the model's parameters; its state is replaced.
+        saved: whole optimizer state in the format of `gather_optimizer_state`.
 
     Raises:
-        ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters, holds only one rank's parts of
-            sharded tensors, or has different settings for two parameters that are in one group now.
+        ConfigError: if the optimizer has parameters that do not belong to the model.
+        CheckpointError: on every rank, if the state belongs to different parameters, if it has only one rank's parts
+            of sharded tensors, or if it has different settings for two parameters that are now in the same group.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
 
-    # Check the state on rank 0, and tell the others the shapes and dtypes that they will receive.
+    # Check the state on rank 0, and send the shapes and dtypes to the other ranks.
     state_on_rank0: dict[Any, Mapping[str, Any]] = {}
 
     def check_on_rank0() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
         state, groups = _read_optimizer_state(saved, set(names.values()))
         state_on_rank0.update(state)
-        # Outlines are small, so those of all parameters travel in one message.
+        # Outlines are small, so the outlines of all parameters are sent in one message.
         outlines = {}
         for name, entry in state.items():
             outlines[name] = {key: _outline(value) for key, value in entry.items()}
@@ -98,8 +98,8 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
     _require_same_parameters(outlines, saved_groups, names)
     groups = _match_group_settings(optimizer, names, saved_groups)
 
-    # Scatter the state of one parameter after the other. `load_state_dict` takes parameters by number.
-    # A parameter without saved state gets the same keys as the first parameter that has some.
+    # Scatter the state of one parameter after the other. `load_state_dict` identifies parameters by their number.
+    # A parameter without saved state gets the same keys as the first parameter with saved state.
     first_outline = next(iter(outlines.values()), {})
     state = {}
     for index, (parameter, name) in enumerate(names.items()):
@@ -118,18 +118,18 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
 def _match_group_settings(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], saved_groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimizer, each with the settings that its parameters had when saved.
+    """Return the parameter groups of an optimizer, each with the saved settings of its parameters.
 
     Args:
-        optimizer: the optimizer that loads the state.
-        names: plain name of each of its parameters.
-        saved_groups: saved parameter groups, whose ``params`` are plain names.
+        optimizer: optimizer that loads the state.
+        names: parameter of the optimizer -> plain name.
+        saved_groups: saved parameter groups; their ``params`` are plain names.
 
     Returns:
         Parameter groups for `load_state_dict`: their ``params`` are indices of parameters in the order of `names`.
 
     Raises:
-        CheckpointError: if two parameters of a group had different settings, of which the group can have only one.
+        CheckpointError: if two parameters of a group have different saved settings.
     """
     index_of_parameter = {parameter: index for index, parameter in enumerate(names)}
     settings_of_name = {}
@@ -157,15 +157,15 @@ def _match_group_settings(
 
 
 def _require_same_settings(name: str, other_name: str, settings_of_name: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse two parameters of one group that had different settings when saved.
+    """Require that two parameters of the same group have the same saved settings.
 
     Args:
         name: plain name of a parameter.
-        other_name: plain name of another parameter of its group.
-        settings_of_name: plain name of a parameter -> its settings when saved.
+        other_name: plain name of another parameter of the group.
+        settings_of_name: plain name of a parameter -> its saved settings.
 
     Raises:
-        CheckpointError: if a setting differs; the message names the first one.
+        CheckpointError: if a setting differs; the message names the first different setting.
     """
     settings = settings_of_name[name]
     other_settings = settings_of_name[other_name]
@@ -175,15 +175,15 @@ def _require_same_settings(name: str, other_name: str, settings_of_name: Mapping
         if value != other_value:
             raise CheckpointError(
                 f"optimizer state: {name} and {other_name} are in one group here, but were saved with {key} {value} "
-                f"and {other_value}; put them into different groups"
+                f"and {other_value}; put these parameters into different groups"
             )
 
 
 def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
-    """Return the plain name of each of the optimizer's parameters, in the order of its parameter groups.
+    """Return parameter -> plain name for all parameters of an optimizer, in the order of its parameter groups.
 
     Raises:
-        ConfigError: if a parameter of the optimizer is not one of the model's.
+        ConfigError: if the optimizer has parameters that do not belong to the model.
     """
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
     parameters: list[nn.Parameter] = []
@@ -192,14 +192,14 @@ def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     num_foreign = sum(parameter not in names for parameter in parameters)
     if num_foreign:
         raise ConfigError(
-            f"optimizer: {num_foreign} of its {len(parameters)} parameters are not the model's; build it after the "
-            "model has been sharded"
+            f"optimizer: {num_foreign} of its {len(parameters)} parameters do not belong to the model; build the "
+            "optimizer after the model has been sharded"
         )
     return {parameter: names[parameter] for parameter in parameters}
 
 
 def _group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a parameter group of an optimizer (learning rate, betas, ...), without its parameters."""
+    """Return the settings of a parameter group of an optimizer (learning rate, betas, ...), without ``params``."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
@@ -213,8 +213,7 @@ def _read_optimizer_state(
         names: plain names of the optimizer's parameters.
 
     Returns:
-        The state, a dict from plain names to dicts from keys to values, and the list of parameter groups, whose
-        ``params`` are plain names.
+        The state (plain name -> key -> value), and the list of parameter groups, which have plain names in ``params``.
 
     Raises:
         CheckpointError: if `saved` is not an optimizer state, or has values that cannot be sent.
@@ -225,18 +224,21 @@ def _read_optimizer_state(
     state = saved["state"]
     groups = saved["param_groups"]
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"optimizer state: state is a {type(state).__name__} in place of a dict by parameter")
+        raise CheckpointError(
+            f"optimizer state: state is a {type(state).__name__} instead of a dict with parameter names"
+        )
     is_group_list = isinstance(groups, list | tuple) and all(_has_params(group) for group in groups)
     if not is_group_list:
-        raise CheckpointError("optimizer state: param_groups is not a list of dicts that name their params")
+        raise CheckpointError("optimizer state: param_groups is not a list of dicts with the key params")
     for name, entry in state.items():
         if not isinstance(entry, Mapping):
-            raise CheckpointError(f"optimizer state: {name} has a {type(entry).__name__} in place of a dict")
+            raise CheckpointError(f"optimizer state: {name} has a {type(entry).__name__} instead of a dict")
     for group in groups:
         if any(isinstance(name, int) for name in group["params"]):
             raise CheckpointError(
-                "optimizer state: its parameters are numbers, as optimizer.state_dict() has them, which under FSDP2 is "
-                "one rank's part; save what fsdp2_optimizer_state_dict returns"
+                "optimizer state: parameters are numbers instead of names, so this is a result of "
+                "optimizer.state_dict(), which under FSDP2 has only one rank's part; save the result of "
+                "fsdp2_optimizer_state_dict"
             )
 
     # Tensors in the state must be whole.
@@ -254,15 +256,15 @@ def _read_optimizer_state(
 
 
 def _has_params(group: Any) -> bool:
-    """Return True if a saved parameter group is a dict that names its parameters."""
+    """Return True if a saved parameter group is a dict with the key ``params``."""
     return isinstance(group, Mapping) and "params" in group
 
 
 def _outline(value: Any) -> Any:
-    """Return the outline of a value: a tensor is replaced by one on the meta device, any other value stays as it is.
+    """Return the outline of a value: a tensor is replaced with a meta-device tensor, any other value is unchanged.
 
-    A scalar tensor, such as the number of steps, is not replaced either. It is not split over the ranks, so it is sent
-    with the outline.
+    A scalar tensor, such as the number of steps, is also unchanged. It is not split over the ranks, so it is sent with
+    the outline.
     """
     if isinstance(value, Tensor) and value.dim():
         return value.detach().to("meta")
@@ -272,12 +274,12 @@ def _outline(value: Any) -> Any:
 def _require_same_parameters(
     outlines: Mapping[Any, Mapping[str, Any]], groups: list[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
 ) -> None:
-    """Refuse a saved state whose parameters, or their shapes, are not those of the optimizer.
+    """Require that the saved state and the optimizer have the same parameters with the same shapes.
 
     Args:
-        outlines: outline of the saved state, a dict from plain names to dicts from keys to outlines of values.
-        groups: saved parameter groups, whose ``params`` are plain names.
-        names: plain name of each of the optimizer's parameters.
+        outlines: outline of the saved state: plain name -> key -> outline of the value.
+        groups: saved parameter groups; their ``params`` are plain names.
+        names: parameter of the optimizer -> plain name.
 
     Raises:
         CheckpointError: if the parameters differ; the message names the first few.
@@ -286,7 +288,7 @@ def _require_same_parameters(
     grouped_names: set[str] = set()
     for group in groups:
         grouped_names.update(group["params"])
-    # A parameter may be without state, if it never had a gradient, but not without a group.
+    # A parameter has no state if it never had a gradient, but every parameter must be in a group.
     problems = [f"{name} is not optimized here" for name in outlines if name not in shapes]
     problems += [f"{name} is in none of its groups" for name in shapes if name not in grouped_names]
     for name, entry in outlines.items():
@@ -299,12 +301,13 @@ def _require_same_parameters(
                 problems.append(f"{name}/{key} is {tuple(value.shape)}, here {tuple(shapes[name])}")
     if problems:
         raise CheckpointError(
-            f"optimizer state: {join_problems(problems)}; it is of another model or of other trainable parameters"
+            f"optimizer state: {join_problems(problems)}; the state belongs to a different model or to different "
+            "trainable parameters"
         )
 
 
 def _gather_value(value: Any) -> Any:
-    """Collective for a DTensor: return a copy of the whole `value` on the CPU of rank 0, None on other ranks."""
+    """Collective for a DTensor: return a copy of the whole `value` on the CPU of rank 0, and None on other ranks."""
     if isinstance(value, DTensor):
         # State in host memory is gathered on the device of the mesh.
         value = value.to(value.device_mesh.device_type).full_tensor()
@@ -316,13 +319,13 @@ def _gather_value(value: Any) -> Any:
 
 
 def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parameter) -> Any:
-    """Collective for a tensor: send a value from rank 0, and return it sharded like `parameter`.
+    """Collective for a tensor: send a value from rank 0, and return it with the sharding of `parameter`.
 
     Args:
-        outline: outline of the value, see `_outline`. Unless it is a tensor on the meta device, it is the value itself
-            and is copied.
-        full_value: whole tensor on rank 0, None on other ranks.
-        parameter: parameter that the value belongs to.
+        outline: outline of the value, see `_outline`. An outline that is not a tensor on the meta device is the value
+            itself; a copy of it is returned.
+        full_value: on rank 0, whole tensor; on other ranks, None.
+        parameter: parameter to which the value belongs.
     """
     if not (isinstance(outline, Tensor) and outline.is_meta):
         return copy.deepcopy(outline)
@@ -330,11 +333,11 @@ def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parame
 
 
 def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
-    """Return the zero (or zeros) that optimizer state starts from, for a parameter that never had a gradient.
+    """Return the initial optimizer state (zero) for a parameter that never had a gradient.
 
     Args:
         value: outline of the same state of another parameter, see `_outline`.
-        parameter: parameter that the state belongs to.
+        parameter: parameter to which the state belongs.
     """
     if not isinstance(value, Tensor):
         return type(value)()

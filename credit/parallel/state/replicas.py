@@ -1,6 +1,6 @@
-"""Equal parts of tensors on several ranks: one rank gets the values from elsewhere, and sends them to the others.
+"""Broadcast of tensor parts from the first replica to the other replicas.
 
-So a file is read once, and not once by each of a thousand replicas.
+With a broadcast, only one of a thousand replicas has to read a file.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch.distributed.tensor import DTensor
 from credit.parallel.dtensor import local_shard, shard_dim
 from credit.parallel.object_collectives import current_rank
 
-# Tensors are sent together up to this size in bytes, because each broadcast takes a while however small it is.
+# Largest size in bytes of tensors that are sent together. Small tensors are joined, because each broadcast has a fixed
+# minimum time.
 _MAX_BUFFER_BYTES = 64 * 2**20
 
 
 def is_first_replica(tensor: Tensor) -> bool:
-    """Return True if this rank is the first of the ranks of a tensor's mesh that hold the same part of the tensor.
+    """Return True if this rank is the first of the ranks in a tensor's mesh that store the same part of the tensor.
 
-    A plain tensor is equal on all ranks of the run, so only rank 0 is the first.
+    A plain tensor is equal on all ranks of the run, so the first rank is rank 0.
     """
     if not isinstance(tensor, DTensor):
         return current_rank() == 0
@@ -31,15 +32,15 @@ def is_first_replica(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def broadcast_to_replicas(tensors: Iterable[Tensor]) -> None:
-    """Collective: copy the part of each tensor from its first replica to the others, in place.
+    """Collective: copy each tensor's parts in place from the first replica to the other replicas.
 
     Args:
-        tensors: DTensors, and plain tensors that are to be equal on all ranks; the same ones in the same order on every
-            rank.
+        tensors: DTensors, and plain tensors that should be equal on all ranks. All ranks pass the same tensors in the
+            same order.
     """
     if not dist.is_initialized():
         return
-    # (mesh, axes along which ranks hold the same, device, dtype) -> parts. No mesh stands for all ranks.
+    # (mesh, axes along which ranks store equal parts, device, dtype) -> parts. The mesh None means all ranks.
     parts_by_key: dict[tuple[object, tuple[int, ...], torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         part = local_shard(tensor)
@@ -49,7 +50,8 @@ def broadcast_to_replicas(tensors: Iterable[Tensor]) -> None:
             parts_by_key.setdefault((None, (0,), part.device, part.dtype), []).append(part)
             continue
         mesh = tensor.device_mesh
-        # Parts in host memory (CPU offload) are sent from the device of the mesh, whose groups may be of GPUs alone.
+        # Parts in host memory (CPU offload) are sent from the device of the mesh, because the groups of the mesh may
+        # communicate only between GPUs.
         device = part.device if part.device.type == mesh.device_type else torch.device(mesh.device_type)
         axes = tuple(_replicated_axes(tensor))
         if axes:
@@ -57,7 +59,7 @@ def broadcast_to_replicas(tensors: Iterable[Tensor]) -> None:
     for (mesh, axes, device, _), parts in parts_by_key.items():
         for bucket in _split_by_size(parts):
             buffer = torch.cat([part.reshape(-1) for part in bucket]).to(device)
-            # After the broadcast along an axis, all ranks along it are sources for the next axis.
+            # After the broadcast along an axis, all ranks of this axis are sources for the next axis.
             for axis in axes:
                 group = mesh.get_group(axis) if mesh is not None else None
                 # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
@@ -68,7 +70,7 @@ def broadcast_to_replicas(tensors: Iterable[Tensor]) -> None:
 
 
 def _replicated_axes(tensor: DTensor) -> list[int]:
-    """Return the axes of a DTensor's mesh, longer than one rank, along which ranks hold the same part."""
+    """Return the mesh axes of a DTensor along which several ranks store the same part."""
     axes = []
     for axis, placement in enumerate(tensor.placements):
         if shard_dim(placement) is None and tensor.device_mesh.size(axis) > 1:
@@ -77,7 +79,7 @@ def _replicated_axes(tensor: DTensor) -> list[int]:
 
 
 def _split_by_size(parts: list[Tensor]) -> list[list[Tensor]]:
-    """Return the tensors in lists of at most `_MAX_BUFFER_BYTES`, or of one larger tensor."""
+    """Divide tensors into lists of at most `_MAX_BUFFER_BYTES`; a larger tensor gets a separate list."""
     buckets: list[list[Tensor]] = []
     num_bytes = 0
     for part in parts:

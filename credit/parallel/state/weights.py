@@ -1,11 +1,11 @@
-"""Whole state dict of a model's weights on rank 0, gathered from the ranks' parts and scattered to them.
+"""Whole state dict of a model's weights on rank 0: gathered from the parts on all ranks, or scattered to all ranks.
 
-Whole state consists of full, unsharded tensors. Names are plain, without the prefixes of wrappers. A state dict to be
-loaded is checked on rank 0 before any tensor is sent, and all ranks learn the result: an error on rank 0 between two
-collectives would leave the other ranks waiting.
+Whole state consists of full, unsharded tensors. Names are plain, without the prefixes of wrappers. Before any tensor is
+sent, rank 0 checks the state dict and sends the result to all ranks. Otherwise, after an error on rank 0 between two
+collectives, the other ranks would wait.
 
-torch's own function (`torch.distributed.checkpoint.state_dict`, 2.13) gathers the weights. Its counterpart for loading
-is not used, because for a value that cannot be sent it fails on rank 0 alone.
+torch's own function (`torch.distributed.checkpoint.state_dict`, 2.13) gathers the weights. torch's function for loading
+is not used, because it fails only on rank 0 if a value cannot be sent.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from credit.parallel.state.state_checks import (
 
 
 def gather_weights(model: nn.Module) -> dict[str, Any]:
-    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks.
+    """Collective: return a copy of the whole state dict on the CPU of rank 0, and an empty dict on other ranks.
 
     Returns:
-        Dict from plain names to whole tensors, or to the extra state of a module, which is any object.
+        Plain name -> whole tensor, or extra state of a module (any object).
     """
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # Of a model on the CPU, torch returns the model's own memory for tensors that are not sharded, such as buffers.
+    # For a model on the CPU, torch does not copy tensors that are not sharded, such as buffers.
     model_tensors = (*model.parameters(), *model.buffers())
     model_addresses = {_memory_address(tensor) for tensor in model_tensors}
     for name, value in state.items():
@@ -46,17 +46,18 @@ def gather_weights(model: nn.Module) -> dict[str, Any]:
 
 
 def scatter_weights(model: nn.Module, state_dict: Any) -> None:
-    """Collective: load a whole state dict from rank 0; the `state_dict` of other ranks is not read.
+    """Collective: load a whole state dict from rank 0; the argument `state_dict` of other ranks is ignored.
 
     Names may contain the prefixes of wrappers (``module.``, also repeated, ``_orig_mod.``, and so on).
 
     Args:
         model: model, sharded or not, wrapped or not. If it is on the meta device, the loaded tensors become its
             parameters and buffers.
-        state_dict: dict from names to whole tensors, or to extra state of modules.
+        state_dict: name -> whole tensor, or extra state of a module.
 
     Raises:
-        CheckpointError: on every rank, if the state dict does not fit. The model is then unchanged.
+        CheckpointError: on every rank, if names or shapes differ from the model, or a value cannot be sent. The model
+            is then unchanged.
     """
     model = unwrap_data_parallel(model)
     target = model.state_dict()
@@ -69,35 +70,35 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
         problems = _describe_differences(plain_target, full_values)
         if problems:
             raise CheckpointError(f"state dict: {join_problems(problems)}; is it of this model?")
-        # The extra state of a module may be any object and is sent as it is; tensors are scattered below.
+        # The extra state of a module may be any object. It is sent here; tensors are scattered below.
         extra_state: dict[str, Any] = {}
         for name, value in full_values.items():
             extra_state[name] = None if isinstance(value, Tensor) else value
         return extra_state
 
     extra_state = run_on_rank0(check_on_rank0)
-    # All ranks go through the tensors in the order of the model's state dict, a collective for each.
+    # Each tensor needs a collective, so all ranks loop over the tensors in the order of the model's state dict.
     state = {}
     for plain, name in target_names.items():
         if isinstance(target[name], Tensor):
             state[name] = scatter_tensor_from_rank0(full_values.get(plain), target[name])
         else:
             state[name] = extra_state[plain]
-    # A parameter on the meta device has no memory to copy into, so the loaded tensor takes its place.
+    # A parameter on the meta device has no memory, so it is replaced with the loaded tensor.
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in target.values())
     model.load_state_dict(state, strict=True, assign=on_meta)
 
 
 def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, Any]) -> list[str]:
-    """Describe where the whole state dict that rank 0 loads does not fit the state dict of the model.
+    """Describe the differences between the state dict of the model and the whole state dict that rank 0 loads.
 
     Args:
         target: state dict of the model with plain names; its tensors may be sharded.
         full_values: state dict that rank 0 loads, with plain names.
 
     Returns:
-        One text for each value that cannot be loaded. Only if there is none: one text for each name that is missing or
-        unknown, and for each tensor of another shape.
+        One message for each value that cannot be loaded. If all values can be loaded: one message for each missing or
+        unknown name, and for each tensor of a different shape.
     """
     problems = []
     for name, value in full_values.items():
@@ -126,5 +127,5 @@ def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, A
 
 
 def _memory_address(tensor: Tensor) -> int:
-    """Return the address of the memory that holds a tensor, or this rank's part of a DTensor."""
+    """Return the address of the memory of a tensor, or of this rank's part of a DTensor."""
     return local_shard(tensor).untyped_storage().data_ptr()

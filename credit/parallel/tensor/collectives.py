@@ -1,6 +1,6 @@
-"""Differentiable collectives of tensor parallelism, which torch.compile can trace.
+"""Differentiable collectives of tensor parallelism that torch.compile can trace.
 
-Every rank of the group must call these functions, in the forward pass and in the backward pass.
+Every rank of the group must call these functions, in both the forward pass and the backward pass.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 class AllReduceBackward(torch.autograd.Function):
     """Collective: identity in the forward pass, sum of the gradient over the ranks in the backward pass.
 
-    Apply it to the common input of layers that are split by outputs. Megatron-LM calls it f (Shoeybi et al. 2019,
-    arXiv 1909.08053).
+    Apply this function to the common input of layers that are split by outputs. Its name in Megatron-LM is f
+    (Shoeybi et al. 2019, arXiv 1909.08053).
     """
 
     @staticmethod
@@ -34,8 +34,8 @@ class AllReduceBackward(torch.autograd.Function):
 class AllReduceForward(torch.autograd.Function):
     """Collective: sum over the ranks in the forward pass, identity in the backward pass.
 
-    Apply it to the outputs of layers that are split by inputs. Megatron-LM calls it g (Shoeybi et al. 2019,
-    arXiv 1909.08053).
+    Apply this function to the outputs of layers that are split by inputs. Its name in Megatron-LM is g
+    (Shoeybi et al. 2019, arXiv 1909.08053).
     """
 
     @staticmethod
@@ -50,7 +50,7 @@ class AllReduceForward(torch.autograd.Function):
 class AllReduceBothWays(torch.autograd.Function):
     """Collective: sum over the ranks in the forward pass, and sum of the gradient in the backward pass.
 
-    Apply it to a sum that each rank uses in computations on its own part of a tensor, such as sigma of spectral norm.
+    Apply this function to a sum that each rank uses to compute its part of a tensor, such as sigma of spectral norm.
     """
 
     @staticmethod
@@ -65,12 +65,12 @@ class AllReduceBothWays(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class FusedRoutes:
-    """Routes of the rows of a fused weight from the ranks that store them to the ranks that compute with them.
+    """Routes of a fused weight's rows from the ranks that store the rows to the ranks that compute with the rows.
 
-    The rows of the whole weight consist of p equal fused parts, one after the other, such as gate and up. Of n ranks,
+    The rows of the whole weight consist of p equal fused parts, one after the other, such as gate and up. With n ranks,
     rank r stores the r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part.
-    Rows are exchanged in pieces of 1 / (n * p) of all rows, because such a piece belongs to a single rank before and
-    after the exchange.
+    Rows are exchanged in pieces of 1 / (n * p) of all rows, because a piece of this size belongs to a single rank
+    before and after the exchange.
 
     Attributes:
         piece_order: indices of this rank's pieces in the order in which they are sent, sorted by destination.
@@ -86,7 +86,7 @@ class FusedRoutes:
 
 
 def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRoutes:
-    """Compute this rank's routes for the rows of a fused weight.
+    """Return this rank's routes for the rows of a fused weight.
 
     Args:
         rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.
@@ -96,7 +96,7 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
     num_ranks = group.size()
     rank = group.rank()
     piece_rows = rows // (num_ranks * parts)
-    # Pieces are numbered by their position in the whole weight. Each rank stores `parts` of them, so piece p is stored
+    # Pieces are numbered by their position in the whole weight. Each rank stores `parts` pieces, so piece p is stored
     # by rank p // parts. Each part has one piece for each rank, so piece p is used by rank p % num_ranks.
     destinations = [(rank * parts + piece) % num_ranks for piece in range(parts)]
     sources = [(part * num_ranks + rank) // parts for part in range(parts)]
@@ -107,10 +107,10 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 
 
 class ExchangeFusedRows(torch.autograd.Function):
-    """Collective: exchange of rows that gives each rank its share of every fused part of a weight.
+    """Collective: exchange of rows, after which each rank has its share of every fused part of a weight.
 
-    The input (rows / ranks, ...) has the rows that this rank stores. The output of the same shape has the rows with
-    which this rank computes. See `FusedRoutes`.
+    The input (rows / ranks, ...) contains the rows that this rank stores. The output of the same shape contains the
+    rows with which this rank computes. See `FusedRoutes`.
     """
 
     @staticmethod
@@ -122,7 +122,7 @@ class ExchangeFusedRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        # The gradient is sent back along the routes, and its pieces are sorted into the stored order of the rows.
+        # The gradient is sent back to the ranks that store the rows, and its pieces are sorted into the stored order.
         routes = ctx.routes
         ordered_gradient = _exchange_rows(gradient, routes.num_rows_sent, routes.num_rows_received, routes.group)
         pieces = ordered_gradient.chunk(len(routes.piece_order))
@@ -133,7 +133,7 @@ class ExchangeFusedRows(torch.autograd.Function):
 def _exchange_rows(
     x: Tensor, num_rows_received: Sequence[int], num_rows_sent: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
-    """Collective: return the rows received from all ranks, in the order of ranks.
+    """Collective: send rows to all ranks, and return the received rows in the order of ranks.
 
     Args:
         x: (rows, ...) rows that this rank sends, sorted by destination rank.
@@ -154,7 +154,7 @@ def _exchange_rows(
 def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Collective: return the elementwise sum of a tensor over the ranks as a new tensor."""
     if torch.compiler.is_compiling():
-        # An in-place sum can be traced, too, but torch 2.11 then silently loses all gradients before it.
+        # An in-place sum can be traced as well, but torch 2.11 then silently loses all gradients of earlier operations.
         return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))
     x = x.contiguous().clone()
     dist.all_reduce(x, group=group)

@@ -1,6 +1,6 @@
-"""Parser of the ``_tp_plan`` of a block, with all checks that are needed before a layer is split.
+"""Parser of the ``_tp_plan`` of a block, with all checks that are necessary before a layer is split.
 
-See `credit.parallel.tensor.tensor_parallel` for the entries of a plan.
+See `credit.parallel.tensor.tensor_parallel` for the values in a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from credit.errors import ConfigError
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
-# Values of a plan, as messages list them; N is a number of fused parts.
+# Valid values in a plan, for messages; N is a number of fused parts.
 KINDS = ("colwise", "rowwise", "replicated", "colwise:N")
 
 
@@ -26,7 +26,7 @@ class PlanEntry:
 
     Attributes:
         kind: ``colwise`` (split by outputs), ``rowwise`` (split by inputs) or ``replicated`` (not split).
-        fused_parts: N of ``colwise:N``, the number of equal parts of the outputs; None for ``colwise`` without N.
+        fused_parts: number N of equal parts of the outputs in ``colwise:N``; None for ``colwise`` without N.
     """
 
     kind: Literal["colwise", "rowwise", "replicated"]
@@ -40,13 +40,13 @@ class PlannedLayer:
     Attributes:
         path: path of the layer in the model, without the prefixes of wrappers.
         location: description of the plan's entry, for messages.
-        module: the layer; a Linear unless it is replicated.
+        module: the layer; a Linear, or any module if `kind` is ``replicated``.
         parent: module that contains all layers of the group; between these layers, ranks have different activations.
         kind: ``colwise`` (split by outputs), ``rowwise`` (split by inputs) or ``replicated`` (not split).
         fused_parts: number of equal parts of a colwise layer's outputs, one after the other; 1 if outputs are not
             fused.
-        num_units: number of attention heads or hidden units, which are divided evenly among the ranks; 0 for a
-            replicated layer.
+        num_units: number of attention heads or hidden units; the units are divided evenly among the ranks. It is 0 for
+            a replicated layer.
     """
 
     path: str
@@ -59,7 +59,7 @@ class PlannedLayer:
 
 
 def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
-    """Parse the plan of a block; return its layers in groups that are split together or not at all.
+    """Parse the plan of a block, and return its layers in groups; the layers of a group are split together or not.
 
     Args:
         path: path of the block in the model; empty for the model itself.
@@ -67,23 +67,23 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 
     Raises:
         ConfigError: if a name in the plan matches no module, a value is unknown, a layer to split is not a Linear, or
-            the numbers of outputs and inputs in a group do not fit together.
+            the outputs of a layer do not match the inputs of its rowwise partner.
     """
     # Check each entry separately.
     modules = dict(block.named_modules())
     entries: dict[str, PlanEntry] = {}
     for name, value in block._tp_plan.items():
-        location = _locate(path, block, name)
+        location = _describe_location(path, block, name)
         if name not in modules:
             # The block itself has the empty name.
             submodule_names = ", ".join(other for other in modules if other)
-            raise ConfigError(f"{location}: there is no such submodule; it has {submodule_names}")
+            raise ConfigError(f"{location}: there is no such submodule; the submodules are {submodule_names}")
         entry = _read_entry(value, location)
         if entry.kind != "replicated" and not isinstance(modules[name], nn.Linear):
-            raise ConfigError(f"{location}: only Linear layers are split, this is a {type(modules[name]).__name__}")
+            raise ConfigError(f"{location}: only Linear layers can be split, not a {type(modules[name]).__name__}")
         entries[name] = entry
 
-    # Group the layers that are split together, and find the number of heads or hidden units of each.
+    # Group the layers that are split together, and find the number of heads or hidden units of each layer.
     groups = []
     for parent, names in _group_names(entries).items():
         group = []
@@ -93,7 +93,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
             layer_path = f"{path}.{name}" if path else name
             layer = PlannedLayer(
                 path=strip_wrapper_prefixes(layer_path),
-                location=_locate(path, block, name),
+                location=_describe_location(path, block, name),
                 module=modules[name],
                 parent=modules[parent],
                 kind=entry.kind,
@@ -106,19 +106,19 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 
 
 def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
-    """Refuse layers that are not plain linear layers, or whose weight cannot be split.
+    """Require that all layers are plain linear layers whose weight can be split.
 
-    Splitting replaces a layer's weight, bias and forward. A layer that sets or uses these in another way would still
-    use the whole weight, and the sum over the ranks would be silently wrong.
+    Splitting replaces the weight, bias and forward of a layer. If a layer sets or uses them in a different way, it
+    would still use the whole weight, and the sum over the ranks would be silently wrong.
 
     Args:
-        model: the whole model, to find weights that several layers share.
+        model: the whole model, which is searched for weights that several layers share.
         layers: layers of all plans.
 
     Raises:
         ConfigError: if a layer cannot be split; the message has its path and the reason.
     """
-    # `id` of a parameter -> modules that have it as a direct parameter
+    # `id` of a parameter -> modules with this direct parameter
     holders: dict[int, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -129,24 +129,27 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
         problem = problem or _describe_bias_problem(module)
         problem = problem or _describe_forward_problem(module)
         if problem is None:
-            # Another module that shares the weight would still compute with the whole weight.
+            # A second module that shares the weight would still compute with the whole weight.
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.parametrizations.weight.original
             else:
                 weight = module.weight
             if len(holders[id(weight)]) > 1:
-                problem = "its weight is shared with another module, which would keep the whole weight; do not share it"
+                problem = (
+                    "its weight is shared with another module, which would keep the whole weight; do not share the "
+                    "weight"
+                )
         if problem is not None:
-            raise ConfigError(f"{layer.location}: {problem}; or leave the layer out of the plan")
+            raise ConfigError(f"{layer.location}: {problem}; or remove the layer from the plan")
 
 
-def _locate(path: str, block: nn.Module, name: str) -> str:
-    """Return a description of a plan's entry for messages: the path of the block and the name in its plan."""
+def _describe_location(path: str, block: nn.Module, name: str) -> str:
+    """Return a description of a plan's entry for messages: class of the block, name in the plan, path of the block."""
     return f"{type(block).__name__}._tp_plan[{name!r}] (at {strip_wrapper_prefixes(path) or 'the model'})"
 
 
 def _read_entry(value: object, location: str) -> PlanEntry:
-    """Parse the value of an entry of a plan; ``"colwise:2"`` is of kind ``colwise`` with 2 fused parts.
+    """Parse the value of an entry of a plan; ``"colwise:2"`` means the kind ``colwise`` with 2 fused parts.
 
     Args:
         value: value in the ``_tp_plan``.
@@ -168,16 +171,17 @@ def _read_entry(value: object, location: str) -> PlanEntry:
 
 
 def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
-    """Group the layers of a plan that are split together, each group under the path of a module that contains it.
+    """Group the layers of a plan that are split together.
 
-    The module contains a colwise layer, its rowwise partner and everything between them. Usually it is the parent of
-    both layers. If one of the layers lies deeper, it is a module further up.
+    The layers of a group have a common parent module, which contains a colwise layer, its rowwise partner and all
+    modules between them. Usually it is the direct parent of both layers. If the two layers have different direct
+    parents, it is an outer module.
 
     Args:
         entries: name of a layer -> entry of the plan.
 
     Returns:
-        Path of the containing module in the block (empty for the block itself) -> names of the layers.
+        Path of the common parent module in the block (empty for the block itself) -> names of the layers.
     """
     groups: dict[str, list[str]] = {}
     for name in entries:
@@ -199,7 +203,7 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
     if "" in groups and all(entries[name].kind == "replicated" for name in groups[""]):
         # Any group may use these replicated layers, so all groups are split together or not at all.
         groups = {"": list(entries)}
-    # Restore the order of the plan, in which colwise layers come before their rowwise layer.
+    # Restore the order of the plan, in which colwise layers precede their rowwise layer.
     ordered_groups = {}
     for path, names in groups.items():
         ordered_groups[path] = [name for name in entries if name in names]
@@ -207,9 +211,9 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
 
 
 def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEntry]) -> str | None:
-    """Return the name of the rowwise layer that takes a layer's outputs; None for a group without rowwise layers.
+    """Return the name of the rowwise layer whose inputs are a layer's outputs; None if the group has no rowwise layer.
 
-    This is the next rowwise layer of the group, or the last rowwise layer if none follows.
+    This is the next rowwise layer of the group, or the last rowwise layer if no rowwise layer follows.
 
     Args:
         name: name of the layer.
@@ -231,12 +235,11 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         path: path of the block in the model.
         block: module with the plan.
         name: name of the layer in the plan.
-        partner: name of the rowwise layer that takes the layer's outputs; None if there is none.
-        entry: the plan's entry for the layer.
+        partner: name of the rowwise layer whose inputs are the layer's outputs; None if there is none.
+        entry: entry of the plan for the layer.
 
     Raises:
-        ConfigError: if the layer's outputs are not a whole number of units, or if their order does not follow from the
-            plan.
+        ConfigError: if the layer's outputs are not a whole number of units, or if the plan does not define their order.
     """
     if entry.kind == "replicated":
         return 0
@@ -247,11 +250,11 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         heads = None
     if entry.kind == "rowwise":
         return heads or layer.in_features
-    location = _locate(path, block, name)
+    location = _describe_location(path, block, name)
     outputs = layer.out_features
     fused_parts = entry.fused_parts or 1
     if outputs % fused_parts:
-        raise ConfigError(f"{location}: its {outputs} outputs do not divide into {fused_parts} equal parts")
+        raise ConfigError(f"{location}: its {outputs} outputs cannot be divided into {fused_parts} equal parts")
     part_width = outputs // fused_parts
     # The rowwise partner has one input for each hidden unit, or for each channel of all heads.
     partner_inputs = part_width
@@ -265,9 +268,9 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if entry.fused_parts == 1 and part_width % partner_inputs == 0:
         return partner_inputs
     raise ConfigError(
-        f"{location}: its {outputs} outputs are not the {partner_inputs} inputs of {partner!r}; if they are fused "
-        f'parts one behind the other (gate and up), say how many, such as "colwise:2"; if they are ordered hidden unit '
-        'by hidden unit, write "colwise:1"; for attention, set the attribute heads of the module that holds the layers'
+        f"{location}: its {outputs} outputs do not match the {partner_inputs} inputs of {partner!r}; if they are fused "
+        f'parts, one after the other (gate and up), write their number, such as "colwise:2"; if they are ordered by '
+        'hidden unit, write "colwise:1"; for attention, set the attribute heads of the module that contains the layers'
     )
 
 
@@ -276,15 +279,15 @@ def _count_heads(
 ) -> int:
     """Return the number of heads of a colwise layer in attention, at most `heads`.
 
-    A layer for keys and values may have fewer heads than the queries. In a fused projection that is ordered head by
-    head, the query, key and value of a head count as one head.
+    A layer for keys and values may have fewer heads than the queries. In a fused projection that is ordered by head,
+    the query, key and value of a head together are treated as one head.
 
     Args:
         location: description of the plan's entry, for messages.
         outputs: number of outputs of the layer.
         part_width: number of outputs of one fused part.
         heads: number of heads of the queries.
-        partner: name of the rowwise layer that takes the outputs; None if there is none.
+        partner: name of the rowwise layer whose inputs are the outputs; None if there is none.
         partner_inputs: number of inputs of this rowwise layer, summed over all heads.
 
     Raises:
@@ -292,13 +295,13 @@ def _count_heads(
     """
     head_width = partner_inputs // heads
     has_whole_heads = partner_inputs % heads == 0 and part_width % head_width == 0
-    # A projection that is ordered head by head has the outputs of query, key and value for each head.
+    # A projection that is ordered by head has the outputs of query, key and value for each head.
     is_head_by_head = part_width > partner_inputs
     if not has_whole_heads or (is_head_by_head and part_width % partner_inputs):
         raise ConfigError(
-            f"{location}: its {outputs} outputs do not divide into heads, of which there are {heads} in the "
-            f"{partner_inputs} inputs of {partner!r}; use a separate layer for each of q, k and v, and put layers that "
-            "are not attention into another module than the one with the attribute heads"
+            f"{location}: its {outputs} outputs cannot be divided into heads; the {partner_inputs} inputs of "
+            f"{partner!r} have {heads} heads; use separate layers for q, k and v, and do not put other layers than "
+            "attention into the module with the attribute heads"
         )
     return min(heads, part_width // head_width)
 
@@ -308,23 +311,23 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
     weight = layer._parameters.get("weight")
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
-        # A parametrization that computes the weight from several tensors (weight norm) has no `share` either.
+        # Parametrizations that compute the weight from several tensors (weight norm) have no method `share`.
         for parametrization in chain:
             if not hasattr(parametrization, "share"):
                 return (
                     f"the parametrization {type(parametrization).__name__} of its weight has no method share, so it "
-                    "cannot treat a part of a weight; use the package's own spectral norm (docs/add_a_model.md), or "
+                    "does not support a split weight; use the package's own spectral norm (docs/add_a_model.md), or "
                     "set trainer.parallelism.tensor to 1"
                 )
         weight = chain.original
     if weight is None:
         return (
-            "its weight is not a parameter but is made by a hook before each forward, as torch.nn.utils.spectral_norm, "
-            "weight_norm and prune do, from a whole weight that cannot be split; use the package's own spectral norm "
-            "(docs/add_a_model.md), or remove the hook"
+            "its weight is not a parameter; a hook (torch.nn.utils.spectral_norm, weight_norm or prune) computes the "
+            "weight before each forward pass from a whole weight, which cannot be split; use the package's own "
+            "spectral norm (docs/add_a_model.md), or remove the hook"
         )
     if isinstance(weight, DTensor):
-        return "its weight is sharded or split already; apply tensor parallelism once, before sharding"
+        return "its weight is already sharded or split; apply tensor parallelism only once, before sharding"
     return None
 
 
@@ -332,15 +335,18 @@ def _describe_bias_problem(layer: nn.Linear) -> str | None:
     """Return the reason why a layer's bias cannot be split; None if it can be split, or there is no bias."""
     if layer.bias is None or layer._parameters.get("bias") is not None:
         return None
-    return "its bias is not a plain parameter (a hook or a parametrization makes it); remove that"
+    return "its bias is not a plain parameter; remove the hook or parametrization that computes the bias"
 
 
 def _describe_forward_problem(layer: nn.Linear) -> str | None:
     """Return the reason why a layer's forward cannot be replaced; None if it can be replaced."""
     if "forward" in vars(layer):
-        return "its forward was replaced, by compilation or another plan; split a layer once, before anything else"
-    # A layer with this attribute only computes product(x, weight, bias), where the caller may choose the product.
+        return (
+            "its forward was already replaced, by compilation or a different plan; split a layer only once, and before "
+            "compilation"
+        )
+    # A layer with this attribute only computes product(x, weight, bias); its caller may choose the function product.
     takes_product = getattr(type(layer), "_tp_takes_product", False)
     if takes_product or type(layer).forward is nn.Linear.forward:
         return None
-    return f"{type(layer).__name__} overrides forward, which splitting would replace; use a plain Linear"
+    return f"{type(layer).__name__} overrides forward, but splitting replaces forward; use a plain Linear"

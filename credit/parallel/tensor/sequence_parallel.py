@@ -1,8 +1,9 @@
 """Sequence parallelism: tensor-parallel ranks that also divide the fields (Korthikanti et al. 2022, arXiv 2205.05198).
 
 Each rank has the tokens of its part of the fields. Before a layer that is split by outputs, each rank gathers the
-tokens of all ranks. After a layer that is split by inputs, each rank receives the sum for its own tokens. So an
-all-gather and a reduce-scatter replace the all-reduce of tensor parallelism. Between the split layers nothing changes.
+tokens of all ranks. After a layer that is split by inputs, each rank receives the sum for the tokens of its part. An
+all-gather and a reduce-scatter therefore replace the all-reduce of tensor parallelism. Computations between the split
+layers do not change.
 
 Shape suffixes: R tensor-parallel ranks, B batch, T tokens of one sample, C channels.
 """
@@ -34,7 +35,7 @@ class SequenceRanks:
 
     Attributes:
         group: the tensor-parallel ranks.
-        field_ranks: consecutive indices of these ranks among the ranks that share the fields.
+        field_ranks: indices of the tensor-parallel ranks among the ranks that share the fields; they are consecutive.
     """
 
     group: dist.ProcessGroup
@@ -42,14 +43,14 @@ class SequenceRanks:
 
     @classmethod
     def build(cls, group: dist.ProcessGroup, domain_group: dist.ProcessGroup) -> SequenceRanks:
-        """Find the position of tensor-parallel ranks in the group of all ranks that share the fields.
+        """Return the position of the tensor-parallel ranks in the group of all ranks that share the fields.
 
         Args:
             group: the tensor-parallel ranks.
             domain_group: ranks that share the fields, in the order of the parts.
 
         Raises:
-            ConfigError: if the tensor-parallel ranks are not neighbours in the group.
+            ConfigError: if the tensor-parallel ranks are not neighbours in `domain_group`.
         """
         num_ranks = dist.get_world_size(group)
         first = dist.get_rank(domain_group) // num_ranks * num_ranks
@@ -58,13 +59,13 @@ class SequenceRanks:
         neighbours = dist.get_process_group_ranks(domain_group)[first : first + num_ranks]
         if peers != neighbours:
             raise ConfigError(
-                f"sequence parallelism: the tensor-parallel ranks {peers} are not neighbours among those that divide "
-                f"the fields, {neighbours}; order the domain group by domain, then by tensor-parallel rank"
+                f"sequence parallelism: the tensor-parallel ranks {peers} are not neighbours among the ranks that "
+                f"share the fields, {neighbours}; order the domain group by domain, then by tensor-parallel rank"
             )
         return cls(group, field_ranks)
 
     def count_tokens(self, layer: nn.Module) -> TokenParts:
-        """Return the number of tokens that each tensor-parallel rank has at a layer with a `TokenCountRule`."""
+        """Return the division of a layer's tokens among the tensor-parallel ranks; the layer has a `TokenCountRule`."""
         tokens = layer.tokens_by_rank
         return TokenParts(self.group, dist.get_rank(self.group), tuple(tokens[rank] for rank in self.field_ranks))
 
@@ -76,8 +77,8 @@ class TokenParts:
     Attributes:
         group: the tensor-parallel ranks.
         rank: index of this rank in the group.
-        sizes: number of tokens of one sample that each rank has. For a collective, ranks with fewer tokens pad them
-            with zeros.
+        sizes: number of tokens of one sample on each rank. For a collective, ranks with fewer tokens append tokens of
+            zeros.
     """
 
     group: dist.ProcessGroup
@@ -97,17 +98,20 @@ class TokenParts:
         x_BTC = x.reshape(-1, size, x.shape[-1])
         padded_BTC = F.pad(x_BTC, (0, 0, 0, max(self.sizes) - size))
         gathered_RBTC = _all_gather(padded_BTC, self.group)
-        # For a batch of one sample and parts of equal size, this copies nothing.
+        # For a batch of one sample and parts of equal size, this operation copies nothing.
         if self._are_equal():
             return gathered_RBTC.transpose(0, 1).reshape(-1, *x.shape[1:])
         parts = [part_BTC[:, :tokens] for part_BTC, tokens in zip(gathered_RBTC, self.sizes, strict=True)]
         return torch.cat(parts, dim=1).view(-1, *x.shape[1:])
 
     def sum(self, x: Tensor) -> Tensor:
-        """Collective: return the sum over the ranks for this rank's tokens, (B * T, C) or (B * windows, L, C).
+        """Collective: sum values over the ranks, and return the sums of this rank's tokens.
 
         Args:
-            x: this rank's summand for the tokens, or windows, of all ranks, in the order of `gather`.
+            x: summands of this rank for the tokens, or windows, of all ranks, in the order of `gather`.
+
+        Returns:
+            (B * T, C), or (B * windows, L, C) for windows of L tokens.
         """
         size = self.sizes[self.rank]
         x_BTC = x.reshape(-1, sum(self.sizes), x.shape[-1])
@@ -127,7 +131,7 @@ class TokenParts:
 
 
 class GatherTokens(torch.autograd.Function):
-    """Collective: gather of the tokens in the forward pass, sum of this rank's gradient in the backward pass."""
+    """Collective: gather of the tokens of all ranks in the forward pass, sum of their gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:
@@ -140,7 +144,7 @@ class GatherTokens(torch.autograd.Function):
 
 
 class SumTokens(torch.autograd.Function):
-    """Collective: sum of this rank's tokens in the forward pass, gather of the gradient in the backward pass."""
+    """Collective: sum of each token over the ranks in the forward pass, gather of the gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:
@@ -168,9 +172,10 @@ class ScaleGradient(torch.autograd.Function):
 class GradientAverage:
     """Average over the tensor-parallel ranks for gradients of weights that are not split.
 
-    In a block with split layers, norms and the biases of rowwise layers only get the gradient of this rank's tokens.
-    One all-reduce averages their gradients at the end of each backward pass in which FSDP2 reduces gradients. Other
-    sharding units do not need it, because FSDP2 averages their gradients over the tensor-parallel ranks as well.
+    In a block with split layers, norms and the biases of rowwise layers get only the gradient of this rank's tokens.
+    One all-reduce averages their gradients at the end of each backward pass in which FSDP2 reduces gradients. Sharding
+    units without split layers do not need this average, because FSDP2 averages their gradients over the tensor-parallel
+    ranks as well.
 
     Args:
         group: the tensor-parallel ranks.
@@ -180,16 +185,16 @@ class GradientAverage:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
         self._device = device
-        # Parameters whose gradient was reduced in the current backward pass, and the number of this pass.
+        # Parameters with a gradient that was reduced in the current backward pass, and the number of this pass.
         self._reduced: list[nn.Parameter] = []
         self._backward_pass = -1
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Average the gradients of these parameters from now on.
+        """Register hooks that average the gradients of some parameters in every later backward pass.
 
         Args:
-            parameters: weights that are not split, in blocks with split layers, sharded by FSDP2; the same on all
-                ranks, in the same order.
+            parameters: unsplit weights in blocks with split layers, sharded by FSDP2. All ranks pass the same
+                parameters in the same order.
         """
         for parameter in parameters:
             if parameter.requires_grad:
@@ -199,16 +204,16 @@ class GradientAverage:
         """Record a parameter whose gradient FSDP2 has just reduced."""
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self._backward_pass:
-            # A pass that ended with an error may have left parameters in the list.
+            # An earlier pass that ended with an error may have left parameters in the list.
             self._reduced.clear()
             self._backward_pass = backward_pass
-            # The callback runs when the backward pass is complete, after FSDP2's callback, which was registered before.
+            # The callback runs at the end of the backward pass, after FSDP2's callback, which was registered earlier.
             Variable._execution_engine.queue_callback(self._average)
         self._reduced.append(parameter)
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Collective: average the gradients in place; parts accumulated earlier are averages and do not change."""
+        """Collective: average the gradients in place; gradients of earlier micro-steps are averages already."""
         gradients = [local_shard(parameter.grad) for parameter in self._reduced]
         self._reduced.clear()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -223,10 +228,10 @@ class GradientAverage:
 
 
 def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Require that the network declares the number of tokens of each rank at each split layer.
+    """Require that the network declares, for each split layer, the number of tokens on each rank.
 
     Args:
-        layers: (description, module) of each layer.
+        layers: (description, module) of each split layer.
 
     Raises:
         ConfigError: if a layer has no declaration; the message names the layer.
@@ -234,14 +239,14 @@ def require_token_counts(layers: Iterable[tuple[str, nn.Module]]) -> None:
     for location, layer in layers:
         if not hasattr(layer, "tokens_by_rank"):
             raise ConfigError(
-                f"{location}: the model does not declare how many tokens each rank has here, so it does not support "
-                "sequence parallelism; set trainer.parallelism.sequence_parallel to false, or let plan_domain of the "
-                "model return a TokenCountRule"
+                f"{location}: the model does not declare the number of tokens of each rank at this layer, so it does "
+                "not support sequence parallelism; set trainer.parallelism.sequence_parallel to false, or return a "
+                "TokenCountRule from plan_domain of the model"
             )
 
 
 def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Collective: return the tensors of all ranks, stacked (R, *shape)."""
+    """Collective: gather a tensor from each rank, and return the stacked tensors (R, *shape)."""
     x = x.contiguous()
     num_ranks = dist.get_world_size(group)
     # Functional collectives return a new tensor, which torch.compile can trace.

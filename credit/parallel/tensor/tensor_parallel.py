@@ -1,26 +1,26 @@
-"""Tensor parallelism: the linear layers of a block are split over the ranks that work on the same sample.
+"""Tensor parallelism: split of the linear layers of a block over the ranks that work on the same sample.
 
 A block declares in its attribute ``_tp_plan`` which submodules may be split. The plan is a dict from the path of a
 submodule to one of these values:
 
-- ``colwise``: a Linear whose outputs are divided among the ranks. Each rank continues with its own outputs.
-- ``colwise:2``: the same for a fused Linear whose outputs are 2 equal parts, one after the other (gate and up of
-  SwiGLU; ``colwise:3`` for q, k, v). Each rank gets its share of every part.
-- ``rowwise``: a Linear that takes such outputs as inputs. The products of the ranks are summed.
-- ``replicated``: a submodule that is not split, but whose output each rank uses only for its own heads. So its gradient
-  must be summed over the ranks. Examples: attention's position bias, and the only k and v head of multi-query
-  attention.
+- ``colwise``: a Linear whose outputs are divided among the ranks. Each rank has only its part of the outputs.
+- ``colwise:2``: a fused Linear with 2 equal parts of the outputs, one after the other (gate and up of SwiGLU;
+  ``colwise:3`` for q, k, v). Each rank gets its share of every part.
+- ``rowwise``: a Linear whose inputs are the outputs of a colwise layer. The products of the ranks are summed.
+- ``replicated``: a submodule that is not split, and whose output each rank uses only for the heads of this rank. The
+  gradient of the output must be summed over the ranks. Examples are the position bias of attention, and the single k
+  and v head of multi-query attention.
 
-A plan lists colwise layers before their partner, the rowwise layer that takes their outputs. The module that contains
-the layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets whole heads.
-The outputs of a fused projection under plain ``colwise`` must be ordered head by head. Keys and values may have fewer
-heads than queries; their number follows from the width of a head of the queries.
+A plan lists colwise layers before their partner, which is the rowwise layer whose inputs are their outputs. The module
+that contains the layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets
+whole heads. The outputs of a fused projection with ``colwise`` (without a number) must be ordered by head. Keys and
+values may have fewer heads than queries; their number is computed from the width of a head of the queries.
 
 The split weights are DTensors on the ``tp`` mesh, but the layers compute with this rank's part as a plain tensor. A
 parametrized weight (spectral norm, LoRA) keeps its parametrizations: the unparametrized weight (``original``) is split.
-The method ``share`` of each parametrization receives functions that sum over the ranks, and returns which of its own
-tensors are split with the weight. A parametrization may have a static method ``share_sums(model)``, which replaces the
-separate sums of all weights in a block by a single sum.
+The method ``share`` of each parametrization receives functions that sum over the ranks. It returns the tensors of the
+parametrization that are split with the weight. A parametrization may have a static method ``share_sums(model)``, which
+replaces the separate sums of all weights in a block with a single sum.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: Se
     Args:
         model: model on any device, including the meta device. On a real device, all ranks must have the same values.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
-        sequence_ranks: position of these ranks among the ranks that share the fields, for sequence parallelism; None
-            if all tensor-parallel ranks have the same fields.
+        sequence_ranks: position of the tensor-parallel ranks among the ranks that share the fields, for sequence
+            parallelism; None if all tensor-parallel ranks have the same fields.
 
     Raises:
-        ConfigError: if a plan is invalid, if no layer would be split, or if the weight or forward of a layer does not
-            allow splitting, for example because two layers share the weight. The model is then unchanged.
+        ConfigError: if a plan is invalid, no layer can be split, or the weight or forward of a layer does not support
+            splitting, for example because two layers share the weight. The model is then unchanged.
     """
-    # All checks come before the first layer is split.
+    # All checks are done before the first layer is split.
     for path, module in model.named_modules():
         require_unwrapped(path, module)
     groups = []
@@ -96,7 +96,10 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: Se
             unit_numbers: set[int] = set()
             for group in groups:
                 unit_numbers.update(layer.num_units for layer in group if layer.num_units)
-            reason = f"its heads and hidden units are {sorted(unit_numbers)}; choose a divisor of one of them"
+            reason = (
+                f"its numbers of heads and hidden units are {sorted(unit_numbers)}; choose a divisor of one of these "
+                "numbers"
+            )
         else:
             reason = "no block has a _tp_plan; set tensor to 1"
         raise ConfigError(
@@ -112,12 +115,12 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence_ranks: Se
 
 
 def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: SequenceRanks | None) -> None:
-    """Split the layers of a group in place. Between these layers, each rank then has only its own activations.
+    """Split the layers of a group in place, so that each rank has a part of the activations between these layers.
 
     Args:
-        group: layers of one plan that are split together; they share one random state for dropout.
+        group: layers of one plan that are split together; they use the same random state for dropout.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
-        sequence_ranks: as in `apply_tensor_parallel`.
+        sequence_ranks: see `apply_tensor_parallel`.
     """
     parent = group[0].parent
     process_group = mesh.get_group()
@@ -125,14 +128,14 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
     if has_dropout(parent):
         random_state = RankRandomState(mesh.get_local_rank(), parent)
     # Dropout that is a function of the unit (`credit.models.layers.seeded_dropout`) needs the index of this rank's
-    # first head or hidden unit. Keys and values may have fewer heads than queries, hence the maximum.
+    # first head or hidden unit. The maximum is used because keys and values may have fewer heads than queries.
     num_units = max(layer.num_units for layer in group)
     for module in parent.modules():
         if hasattr(module, "first_unit"):
             module.first_unit = mesh.get_local_rank() * num_units // mesh.size()
         if sequence_ranks is not None:
-            # Between the layers, each rank has the tokens of all its peers. A norm that is recomputed in the backward
-            # pass would only have the tokens of this rank.
+            # Between the layers, each rank has the tokens of all tensor-parallel peers. A norm that is recomputed in
+            # the backward pass would have only the tokens of this rank.
             if hasattr(module, "field_ranks"):
                 module.field_ranks = sequence_ranks.field_ranks
             if hasattr(module, "saves_memory"):
@@ -143,7 +146,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
         if sequence_ranks is not None and layer.kind != "replicated":
             tokens = sequence_ranks.count_tokens(module)
         if layer.kind == "replicated":
-            # Each rank uses the output for its own heads, so each has a part of the gradient.
+            # Each rank uses the output for the heads of this rank, so each rank has a part of the gradient.
             hook = _sum_gradient_of_output if sequence_ranks is None else _average_gradient_of_output
             module.register_forward_hook(functools.partial(hook, group=process_group))
         elif layer.kind == "rowwise":
@@ -160,7 +163,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
-    """Replace weight and bias of a layer, in place, by DTensors; this rank stores its part of them.
+    """Replace the weight and bias of a layer in place with DTensors; this rank stores only its part.
 
     Args:
         layer: layer with a weight (outputs, inputs), which may be parametrized.
@@ -171,7 +174,7 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         chain = layer.parametrizations.weight
         _split_tensor(chain, "original", Shard(dim), mesh)
         # A parametrization depends on the whole weight, so it receives functions that sum over the ranks. It returns
-        # how its own tensors are split: name -> dimension, or None for a tensor that is not split.
+        # the split of its tensors: name -> split dimension, or None for a tensor that is not split.
         all_reduce = functools.partial(AllReduceBothWays.apply, mesh.get_group())
         sum_gradient = functools.partial(AllReduceBackward.apply, mesh.get_group())
         for parametrization in chain:
@@ -188,20 +191,20 @@ def share_sums(model: nn.Module) -> None:
     """Call ``share_sums(model)`` of every class of parametrizations in the model that has this method.
 
     The parametrizations then sum over the ranks once for all weights of a block. Without this call, and in compiled
-    blocks, each split weight has its own sums.
+    blocks, each split weight needs separate sums.
     """
     parametrization_classes = set()
     for module in model.modules():
         if isinstance(module, ParametrizationList):
             parametrization_classes.update(type(parametrization) for parametrization in module)
-    # The order must be the same on all ranks: it decides the order of their collectives.
+    # The order must be the same on all ranks, because it determines the order of their collectives.
     for parametrization_class in sorted(parametrization_classes, key=lambda cls: cls.__name__):
         if hasattr(parametrization_class, "share_sums"):
             parametrization_class.share_sums(model)
 
 
 def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
-    """Replace a parameter or buffer, in place, by a DTensor; this rank stores its part of it.
+    """Replace a parameter or buffer in place with a DTensor; this rank stores only its part.
 
     Args:
         module: module that has the tensor.
@@ -213,7 +216,7 @@ def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, me
     part = tensor.detach()
     if isinstance(placement, Shard):
         part = part.chunk(mesh.size(), dim=placement.dim)[mesh.get_local_rank()]
-    # The weight of a layer may be a view in another memory layout, which FSDP2 does not shard.
+    # The weight of a layer may be a view with a non-contiguous memory layout, which FSDP2 cannot shard.
     part = part.clone(memory_format=torch.contiguous_format)
     split_tensor = DTensor.from_local(
         part, mesh, [placement], run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
@@ -233,7 +236,7 @@ def _colwise_forward(
     routes: FusedRoutes | None = None,
     tokens: TokenParts | None = None,
 ) -> Any:
-    """Collective: compute this rank's outputs of a colwise layer; the backward pass is collective, too.
+    """Collective: compute this rank's outputs of a colwise layer; the backward pass is also a collective.
 
     Args:
         layer: layer whose weight and bias are DTensors that are split by outputs.
@@ -242,8 +245,8 @@ def _colwise_forward(
         x: (..., inputs), the same on all ranks; with `tokens`, this rank's tokens.
         product: function of (x, weight, bias) that computes the layer.
         routes: exchange of the rows of a fused weight; None for a weight that is not fused.
-        tokens: division of the tokens, which the layer gathers (sequence parallelism); None if all ranks have the same
-            tokens.
+        tokens: division of the tokens, which are gathered before the layer (sequence parallelism); None if all ranks
+            have the same tokens.
 
     Returns:
         Result of `product`: (..., outputs / ranks) for a plain linear layer.
@@ -252,7 +255,7 @@ def _colwise_forward(
     bias = None if layer.bias is None else to_local(layer.bias)
     if routes is not None:
         # Each rank stores consecutive rows, as in checkpoints, but computes with its share of every part. A weight is
-        # small compared to activations, so the exchange is cheap.
+        # small compared with activations, so the exchange is fast.
         weight = ExchangeFusedRows.apply(weight, routes)
         if bias is not None:
             bias = ExchangeFusedRows.apply(bias, routes)
@@ -282,18 +285,19 @@ def _rowwise_forward(
     Args:
         layer: layer whose weight is a DTensor that is split along the inputs; every rank has the whole bias.
         group: the tensor-parallel ranks.
-        random_state: per-rank random state for dropout, which the colwise layer entered and this layer exits; None
+        random_state: random state of this rank for dropout; the colwise layer enters it, and this layer leaves it. None
             without dropout.
-        x: (..., inputs / ranks) activations of this rank, or another object that `product` takes as its first argument.
+        x: (..., inputs / ranks) activations of this rank, or a different object that is the first argument of
+            `product`.
         product: function of (x, weight, bias) that computes the layer.
-        tokens: division of the tokens, so that each rank gets the outputs of its own tokens (sequence parallelism);
+        tokens: division of the tokens (sequence parallelism), so that each rank gets the outputs of only its tokens;
             None if all ranks get the outputs of all tokens.
 
     Returns:
         (..., outputs).
     """
     weight = to_local(layer.weight)
-    # After this layer, all ranks have the same activations again, and must drop the same activations.
+    # After this layer, all ranks have the same activations again, so dropout must drop the same activations on all.
     if random_state is not None:
         random_state.leave(weight.device)
     if tokens is None:
@@ -315,22 +319,23 @@ def _average_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, 
     """Forward hook of a replicated module under sequence parallelism: average the gradient of its output.
 
     Raises:
-        ConfigError: if the module takes tokens: it would get the tokens of one rank, but its output is used for all.
+        ConfigError: if an input of the module is a tensor. The module would get the tokens of a single rank, but its
+            output is used for the tokens of all ranks.
     """
     if any(isinstance(arg, Tensor) for arg in args):
         raise ConfigError(
-            f"trainer.parallelism.sequence_parallel: {type(module).__name__} is replicated and takes tokens, which is "
-            "not supported; set sequence_parallel to false"
+            f"trainer.parallelism.sequence_parallel: {type(module).__name__} is a replicated module with tokens as "
+            "input, which is not supported; set sequence_parallel to false"
         )
     # The gradient comes from the tokens of all ranks, so it is averaged, see `_average_over_tokens`.
     return _average_over_tokens(AllReduceBackward.apply(group, output), group)
 
 
 def _average_over_tokens(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return a weight unchanged, and divide its gradient by the number of tensor-parallel ranks.
+    """Return a weight unchanged; in the backward pass, divide its gradient by the number of tensor-parallel ranks.
 
     The loss of a rank is its part of the loss, multiplied by the number of ranks that share the fields, because FSDP2
-    averages gradients over these ranks. But FSDP2 does not average the gradients of split weights over the
-    tensor-parallel ranks, so it is done here.
+    averages gradients over these ranks. FSDP2 does not average the gradients of split weights over the tensor-parallel
+    ranks, so this function divides their gradients.
     """
     return ScaleGradient.apply(weight, 1 / dist.get_world_size(group))

@@ -1,9 +1,9 @@
 """Detection of tropical cyclones in the fields of one lead time of one forecast.
 
-The method is that of TempestExtremes: P. A. Ullrich and C. M. Zarzycki (2017), doi:10.5194/gmd-10-1069-2017, with the
-criteria of Ullrich et al. (2021), doi:10.5194/gmd-14-5023-2021: a minimum of pressure that is enclosed by higher
-pressure, and a warm core that is enclosed by lower thickness of the layer from 500 to 300 hPa. The vorticity criterion
-is that of F. Vitart, J. L. Anderson and W. F. Stern (1997), J. Climate 10, 2527.
+The method is the one of TempestExtremes: P. A. Ullrich and C. M. Zarzycki (2017), doi:10.5194/gmd-10-1069-2017. The
+criteria are taken from Ullrich et al. (2021), doi:10.5194/gmd-14-5023-2021: a minimum of pressure that is enclosed by
+higher pressure, and a warm core that is enclosed by lower thickness of the layer from 500 to 300 hPa. The vorticity
+criterion is taken from F. Vitart, J. L. Anderson and W. F. Stern (1997), J. Climate 10, 2527.
 
 Shape suffixes: H latitude rows, W longitude columns, P x Q cells of a patch around a centre.
 """
@@ -16,27 +16,27 @@ import numpy as np
 from scipy import ndimage
 
 from credit.grid import LatLonGrid
-from credit.physics.great_circle import great_circle_distance
+from credit.physics.great_circle import compute_great_circle_distance
 from credit.products.section import CycloneTracksSection
 
-# Cells that touch at a corner are connected.
+# Structure for `ndimage.label`: cells that touch at an edge or a corner are connected.
 _CONNECTED = np.ones((3, 3), dtype=int)
-# The core is searched within this number of cells at least, so that a coarse grid has neighbours to search.
+# Smallest search radius of the core in cells, so that the search includes neighbouring cells on a coarse grid.
 _MIN_CORE_CELLS = 1.5
 
 
 @dataclass(frozen=True)
 class Centre:
-    """Centre of a cyclone at one time.
+    """Centre of a cyclone at one valid time.
 
     Attributes:
-        latitude: degrees north, interpolated between cells.
-        longitude: degrees east, 0 to 360, interpolated between cells.
+        latitude: latitude in degrees north, interpolated between cells.
+        longitude: longitude in degrees east, 0 to 360, interpolated between cells.
         pressure: mean sea level pressure of the cell in hPa.
         vorticity: largest cyclonic vorticity within the core radius in s-1, positive in both hemispheres; None if the
-            forecasts do not have it.
-        wind: largest wind speed within the pressure radius in m s-1; None if the forecasts do not have it, or all its
-            cells there are missing.
+            vorticity criterion is not applied.
+        wind: largest wind speed within the pressure radius in m s-1; None if the forecasts do not contain the wind, or
+            all cells within the radius are missing.
     """
 
     latitude: float
@@ -48,13 +48,13 @@ class Centre:
 
 @dataclass(frozen=True)
 class CycloneFields:
-    """Fields in which cyclones are searched, each (H, W).
+    """Fields (H, W) of one member and lead time in which cyclones are searched.
 
     Attributes:
         pressure: mean sea level pressure in hPa.
-        vorticity: relative vorticity at 850 hPa in s-1; None not to apply the criterion.
-        thickness: thickness of the warm layer in m; None not to apply the criterion.
-        wind: wind speed near the surface in m s-1; None if it is not known.
+        vorticity: relative vorticity at 850 hPa in s-1; None turns the vorticity criterion off.
+        thickness: thickness of the warm layer in m; None turns the warm-core criterion off.
+        wind: wind speed near the surface in m s-1; None if the forecasts do not contain it.
     """
 
     pressure: np.ndarray
@@ -65,13 +65,13 @@ class CycloneFields:
 
 @dataclass(frozen=True)
 class _Patch:
-    """Cells around a centre.
+    """Rectangle of P x Q grid cells around a centre.
 
     Attributes:
-        rows: (P,) rows of the grid.
-        columns: (Q,) columns of the grid.
-        distance_PQ: great-circle distance from the centre in degrees.
-        centre: row and column of the centre in the patch.
+        rows: (P,) indices of the rows in the grid.
+        columns: (Q,) indices of the columns in the grid.
+        distance_PQ: great-circle distance of each cell from the centre in degrees.
+        centre: row and column of the centre within the patch.
     """
 
     rows: np.ndarray
@@ -80,12 +80,12 @@ class _Patch:
     centre: tuple[int, int]
 
     def take(self, field_HW: np.ndarray) -> np.ndarray:
-        """Return the cells (P, Q) of a field."""
+        """Return the values (P, Q) of a field in the cells of the patch."""
         return field_HW[self.rows[:, None], self.columns]
 
 
 class CycloneDetector:
-    """Finder of the centres of tropical cyclones.
+    """Detector of the centres of tropical cyclones.
 
     Args:
         section: parameters of the criteria.
@@ -99,21 +99,21 @@ class CycloneDetector:
         self._core_radius = max(section.core_radius, _MIN_CORE_CELLS * self._spacing)
 
     def find(self, fields: CycloneFields) -> list[Centre]:
-        """Return the centres, the deepest first.
+        """Return the centres of cyclones in increasing order of pressure.
 
         Args:
-            fields: the fields.
+            fields: fields of one member at one lead time.
         """
         is_minimum_HW = fields.pressure == ndimage.minimum_filter(fields.pressure, size=3, mode=("nearest", "wrap"))
         is_minimum_HW[np.abs(self._grid.lat) > self._section.max_latitude] = False
         cells = np.argwhere(is_minimum_HW)
-        # The deepest come first, so that they are kept where centres are too near to each other.
+        # Sort by pressure, so that the deepest of several close centres is found first and kept.
         cells = cells[np.argsort(fields.pressure[tuple(cells.T)], kind="stable")]
         centres: list[Centre] = []
         for row, column in cells.tolist():
             lat = self._grid.lat[row]
             lon = self._grid.lon[column]
-            distances = [great_circle_distance(lat, lon, other.latitude, other.longitude) for other in centres]
+            distances = [compute_great_circle_distance(lat, lon, other.latitude, other.longitude) for other in centres]
             if distances and min(distances) < self._section.separation:
                 continue
             centre = self._find_centre(fields, row, column)
@@ -122,7 +122,7 @@ class CycloneDetector:
         return centres
 
     def _find_centre(self, fields: CycloneFields, row: int, column: int) -> Centre | None:
-        """Return the centre at a minimum of pressure; None if a criterion is not met."""
+        """Return the centre at a cell with a minimum of pressure; None if the cell does not meet all criteria."""
         section = self._section
         patch = self._build_patch(row, column, section.pressure_radius)
         if not is_enclosed(patch, fields.pressure, section.pressure_rise, section.pressure_radius):
@@ -141,7 +141,7 @@ class CycloneDetector:
             warm = self._build_patch(
                 int(core.rows[patch_row]), int(core.columns[patch_column]), section.warm_core_radius
             )
-            # A warm core encloses a maximum of thickness as a cyclone encloses a minimum of pressure.
+            # With the opposite sign, the maximum of thickness must be enclosed like the minimum of pressure.
             if not is_enclosed(warm, -fields.thickness, section.thickness_fall, section.warm_core_radius):
                 return None
         wind = None
@@ -154,10 +154,10 @@ class CycloneDetector:
         return Centre(latitude, longitude, float(fields.pressure[row, column]), vorticity, wind)
 
     def _refine_position(self, pressure_HW: np.ndarray, row: int, column: int) -> tuple[float, float]:
-        """Return latitude and longitude of the minima of the parabolas through a cell and its neighbours."""
+        """Return latitude and longitude of the pressure minimum, from parabolas through a cell and its neighbours."""
         num_rows, num_columns = pressure_HW.shape
         lat = float(self._grid.lat[row])
-        # Rows at equal distances; the few rows of a Gaussian grid that differ do so by less than 1 %.
+        # Treat rows as equally spaced. The spacing of a Gaussian grid differs by less than 1 % in a few rows.
         if 0 < row < num_rows - 1:
             half_step = 0.5 * (self._grid.lat[row + 1] - self._grid.lat[row - 1])
             lat += half_step * find_vertex(*pressure_HW[row - 1 : row + 2, column])
@@ -166,31 +166,31 @@ class CycloneDetector:
         return lat, lon % 360.0
 
     def _build_patch(self, row: int, column: int, radius: float) -> _Patch:
-        """Return the cells around a cell, up to at least one cell beyond a radius in degrees."""
+        """Return the patch around a cell that contains a radius in degrees and at least one cell beyond the radius."""
         lat = self._grid.lat[row]
         reach = radius + 1.5 * self._spacing
         rows = np.flatnonzero(np.abs(self._grid.lat - lat) <= reach)
-        # A circle around a point spans more degrees of longitude the nearer it is to a pole.
+        # Near a pole, a circle of a given radius spans more degrees of longitude.
         num_columns = len(self._grid.lon)
         sine = np.sin(np.deg2rad(min(reach, 89.0))) / max(np.cos(np.deg2rad(lat)), 1e-6)
         half_width = num_columns // 2
         if sine < 1.0:
             half_width = min(half_width, int(np.ceil(np.rad2deg(np.arcsin(sine)) / (360.0 / num_columns))) + 1)
-        # Around the whole globe, no column may occur twice.
+        # If the patch spans all longitudes, each column occurs once.
         offsets = np.arange(-half_width, half_width + 1)[:num_columns]
         columns = (column + offsets) % num_columns
-        distance_PQ = great_circle_distance(
+        distance_PQ = compute_great_circle_distance(
             lat, self._grid.lon[column], self._grid.lat[rows][:, None], self._grid.lon[columns]
         )
         return _Patch(rows, columns, distance_PQ, (int(np.searchsorted(rows, row)), half_width))
 
 
 def find_vertex(before: float, middle: float, after: float) -> float:
-    """Return the position of the minimum of the parabola through three values, from -0.5 to 0.5 steps of the middle.
+    """Return the position of the minimum of a parabola through three values, in steps from the middle (-0.5 to 0.5).
 
     Args:
         before: value one step before the middle.
-        middle: value in the middle, not above the others.
+        middle: value in the middle; it must not be larger than the other two values.
         after: value one step after the middle.
     """
     curvature = before - 2.0 * middle + after
@@ -200,12 +200,12 @@ def find_vertex(before: float, middle: float, after: float) -> float:
 
 
 def is_enclosed(patch: _Patch, field_HW: np.ndarray, rise: float, radius: float) -> bool:
-    """Return True if every path from the centre of a patch meets a value higher by `rise` within a radius.
+    """Return True if every path from the centre of a patch reaches a value that is higher by `rise` within a radius.
 
     Args:
-        patch: cells around the centre, up to beyond the radius.
-        field_HW: the field. Missing cells are not higher.
-        rise: difference from the value at the centre.
+        patch: cells around the centre; the patch must extend beyond the radius.
+        field_HW: field to test; missing cells are treated as not higher.
+        rise: required difference from the value at the centre.
         radius: great-circle distance in degrees.
     """
     values_PQ = patch.take(field_HW)

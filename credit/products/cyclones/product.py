@@ -1,4 +1,4 @@
-"""Tracks of tropical cyclones in each forecast, as CSV and GeoJSON.
+"""Product of the tracks of tropical cyclones in each forecast, written as CSV and GeoJSON.
 
 Shape suffixes: M members, H latitude rows, W longitude columns.
 """
@@ -31,7 +31,7 @@ COLUMNS = (
     "initial_time", "member", "track", "valid_time", "lead_hours", "latitude", "longitude", "pressure_hpa",
     "vorticity_per_s", "max_wind_m_per_s",
 )  # fmt: skip
-# Key of the section -> variables that are used if the forecasts have all of them.
+# Key of the section -> default variables, which are used if the forecasts contain all of them.
 _DEFAULT_VARIABLES = {
     "vorticity_wind": ("u850", "v850"), "warm_core": ("z500", "z300"), "surface_wind": ("u10", "v10"),
 }  # fmt: skip
@@ -39,11 +39,11 @@ _DEFAULT_VARIABLES = {
 
 @register_product("cyclone_tracks", CycloneTracksSection)
 class CycloneTracks(Product):
-    """Tracks of tropical cyclones, one set for each member.
+    """Tracks of tropical cyclones, with a separate set of tracks for each member.
 
     Attributes:
-        detector: finder of the centres at one lead time.
-        criteria: criteria that are applied, in words.
+        detector: detector of the centres at one lead time.
+        criteria: descriptions of the criteria that are applied.
     """
 
     def __init__(self, section: CycloneTracksSection, context: ProductContext) -> None:
@@ -60,14 +60,14 @@ class CycloneTracks(Product):
         if parse_duration(section.min_duration) > longest:
             raise ConfigError(
                 f"{context.key}.min_duration: {section.min_duration} is longer than the {longest / 60:g} h from the "
-                "first to the last lead time, so no track could be found; choose a shorter one"
+                "first to the last lead time, so no track could be found; choose a shorter duration"
             )
         self.hpa_per_unit = PRESSURE_IN_HPA[pressure.units.lower()]
         self.members = len(pressure.coordinate) or None
         self.detector = CycloneDetector(section, context.forecasts.grid)
         self.criteria = ["enclosed minimum of pressure"]
 
-        # The optional criteria. A variable that the config names must exist.
+        # Optional criteria. The forecasts must contain every variable that the config names.
         self.vorticity_wind = self._choose_variables("vorticity_wind", context)
         self.metres_per_second = 1.0
         if self.vorticity_wind:
@@ -86,11 +86,12 @@ class CycloneTracks(Product):
         for name in self.inputs:
             if context.find_field(name).dim != pressure.dim:
                 raise ConfigError(
-                    f"{context.key}: {name} and {pressure.name} do not have the same members; name fields that do"
+                    f"{context.key}: {name} and {pressure.name} do not have the same members; name fields of the same "
+                    "members"
                 )
 
     def _choose_variables(self, key: str, context: ProductContext) -> tuple[str, ...]:
-        """Return the variables of an optional criterion; empty if it is not applied."""
+        """Return the variables of an optional criterion; empty if the criterion is not applied."""
         names = getattr(self.section, key)
         if names is not None:
             return tuple(names)
@@ -106,18 +107,18 @@ class CycloneTracks(Product):
 
     @staticmethod
     def _require_wind(context: ProductContext, names: Sequence[str], key: str) -> float:
-        """Check two wind components, and return the factor from their units to m s-1."""
+        """Check two wind components, and return the factor that converts their units to m s-1."""
         eastward, _ = require_wind(context, names, key)
         if normalise_units(eastward.units) == "m s-1":
             return 1.0
         return find_conversion(eastward.units, "m s-1", eastward.name, "forecasts", f"{context.key}.{key}").scale
 
     def settings(self) -> dict[str, Any]:
-        """Return the section, with the variables of the criteria, which depend on the forecasts."""
+        """Return the settings of the section and the criteria and wind, which also depend on the forecasts."""
         return {**super().settings(), "criteria": self.criteria, "wind": list(self.surface_wind)}
 
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the tracks."""
+        """Return a writer of the tracks of one forecast."""
         return _TrackFiles(self, case)
 
 
@@ -136,7 +137,7 @@ class _TrackFiles(ProductOutput):
             self._builders.append(builder)
 
     def add(self, lead_index: int) -> None:
-        """Find the centres of each member at a lead time."""
+        """Find the centres of each member at a lead time, and add them to the tracks."""
         product = self._product
         lead = int(self._case.forecasts.lead_minutes[lead_index])
         for member, builder in enumerate(self._builders):
@@ -157,23 +158,23 @@ class _TrackFiles(ProductOutput):
             builder.add(lead, product.detector.find(CycloneFields(pressure, vorticity, thickness, wind)))
 
     def finish(self) -> list[Path]:
-        """Write the tracks."""
+        """Write the tracks of all members, and return the paths of the CSV and the GeoJSON file."""
         tracks_by_member = [builder.finish() for builder in self._builders]
         stem = self._case.folder / self._product.name
         csv_path = atomic_write_text(stem.with_name(f"{stem.name}.csv"), self._build_csv(tracks_by_member))
         text = json.dumps(self._build_geojson(tracks_by_member), allow_nan=False)
         return [csv_path, atomic_write_text(stem.with_name(f"{stem.name}.geojson"), text + "\n")]
 
-    def _member_label(self, member: int) -> int | None:
+    def _find_member_label(self, member: int) -> int | None:
         return None if self._product.members is None else member
 
     def _build_csv(self, tracks_by_member: list[list[list[TrackPoint]]]) -> str:
-        """Return the table, with a row for each point of each track."""
+        """Return the CSV table as a string, with a row for each point of each track."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(COLUMNS)
         for member, tracks in enumerate(tracks_by_member):
-            label = self._member_label(member)
+            label = self._find_member_label(member)
             for number, track in enumerate(tracks, start=1):
                 for point in track:
                     centre = point.centre
@@ -187,12 +188,12 @@ class _TrackFiles(ProductOutput):
         return buffer.getvalue()
 
     def _build_geojson(self, tracks_by_member: list[list[list[TrackPoint]]]) -> dict[str, Any]:
-        """Return a collection with a line for each track (RFC 7946), whose properties have the values of its points."""
+        """Return a GeoJSON collection (RFC 7946) with one line per track; its properties contain the point values."""
         features = []
         for member, tracks in enumerate(tracks_by_member):
             for number, track in enumerate(tracks, start=1):
                 properties = {
-                    "member": self._member_label(member),
+                    "member": self._find_member_label(member),
                     "track": number,
                     "valid_times": [self._case.valid_text(point.lead_minutes) for point in track],
                     "lead_hours": [point.lead_minutes / 60 for point in track],
@@ -213,15 +214,15 @@ def _round(value: float | None) -> float | None:
 
 
 def _wrap_longitude(longitude: float) -> float:
-    """Return a longitude from -180 to below 180 degrees."""
+    """Return a longitude in degrees, moved to the range from -180 to below 180."""
     return (longitude + 180.0) % 360.0 - 180.0
 
 
 def build_line_geometry(track: Sequence[TrackPoint]) -> dict[str, Any]:
-    """Return the GeoJSON geometry of a track; a line is cut where it crosses the date line (RFC 7946, section 3.1.9).
+    """Return the GeoJSON geometry of a track, cut where the track crosses the date line (RFC 7946, section 3.1.9).
 
     Args:
-        track: points of the track.
+        track: points of the track in the order of lead times.
     """
     parts: list[list[list[float]]] = [[]]
     for point in track:

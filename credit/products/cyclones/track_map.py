@@ -10,19 +10,19 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.drawing.maps import MapBackground, create_map_axes, draw_background
-from credit.drawing.style import add_title, new_figure, save_figure
+from credit.drawing.style import add_title, create_figure, save_figure
 from credit.products.base import ProductCase, ProductOutput
 from credit.products.cyclones.product import CycloneTracks
 
 
 class TrackMap(ProductOutput):
-    """Map of the tracks, which are read from their file.
+    """Writer of the map of the tracks, which reads the tracks from their CSV file.
 
-    The product of the tracks is listed before the map, so the file of the tracks is complete when the map is drawn.
+    The product of the tracks is listed before the map, so its CSV file is complete when the map is plotted.
 
     Args:
         name: name of the map.
-        tracks: product of the tracks.
+        tracks: product that writes the tracks.
         case: the forecast.
         background: grid and coastline.
     """
@@ -35,11 +35,11 @@ class TrackMap(ProductOutput):
         self._background = background
 
     def add(self, lead_index: int) -> None:
-        """Do nothing: the tracks are read at the end."""
+        """Do nothing, because `finish` reads the tracks of all lead times."""
         return
 
     def finish(self) -> list[Path]:
-        """Draw the map."""
+        """Read the tracks, plot the map, and return the path of the PNG file in a list."""
         tracks: dict[tuple[str, str], list[tuple[float, float]]] = {}
         with self._tracks_path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
@@ -57,15 +57,15 @@ def plot_tracks(
     title: str,
     background: MapBackground,
 ) -> Figure:
-    """Return the map of tracks, with a colour for each member and a dot at the first point of each track.
+    """Return a map of tracks, with one colour per member and a dot at the first point of each track.
 
     Args:
-        tracks: (member, track) -> (longitude, latitude) in degrees of each point.
-        members: number of members; None for a single forecast.
+        tracks: (member, number of the track) -> (longitude, latitude) in degrees of each point.
+        members: number of members; None for a forecast without members.
         title: title of the figure.
         background: grid and coastline.
     """
-    figure = new_figure(7.4, 3.9)
+    figure = create_figure(7.4, 3.9)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_background(axis, background)
     colors = colormaps["viridis"](np.linspace(0.0, 0.9, members or 1))
@@ -74,7 +74,7 @@ def plot_tracks(
         west = background.edges[0]
         lon = west + np.mod(lon - west, 360.0)
         color = colors[int(member or 0)]
-        # A line is interrupted where it leaves the map at one edge and comes back at the other.
+        # Split a line where it leaves the map at the west or east edge and continues at the opposite edge.
         crossings = np.flatnonzero(np.abs(np.diff(lon)) > 180.0) + 1
         for part_lon, part_lat in zip(np.split(lon, crossings), np.split(lat, crossings), strict=True):
             axis.plot(*background.project(part_lon, part_lat), color=color, linewidth=1.2)

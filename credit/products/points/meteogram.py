@@ -1,4 +1,4 @@
-"""Meteograms: figures of the time series at stations, for ensembles as boxes or as a plume."""
+"""Meteograms: figures of the time series at stations, with ensembles as boxes or as plumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from credit.calendar import Calendar
-from credit.drawing.style import add_title, display_units, new_figure, save_figure
+from credit.drawing.style import add_title, create_figure, find_display_units, save_figure
 from credit.forecast.io.schema import MEMBER
 from credit.products.base import ProductCase, ProductContext, ProductOutput, register_product
 from credit.products.description import FieldInfo
@@ -21,7 +21,7 @@ from credit.products.section import MeteogramSection
 _LINE_COLOR = "#0072B2"
 _MEDIAN_COLOR = "#D55E00"
 _DAY_MINUTES = 1440
-# Width of a box as a part of the interval between lead times, and largest number of days with a label on the axis.
+# Width of a box as a fraction of the interval between lead times, and largest number of labels on the time axis.
 _BOX_WIDTH = 0.6
 _MAX_DAY_LABELS = 12
 # Height of a panel in inches.
@@ -34,19 +34,19 @@ class Meteogram(StationProduct):
 
     def __init__(self, section: MeteogramSection, context: ProductContext) -> None:
         super().__init__(section, context)
-        # Stations whose names differ only in characters that a file name cannot contain get a number.
+        # If the names of two stations give the same file name, a number makes the file names different.
         self.file_names = _build_file_names(section.name, self.stations)
 
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the figures, which are drawn at the end."""
+        """Return a writer of the figures of one forecast."""
         return _Meteograms(self, case)
 
 
 class _Meteograms(StationSeries):
-    """The figures of all stations."""
+    """Writer of the figures of all stations."""
 
     def finish(self) -> list[Path]:
-        """Draw a figure for each station."""
+        """Plot a figure for each station, and return the paths of the files."""
         all_series = self.stack_series()
         paths = []
         for number, station in enumerate(self.product.stations):
@@ -61,7 +61,7 @@ class _Meteograms(StationSeries):
 
 
 def _build_file_names(name: str, stations: list[Station]) -> list[str]:
-    """Return the name of the figure of each station, ``NAME_STATION.png``, all different."""
+    """Return a unique file name, ``NAME_STATION.png``, for the figure of each station."""
     names: list[str] = []
     for station in stations:
         stem = f"{name}_{re.sub(r'[^A-Za-z0-9.+-]+', '_', station.name).strip('_') or 'station'}"
@@ -77,20 +77,20 @@ def _build_file_names(name: str, stations: list[Station]) -> list[str]:
 def plot_meteogram(
     station: Station, infos: list[FieldInfo], series: dict[str, np.ndarray], case: ProductCase, style: str
 ) -> Figure:
-    """Return the figure of the time series at a station, with a panel for each field.
+    """Return a figure of the time series at a station, with a panel for each field.
 
     Args:
         station: the station.
         infos: descriptions of the fields.
-        series: name of a field -> (L, N) values at L lead times, of N members or quantiles, or N = 1.
+        series: name of a field -> values (L, N) at L lead times, with N members or quantiles (1 for a single field).
         case: the forecast.
-        style: ``box`` or ``plume``, for members.
+        style: ``box`` or ``plume``, the style of fields with members.
     """
-    figure = new_figure(8.0, _PANEL_INCHES * len(infos) + 0.9)
+    figure = create_figure(8.0, _PANEL_INCHES * len(infos) + 0.9)
     axes = figure.subplots(len(infos), 1, sharex=True, squeeze=False)[:, 0]
     lead_hours = case.forecasts.lead_minutes / 60.0
     for axis, info in zip(axes, infos, strict=True):
-        factor, units = display_units(info.units)
+        factor, units = find_display_units(info.units)
         _draw_series(axis, lead_hours, factor * series[info.name], info, style)
         axis.set_title(info.title, loc="left", fontsize=9.5)
         if units not in ("", "1"):
@@ -105,7 +105,7 @@ def plot_meteogram(
 
 
 def _draw_series(axis: Axes, lead_hours: np.ndarray, series_LN: np.ndarray, info: FieldInfo, style: str) -> None:
-    """Draw the time series of one field into a panel."""
+    """Plot the time series of one field in a panel."""
     if info.dim is None:
         axis.plot(lead_hours, series_LN[:, 0], color=_LINE_COLOR, marker=".", linewidth=1.5)
         return
@@ -117,7 +117,7 @@ def _draw_series(axis: Axes, lead_hours: np.ndarray, series_LN: np.ndarray, info
         axis.plot(lead_hours, series_LN, color=_LINE_COLOR, linewidth=0.6, alpha=0.5)
         axis.plot(lead_hours, np.median(series_LN, axis=1), color=_MEDIAN_COLOR, linewidth=2.0)
         return
-    # A box needs values of all members, which a sum over hours does not have at the first lead times.
+    # A box needs the values of all members. A sum over hours has missing values at the first lead times.
     is_complete = np.isfinite(series_LN).all(axis=1)
     if not is_complete.any():
         return
@@ -137,22 +137,22 @@ def _draw_series(axis: Axes, lead_hours: np.ndarray, series_LN: np.ndarray, info
 
 
 def _shortest_interval(lead_hours: np.ndarray) -> float:
-    """Return the shortest interval between lead times in hours; 6 for a single lead time."""
+    """Return the shortest interval between lead times in hours; 6 if there is a single lead time."""
     return float(np.diff(lead_hours).min()) if len(lead_hours) > 1 else 6.0
 
 
 def _label_days(axis: Axes, calendar: Calendar, initial_minutes: int, lead_hours: np.ndarray) -> None:
-    """Label the time axis, in hours after the initial time, with the dates of days at 00 UTC."""
+    """Label the time axis with dates at 00 UTC; the axis is in hours after the initial time."""
     last_hours = float(lead_hours[-1])
     first_midnight = -(-initial_minutes // _DAY_MINUTES) * _DAY_MINUTES
     last = initial_minutes + int(60 * last_hours)
     num_days = (last - first_midnight) // _DAY_MINUTES + 1
-    # Every, every second, ... day, so that the labels do not overlap.
+    # Interval of whole days between labels, large enough that the labels do not overlap.
     step = _DAY_MINUTES * max(1, -(-num_days // _MAX_DAY_LABELS))
     midnights = list(range(first_midnight, last + 1, step))
     ticks = [(midnight - initial_minutes) / 60.0 for midnight in midnights]
     axis.set_xticks(ticks, [calendar.datetime(midnight).strftime("%d %b") for midnight in midnights])
-    # The boxes of the first and the last lead time are drawn completely.
+    # A margin keeps the boxes of the first and the last lead time inside the axis.
     margin = max(0.02 * last_hours, 0.5 * _shortest_interval(lead_hours))
     axis.set_xlim(-margin, last_hours + margin)
     axis.set_xlabel("Valid time (UTC; labels at 00)")

@@ -1,4 +1,4 @@
-"""Time series of fields at stations: the common part of the products at stations.
+"""Base classes of products at stations: reading of the stations and collection of the time series.
 
 Shape suffixes: L lead times, N members or quantiles (1 for a single field), S stations.
 """
@@ -21,16 +21,16 @@ from credit.products.section import PointsSection
 
 
 class StationProduct(Product):
-    """Base class of products at stations: it reads the stations and finds the fields.
+    """Base class of products at stations. It reads the list of stations and finds the fields.
 
     Args:
         section: config section of the product.
-        context: the forecasts and the earlier products.
+        context: description of the forecasts and the products that are listed earlier.
 
     Attributes:
-        stations: the stations.
+        stations: stations of the CSV file.
         infos: descriptions of the fields.
-        interpolator: interpolation from the grid of the forecasts to the stations.
+        interpolator: interpolator from the grid of the forecasts to the stations.
     """
 
     def __init__(self, section: PointsSection, context: ProductContext) -> None:
@@ -43,20 +43,20 @@ class StationProduct(Product):
         self.interpolator = PointInterpolator(context.forecasts.grid, lat_S, lon_S, section.method)
 
     def settings(self) -> dict[str, Any]:
-        """Return the section, and a checksum of the stations, because the file may change."""
+        """Return the settings of the section and a checksum of the stations, because the CSV file may change."""
         checksum = hashlib.sha256(repr(self.stations).encode()).hexdigest()[:16]
         return {**super().settings(), "station_checksum": checksum}
 
 
 class StationSeries(ProductOutput):
-    """Base class that collects the values at the stations; a subclass writes them in `finish`.
+    """Base class of writers that collect the values at the stations; a subclass writes the values in `finish`.
 
     Args:
         product: the product.
         case: the forecast.
 
     Attributes:
-        values: name of a field -> list with (N, S) for each lead time.
+        values: name of a field -> list with an array (N, S) for each lead time.
     """
 
     def __init__(self, product: StationProduct, case: ProductCase) -> None:
@@ -65,22 +65,22 @@ class StationSeries(ProductOutput):
         self.values: dict[str, list[np.ndarray]] = {name: [] for name in product.inputs}
 
     def add(self, lead_index: int) -> None:
-        """Interpolate the fields to the stations."""
+        """Interpolate the fields at a lead time to the stations, and store the values."""
         for info in self.product.infos:
             fields_NHW = self.case.fields.read(info.name, lead_index)
             is_vector = is_wind_component(info)
             self.values[info.name].append(self.product.interpolator.apply(fields_NHW, is_vector))
 
     def stack_series(self) -> dict[str, np.ndarray]:
-        """Return name of a field -> its values at all lead times, (L, N, S)."""
+        """Return a mapping from the name of each field to its values at all lead times, (L, N, S)."""
         return {name: np.stack(values) for name, values in self.values.items()}
 
 
 def is_wind_component(info: FieldInfo) -> bool:
-    """Return True if a field is a component of a vector, which turns with longitude near the poles.
+    """Return True if a field is a vector component, whose direction changes with longitude near the poles.
 
-    The mean over members of a component is a component too. Spread, extremes and quantiles are not, although they
-    keep the standard name.
+    The mean of a component over the members is also a component. Spread, extremes and quantiles are not components,
+    although they have the same standard name.
     """
     is_linear = info.dim in (None, MEMBER) and info.statistic in ("", "mean")
     return is_linear and is_vector_component("auto", info.standard_name)

@@ -1,4 +1,4 @@
-"""Values at stations as CSV and GeoJSON."""
+"""Product of the values at stations, written as CSV and GeoJSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
     "station", "latitude", "longitude", "initial_time", "valid_time", "lead_hours", "variable", "member", "quantile",
     "value", "units",
 )  # fmt: skip
-# Decimals of coordinates, about 1 m.
+# Number of decimals of coordinates in degrees; the last decimal is about 1 m.
 _DECIMALS = 5
 
 
@@ -30,21 +30,21 @@ class StationValues(StationProduct):
     """Values at stations, as CSV in long format and as GeoJSON with the time series of each station."""
 
     def open(self, case: ProductCase) -> ProductOutput:
-        """Begin the files."""
+        """Return a writer of the CSV and GeoJSON files of one forecast."""
         return _StationFiles(self, case)
 
 
 class _StationFiles(StationSeries):
-    """The CSV and the GeoJSON file."""
+    """Writer of the CSV and the GeoJSON file of one forecast."""
 
     def finish(self) -> list[Path]:
-        """Write both files."""
+        """Write the CSV and the GeoJSON file, and return their paths."""
         csv_path = atomic_write_text(self.case.folder / f"{self.product.name}.csv", self._build_csv())
         text = json.dumps(self._build_geojson(), allow_nan=False)
         return [csv_path, atomic_write_text(self.case.folder / f"{self.product.name}.geojson", text + "\n")]
 
     def _build_csv(self) -> str:
-        """Return the table, with a row for each station, lead time, variable and member."""
+        """Return the CSV table as a string, with a row for each station, lead time, variable and member or quantile."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -55,13 +55,13 @@ class _StationFiles(StationSeries):
                 times = (self.case.initial_text, self.case.valid_text(lead), f"{lead / 60:g}")
                 for info in self.product.infos:
                     for index, value in enumerate(self.values[info.name][lead_index][:, number].tolist()):
-                        member, quantile = _label(info, index)
+                        member, quantile = _format_labels(info, index)
                         text = "" if math.isnan(value) else f"{value:.6g}"
                         writer.writerow((*station_cells, *times, info.name, member, quantile, text, info.units))
         return buffer.getvalue()
 
     def _build_geojson(self) -> dict[str, Any]:
-        """Return a collection with a point for each station, whose properties have the time series (RFC 7946)."""
+        """Return a GeoJSON collection (RFC 7946) with one point per station; its properties contain the time series."""
         leads = self.case.forecasts.lead_minutes.tolist()
         series = self.stack_series()
         features = []
@@ -92,8 +92,8 @@ class _StationFiles(StationSeries):
         }
 
 
-def _label(info: FieldInfo, index: int) -> tuple[str, str]:
-    """Return the texts of the columns ``member`` and ``quantile`` for an index along the first dimension."""
+def _format_labels(info: FieldInfo, index: int) -> tuple[str, str]:
+    """Return the entries of the columns ``member`` and ``quantile`` for an index along the first dimension."""
     if info.dim is None:
         return "", ""
     text = f"{info.coordinate[index]:g}"
@@ -101,7 +101,7 @@ def _label(info: FieldInfo, index: int) -> tuple[str, str]:
 
 
 def _to_json_values(values: np.ndarray) -> list[Any]:
-    """Return an array as nested lists with six significant digits, and null where values are missing."""
+    """Return an array as nested lists, with six significant digits and None for missing values."""
     if values.ndim > 1:
         return [_to_json_values(row) for row in values]
     return [None if math.isnan(value) else float(f"{value:.6g}") for value in values.tolist()]

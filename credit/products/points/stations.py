@@ -1,4 +1,4 @@
-"""List of stations, from a CSV file."""
+"""Reader of a list of stations from a CSV file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _COLUMNS = ("name", "latitude", "longitude")
 
 @dataclass(frozen=True)
 class Station:
-    """A station.
+    """Name and coordinates of a station.
 
     Attributes:
-        name: name, unique in its list.
+        name: name of the station, unique in the list.
         latitude: degrees north.
         longitude: degrees east, from -180 to below 180.
     """
@@ -29,18 +29,18 @@ class Station:
 def load_stations(path: Path, key: str) -> list[Station]:
     """Return the stations of a CSV file with the columns ``name``, ``latitude`` and ``longitude``.
 
-    Further columns are ignored.
+    Other columns are ignored.
 
     Args:
-        path: the file.
-        key: config key that names it, for messages.
+        path: path of the CSV file.
+        key: config key that contains the path, for messages.
 
     Raises:
         DataError: if the file cannot be read, lacks a column, has no station, repeats a name, or has coordinates that
             are not numbers in their range.
     """
     try:
-        # The signature that spreadsheets write at the beginning is skipped.
+        # This encoding skips the byte order mark that spreadsheet programs write at the beginning of a file.
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
             columns = [str(name).strip().lower() for name in rows.fieldnames or ()]
@@ -56,16 +56,16 @@ def load_stations(path: Path, key: str) -> list[Station]:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{key}: {path} cannot be read ({reason}); name a CSV file of stations") from error
     if not stations:
-        raise DataError(f"{key}: {path} has no stations; write one on each line")
+        raise DataError(f"{key}: {path} has no stations; write one station per line")
     names = [station.name for station in stations]
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f'{key}: {path}: the station "{name}" is listed twice; give each its own name')
+            raise DataError(f'{key}: {path}: the station "{name}" is listed twice; give each station a different name')
     return stations
 
 
 def _parse_station(row: dict[str, str | None], origin: str) -> Station:
-    """Return the station of a line; `origin` names the line in messages."""
+    """Return the station of a row of the CSV file; `origin` identifies the row in messages."""
     name = (row["name"] or "").strip()
     if not name:
         raise DataError(f"{origin}: the station has no name; write one")

@@ -1,4 +1,4 @@
-"""Decoding of a GRIB record, with the checks that it is the requested one and that its values are usable."""
+"""Decoding of a GRIB record, with checks that it is the requested record and that its values are usable."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from credit.errors import DataError
 from credit.realtime.fetch.message_check import has_hole
 from credit.realtime.fetch.records import RecordRequest
 
-# Standard gravity in m s-2, by which geopotential height in gpm is multiplied to get geopotential in m2 s-2
-# (WMO, Guide to Instruments and Methods of Observation, WMO-No. 8).
+# Standard gravity in m s-2 (WMO, Guide to Instruments and Methods of Observation, WMO-No. 8). Geopotential in m2 s-2 is
+# geopotential height in gpm multiplied by this value.
 STANDARD_GRAVITY = 9.80665
 
 
 @dataclass(frozen=True)
 class Field:
-    """Decoded record.
+    """Decoded field of a GRIB record.
 
     Attributes:
-        values_HW: (H, W) float32 values in `units`, rows from north to south; NaN where missing.
+        values_HW: (H, W) float32 values in `units`, with rows from north to south and NaN for missing values.
         units: units of the values, in the spelling of ecCodes.
-        grid: latitudes and longitudes.
+        grid: latitudes and longitudes of the field.
     """
 
     values_HW: np.ndarray
@@ -35,26 +35,26 @@ class Field:
 
 
 def read_record(path: Path, request: RecordRequest, minutes: int) -> Field:
-    """Decode the requested field of a record.
+    """Decode the requested field of a record, and check that its values are usable.
 
     Args:
-        path: file with one GRIB message, which may have several fields.
+        path: file with one GRIB message, which may contain several fields.
         request: requested record.
         minutes: time of the analysis in minutes since 1900.
 
     Raises:
-        DataError: if the record cannot be decoded, has another parameter, level, time or step, or values that an
-            analysis cannot have.
+        DataError: if the record cannot be decoded; its parameter, level, time or step is not as requested; or it has
+            values that an analysis cannot have.
     """
     try:
         messages = read_messages(path)
     except DataError as error:
-        # The message names a temporary file, and gives advice about files of the user.
+        # The message of `error` names a temporary file and gives advice about files of the user, so it is replaced.
         raise DataError("the record cannot be decoded as GRIB") from error
     matches = [message for message in messages if message.parameter.name in request.short_names]
     if len(matches) != 1:
         names = ", ".join(message.parameter.name for message in messages)
-        raise DataError(f"the record has the parameters {names}, not {' or '.join(request.short_names)} once")
+        raise DataError(f"the record has the parameters {names}, not exactly one {' or '.join(request.short_names)}")
     message = matches[0]
     _require_same_field(message, request, minutes)
     if message.grid.problem is not None:
@@ -71,17 +71,17 @@ def read_record(path: Path, request: RecordRequest, minutes: int) -> Field:
         points = points[grid.order]
     values_HW = points.reshape(len(grid.lat), len(grid.lon))
     _require_usable_values(values_HW, request)
-    # Quantities such as humidity and ice have the natural bound 0, which large areas may reach.
+    # Quantities such as humidity and ice have the natural minimum 0, which may be the value in large areas.
     smallest = np.nanmin(values_HW)
     if smallest != 0 and has_hole(path.read_bytes()):
-        raise DataError(f"a part of the record is empty, which would set its cells to {smallest:g}")
+        raise DataError(f"a part of the record is empty, so its cells would be decoded as {smallest:g}")
     return Field(values_HW, message.parameter.attributes.get("units", ""), grid)
 
 
 def find_field_conversion(units: str, target_units: str, request: RecordRequest) -> Conversion | None:
-    """Return the conversion of a decoded field to the units of the model, None if they are equal.
+    """Return the conversion of a decoded field to the units of the model; None if the units are equal.
 
-    Geopotential height (gpm) is converted to geopotential by standard gravity.
+    Geopotential height (gpm) is converted to geopotential with standard gravity.
 
     Raises:
         DataError: if the units measure different quantities.
@@ -96,10 +96,10 @@ def find_field_conversion(units: str, target_units: str, request: RecordRequest)
 
 
 def _require_same_field(message: Message, request: RecordRequest, minutes: int) -> None:
-    """Require that a message has the level, time and step of the request.
+    """Raise DataError if a message does not have the level, time and step of the request.
 
     Raises:
-        DataError: naming the key that differs.
+        DataError: if the level, time or step differs; the message names it.
     """
     keys = message.key_values
     if not request.is_at_level(message):
@@ -116,10 +116,10 @@ def _require_same_field(message: Message, request: RecordRequest, minutes: int) 
 
 
 def _require_usable_values(values_HW: np.ndarray, request: RecordRequest) -> None:
-    """Require values that are finite where none may be missing, and not the same everywhere.
+    """Raise DataError if a field has infinite values or forbidden missing values, or is constant.
 
     Raises:
-        DataError: naming the rule.
+        DataError: if the field breaks one of these rules; the message states the rule.
     """
     is_missing_HW = np.isnan(values_HW)
     num_missing = int(is_missing_HW.sum())

@@ -1,7 +1,7 @@
-"""Fetching of the records of one analysis: from its index to verified files on the disk.
+"""Fetching of the records of one analysis: reading of the index, byte-range requests, and verified files on the disk.
 
-Each record is a separate file until the analysis is complete, so a call that was interrupted continues with the
-records that are missing.
+Each record is a separate file until the analysis is complete, so after an interruption, the next call fetches only the
+missing records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from credit.utils.atomic import atomic_write
 
 logger = logging.getLogger(__name__)
 
-# Adjacent records are fetched together up to this size, which bounds the memory.
+# Largest number of bytes of adjacent records that are fetched in one request, which limits the memory.
 _MAX_REQUEST_BYTES = 2**22
 _MAX_LISTED_RECORDS = 3
 
@@ -36,7 +36,7 @@ class AnalysisFile:
     Attributes:
         minutes: time of the analysis in minutes since 1900.
         url: address of the file.
-        index_url: address of its index.
+        index_url: address of the index of the file.
         index_format: ``gfs_idx`` or ``ecmwf_index``.
     """
 
@@ -47,9 +47,9 @@ class AnalysisFile:
 
     @classmethod
     def from_config(cls, realtime: RealtimeConfig, minutes: int) -> AnalysisFile:
-        """Return the file of the analysis at `minutes`, with the placeholders of its addresses filled in."""
+        """Return the file of the analysis at `minutes`, with the placeholders in its addresses replaced."""
         time = Calendar().datetime(minutes)
-        # ECMWF's open data have a separate stream for the analyses with an early cut-off, at 06 and 18 UTC.
+        # ECMWF's open data have a separate stream for the early cut-off analyses at 06 and 18 UTC.
         stream = "oper" if time.hour in (0, 12) else "scda"
         values = {"date": time.strftime("%Y%m%d"), "cycle": time.strftime("%H"), "stream": stream}
         url = realtime.url.format(**values)
@@ -62,7 +62,7 @@ class AnalysisFile:
         return cls(minutes, url, index_url, realtime.format)
 
     def describe(self, name: str, problem: str) -> str:
-        """Return one line that names a problem, the file, a field and the time of the analysis."""
+        """Return a one-line message with the time of the analysis, a field or file name, a problem and the address."""
         return f"analysis {Calendar().format(self.minutes)}: {name}: {problem} [{self.url}]"
 
 
@@ -71,9 +71,9 @@ class RecordFetcher:
 
     Args:
         file: file on the server.
-        requests: records that are needed.
-        folder: folder of the records on the disk, one file for each.
-        client: client that reads byte ranges. Records that arrive damaged are fetched again as often as it repeats a
+        requests: requested records.
+        folder: folder of the records on the disk, one file per record.
+        client: client that reads byte ranges. Damaged records are fetched again, as many times as the client repeats a
             request.
     """
 
@@ -88,17 +88,18 @@ class RecordFetcher:
         return self._folder / f"{request.name}.grib2"
 
     def fetch(self) -> None:
-        """Fetch and verify the records that are not on the disk yet.
+        """Fetch and verify the records that are not yet on the disk.
 
         Raises:
-            CycleError: if the index, a record or the file is missing, or a record is damaged or not the requested one.
+            CycleError: if the index, a record or the file is missing, or a record is damaged or is not the requested
+                record.
         """
         attempt = 0
         while True:
             problem = self._fetch_missing()
             if problem is None:
                 return
-            # The index may be older than the file, or the record was damaged on its way: both are read again.
+            # The index may be older than the file, or the transfer may have damaged the record, so both are read again.
             try:
                 self._client.wait(attempt, "damaged record", problem)
             except TransportError as error:
@@ -106,7 +107,7 @@ class RecordFetcher:
             attempt += 1
 
     def _fetch_missing(self) -> str | None:
-        """Fetch the records that are not on the disk; return the first problem with their content, None without one.
+        """Fetch the records that are not on the disk; return the first problem with their content, or None.
 
         Raises:
             CycleError: if a record cannot be fetched.
@@ -135,7 +136,7 @@ class RecordFetcher:
         return [request for request in self._requests if not self.record_path(request).exists()]
 
     def _discard_other_version(self, index: bytes) -> None:
-        """Delete the records on the disk unless they were fetched with this index.
+        """Delete the records on the disk unless they were fetched with the same `index`.
 
         A server may replace a file between two calls, and the records of two versions must not be mixed.
         """
@@ -150,11 +151,11 @@ class RecordFetcher:
     def _find_in_index(
         self, content: bytes, missing: Sequence[RecordRequest]
     ) -> list[tuple[RecordRequest, IndexEntry]]:
-        """Return the records with their entries in the index, by their position in the file.
+        """Return the missing records with their entries in the index, sorted by position in the file.
 
         Args:
             content: bytes of the index.
-            missing: records that are not on the disk.
+            missing: requests of the records that are not on the disk.
 
         Raises:
             CycleError: if the index cannot be parsed, or lacks a record.
@@ -177,7 +178,7 @@ class RecordFetcher:
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
     def _complete(self, request: RecordRequest, entry: IndexEntry) -> IndexEntry:
-        """Return an entry with its length; if the index does not tell it, the header of the message does.
+        """Return an entry with its length, which is read from the header of the message if the index does not have it.
 
         Raises:
             CycleError: if the header cannot be read.
@@ -185,15 +186,15 @@ class RecordFetcher:
         if entry.length is not None:
             return entry
         header = self._call_client(request.name, self._client.read_range, self._file.url, entry.offset, HEADER_LENGTH)
-        # Bytes that are not a header are fetched once more as a record, which is then refused like any damaged one.
+        # If the bytes are not a header, they are fetched again as a record, which is then rejected as damaged.
         return replace(entry, length=parse_length(header) or HEADER_LENGTH)
 
     def _group_adjacent(
         self, entries: Sequence[tuple[RecordRequest, IndexEntry]]
     ) -> list[list[tuple[RecordRequest, IndexEntry]]]:
-        """Return groups of records without bytes between them, each of at most `_MAX_REQUEST_BYTES` if it has several.
+        """Return groups of adjacent records; a group of several records has at most `_MAX_REQUEST_BYTES`.
 
-        The same record may be requested for several channels; it is fetched once.
+        If the same record is requested for several channels, it is fetched once.
         """
         groups: list[list[tuple[RecordRequest, IndexEntry]]] = []
         end = None
@@ -210,17 +211,18 @@ class RecordFetcher:
         """Verify a record and write it to the disk.
 
         Raises:
-            DataError: if the record is damaged or not the requested one, or another one with other content was there.
+            DataError: if the record is damaged or is not the requested record, or if the index lists a second record
+                with different content.
         """
         require_message(content)
         path = self.record_path(request)
         if path.exists():
-            # The index lists the record twice. If the two differ, it is not known which one is right.
+            # The index lists the record twice. If the two records differ, the right record is not known.
             if path.read_bytes() != content:
                 path.unlink()
                 raise DataError("the index has two records with different content")
             return
-        # The record gets its name only after it has been decoded without a problem.
+        # The file is renamed to its final name after it has been decoded without an error.
         candidate = path.with_suffix(".candidate")
         atomic_write(candidate, lambda temporary: temporary.write_bytes(content))
         try:
@@ -230,14 +232,14 @@ class RecordFetcher:
             candidate.unlink(missing_ok=True)
 
     def read(self, request: RecordRequest) -> Field:
-        """Return a record that has been fetched, decoded in the units of the message."""
+        """Return the decoded field of a record that has been fetched, in the units of the message."""
         return read_record(self.record_path(request), request, self._file.minutes)
 
     def _call_client(self, name: str, read: Callable[..., bytes], *arguments: object) -> bytes:
-        """Call a method of the client.
+        """Return the bytes that a method of the client reads.
 
         Raises:
-            CycleError: naming the analysis, the field and the address, if it fails.
+            CycleError: if the call fails; the message names the analysis, the field and the address.
         """
         try:
             return read(*arguments)

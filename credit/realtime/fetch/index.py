@@ -1,4 +1,4 @@
-"""Indexes of GRIB files on a server: ``.idx`` of NCEP and ``.index`` of ECMWF."""
+"""Parsing of the indexes of GRIB files on a server: ``.idx`` files of NCEP and ``.index`` files of ECMWF."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from credit.calendar import Calendar
 from credit.errors import ConfigError, DataError
 from credit.realtime.fetch.records import RecordRequest
 
-# Step of an analysis in an index.
+# Values of the step in an index that mean an analysis.
 _ANALYSIS_STEPS = ("anl", "0")
 # Values of `type` in an index of ECMWF for a state of the atmosphere: analysis, forecast and control forecast.
-# Others are perturbed members (pf), and statistics of the ensemble such as mean (em) and standard deviation (es).
+# Further values are perturbed members (pf), and ensemble statistics such as mean (em) and standard deviation (es).
 _STATE_TYPES = ("an", "fc", "cf")
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """Record of a GRIB file, as its index describes it.
+    """Entry for one record in the index of a GRIB file.
 
     Attributes:
         param: name of the parameter.
-        level: level as text, such as ``500 mb`` (NCEP), ``500 hPa`` or ``sfc`` (ECMWF).
+        level: level as a string, such as ``500 mb`` (NCEP), ``500 hPa`` or ``sfc`` (ECMWF).
         minutes: time of the analysis in minutes since 1900.
-        step: step as text; ``anl`` or ``0`` for an analysis.
-        offset: position of the first byte in the file.
-        length: number of bytes; None for the last record of an index that does not tell it.
+        step: step as a string; ``anl`` or ``0`` for an analysis.
+        offset: position of the first byte of the record in the file.
+        length: number of bytes of the record; None for the last record of an index without lengths.
     """
 
     param: str
@@ -39,14 +39,14 @@ class IndexEntry:
 
 
 def parse_index(text: str, index_format: str) -> list[IndexEntry]:
-    """Return the records of an index, in the order of the file.
+    """Return the entries of an index, in the order of the file.
 
     Args:
         text: contents of the index.
         index_format: ``gfs_idx`` or ``ecmwf_index``.
 
     Raises:
-        DataError: if a line is not of this format; the message has no name of a file.
+        DataError: if a line does not have this format; the message does not contain the name of the file.
     """
     parse = {"gfs_idx": _parse_gfs, "ecmwf_index": _parse_ecmwf}[index_format]
     lines = [line for line in text.splitlines() if line.strip()]
@@ -56,10 +56,10 @@ def parse_index(text: str, index_format: str) -> list[IndexEntry]:
 
 
 def find_entries(entries: Sequence[IndexEntry], request: RecordRequest, minutes: int) -> list[IndexEntry]:
-    """Return the different records of an index that match a request; several if the index has duplicates.
+    """Return the entries that match a request and have different offsets; several if the index has duplicates.
 
     Args:
-        entries: all records of the index.
+        entries: all entries of the index.
         request: requested record.
         minutes: time of the analysis in minutes since 1900.
     """
@@ -67,13 +67,13 @@ def find_entries(entries: Sequence[IndexEntry], request: RecordRequest, minutes:
     for entry in entries:
         is_requested = entry.param == request.param and entry.level == request.index_level
         if is_requested and entry.minutes == minutes and entry.step in _ANALYSIS_STEPS:
-            # A line that is repeated describes the same bytes.
+            # A repeated line describes the same bytes.
             matches.setdefault(entry.offset, entry)
     return list(matches.values())
 
 
 def _parse_gfs(lines: Sequence[str]) -> list[IndexEntry]:
-    """Parse lines such as ``7:4719:d=2026112700:HGT:500 mb:anl:``; a record ends where the next one begins."""
+    """Parse lines such as ``7:4719:d=2026112700:HGT:500 mb:anl:``; a record ends where the next record begins."""
     rows = []
     for number, line in enumerate(lines, start=1):
         words = line.split(":")
@@ -83,7 +83,7 @@ def _parse_gfs(lines: Sequence[str]) -> list[IndexEntry]:
             rows.append((offset, minutes, words[3], words[4], words[5]))
         except (IndexError, ValueError) as error:
             raise DataError(f'line {number} of the index, "{line[:80]}", is not of the format gfs_idx') from error
-    # The fields of one message have the same offset, so the next different offset ends a record.
+    # The fields of one message have the same offset, so a record ends at the next larger offset.
     offsets = sorted({row[0] for row in rows})
     end_of = dict(zip(offsets, [*offsets[1:], None], strict=True))
     entries = []
@@ -94,7 +94,7 @@ def _parse_gfs(lines: Sequence[str]) -> list[IndexEntry]:
 
 
 def _parse_ecmwf(lines: Sequence[str]) -> list[IndexEntry]:
-    """Parse JSON lines with ``_offset`` and ``_length``; members and statistics of an ensemble are left out."""
+    """Parse JSON lines with ``_offset`` and ``_length``; skip perturbed members and statistics of an ensemble."""
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -121,7 +121,7 @@ def _parse_time(text: str) -> int:
     """Return the minutes since 1900 of a time YYYYMMDDHH.
 
     Raises:
-        ValueError: if the text is not such a time.
+        ValueError: if `text` does not have this format.
     """
     if len(text) != 10 or not text.isdigit():
         raise ValueError(f"{text} is not YYYYMMDDHH")

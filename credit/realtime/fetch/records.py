@@ -1,4 +1,4 @@
-"""Records of an analysis that a forecast needs, and the built-in names of parameters and levels in GFS and IFS."""
+"""Requests for the records of an analysis that a forecast needs, and the built-in names of records in GFS and IFS."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from credit.data.analyses import select_forecast_inputs
 from credit.data.formats.grib.messages import Message
 from credit.data.formats.grib.unreadable import convert_level, find_level_type
 from credit.errors import ConfigError, did_you_mean
-from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
+from credit.forecast.ensemble.perturbations import compute_analysis_offsets
 from credit.forecast.initial_times import list_frame_offsets
 
 _TWO_METRES = "2 m above ground"
 _TEN_METRES = "10 m above ground"
 
-# Records of variables without `realtime.fields`. The names of GFS are those of wgrib2, the names of IFS those of MARS.
+# Records of variables that are not in `realtime.fields`. GFS uses the names of wgrib2, and IFS the names of MARS.
 _BUILT_IN: dict[str, dict[str, RecordConfig]] = {
     "gfs_idx": {
         "z": RecordConfig(param="HGT"),
@@ -49,7 +49,7 @@ _BUILT_IN: dict[str, dict[str, RecordConfig]] = {
         "v10": RecordConfig(param="10v"),
     },
 }
-# Other usual names of these variables: those of WeatherBench 2 and ECMWF.
+# Alternative names of these variables, from WeatherBench 2 and ECMWF.
 _ALIASES = {
     "geopotential": "z", "temperature": "t", "u_component_of_wind": "u", "v_component_of_wind": "v",
     "specific_humidity": "q", "relative_humidity": "r", "vertical_velocity": "w", "2m_temperature": "t2m",
@@ -58,20 +58,20 @@ _ALIASES = {
     "total_column_water_vapour": "tcwv", "sea_ice_cover": "siconc", "2t": "t2m", "2d": "d2m", "10u": "u10",
     "10v": "v10", "ci": "siconc",
 }  # fmt: skip
-# shortName of ecCodes for the parameters of GFS. A parameter has several at heights with separate short names.
-# In IFS the name of the parameter is the shortName.
+# Values of ecCodes' shortName for the parameters of GFS. A parameter has several values if ecCodes defines different
+# short names for some heights. In IFS, the name of the parameter is the shortName.
 _GFS_SHORT_NAMES = {
     "HGT": ("gh", "orog"), "TMP": ("t", "2t"), "UGRD": ("u", "10u"), "VGRD": ("v", "10v"), "SPFH": ("q", "2sh"),
     "RH": ("r", "2r"), "VVEL": ("w",), "DPT": ("dpt", "2d"), "PRMSL": ("prmsl",), "MSLET": ("mslet",),
     "PRES": ("pres", "sp"), "PWAT": ("pwat",), "ICEC": ("ci",), "LAND": ("lsm",),
 }  # fmt: skip
-# Sums over a period, which an analysis at one instant does not have.
+# Names of sums over a period, which an analysis at one instant does not contain.
 _ACCUMULATIONS = {"tp", "precipitation", "total_precipitation", "rain", "cp", "lsp", "sf", "snowfall", "ro", "e",
                   "ssr", "str", "tsr", "ttr", "ssrd", "strd", "sshf", "slhf", "APCP", "ACPCP"}  # fmt: skip
 
 _PRESSURE = "pressure"
 _COLUMN = "column"
-# typeOfLevel of ecCodes for a whole column of air.
+# Values of ecCodes' typeOfLevel for a complete column of air.
 _COLUMN_TYPES = ("atmosphere", "atmosphereSingleLayer", "entireAtmosphere")
 _HEIGHT_TEXT = re.compile(r"([0-9.]+) m above ground")
 _PRESSURE_TEXT = re.compile(r"([0-9.]+) (?:mb|hPa)")
@@ -79,15 +79,15 @@ _PRESSURE_TEXT = re.compile(r"([0-9.]+) (?:mb|hPa)")
 
 @dataclass(frozen=True)
 class RecordRequest:
-    """Record that a forecast needs, with everything that identifies it in the index and in the decoded message.
+    """Request for a record, with the properties that identify the record in the index and in the decoded message.
 
     Attributes:
         name: name of the channel, such as ``z500``.
         variable: variable of the model.
-        level: level in hPa of a variable in ``vars_3D``, None for a variable in ``vars_2D``.
+        level: level in hPa of a variable in ``vars_3D``; None for a variable in ``vars_2D``.
         param: name of the parameter in the index.
-        index_level: level in the index, as text.
-        short_names: values of ecCodes' shortName that the message may have.
+        index_level: level in the index, as a string.
+        short_names: allowed values of ecCodes' shortName in the message.
         level_type: ``pressure``, ``column``, or a typeOfLevel of ecCodes; empty if shortName implies the level.
         level_value: level of the message in hPa or m; None if the type has only one level.
         may_be_missing: True if values may be missing in some cells (``missing: fill_mean``).
@@ -104,11 +104,11 @@ class RecordRequest:
     may_be_missing: bool
 
     def describe(self) -> str:
-        """Return the channel and its record as text, such as ``z500 (HGT:500 mb)``."""
+        """Return the channel and its record as a string, such as ``z500 (HGT:500 mb)``."""
         return f"{self.name} ({self.param}:{self.index_level})"
 
     def is_at_level(self, message: Message) -> bool:
-        """Return True if a decoded message has the requested level."""
+        """Return True if the level of a decoded message is the requested level."""
         type_of_level = message.key_values.get("typeOfLevel")
         if self.level_type == _PRESSURE:
             is_pressure = find_level_type(message) == "pressure"
@@ -121,9 +121,9 @@ class RecordRequest:
 
 
 def list_record_requests(config: Config) -> list[RecordRequest]:
-    """Return the records of one analysis that a forecast needs, in the order of the channels.
+    """Return requests for the records of one analysis that a forecast needs, in the order of the channels.
 
-    These are the prognostic variables and the dynamic forcing that is read from data.
+    A forecast needs the prognostic variables and the dynamic forcing that is read from data.
 
     Raises:
         ConfigError: if the section ``realtime`` is missing, or a variable cannot be in an analysis.
@@ -144,31 +144,31 @@ def require_section(config: Config) -> RealtimeConfig:
     """Return the section ``realtime`` of a config.
 
     Raises:
-        ConfigError: if it is missing.
+        ConfigError: if the section is missing.
     """
     if config.realtime is None:
-        raise ConfigError("realtime: the section is missing; it names the address and format of the analyses")
+        raise ConfigError("realtime: the section is missing; it defines the address and format of the analyses")
     return config.realtime
 
 
 def list_analysis_offsets(config: Config) -> list[int]:
-    """Return the offsets of the analyses that a forecast reads, in minutes before its initial time, 0 first.
+    """Return the times of the analyses that a forecast reads, in minutes before its initial time, increasing from 0.
 
-    Several input frames and lagged ensembles need earlier analyses.
+    Models with several input frames, and lagged ensembles, need earlier analyses.
 
     Raises:
         ConfigError: if an earlier analysis would not be at an hour of ``realtime.cycles``.
     """
     realtime = require_section(config)
-    offsets = sorted(set(list_frame_offsets(analysis_offsets_minutes(config.inference.ensemble), config.data)))
+    offsets = sorted(set(list_frame_offsets(compute_analysis_offsets(config.inference.ensemble), config.data)))
     for hour in realtime.cycles:
         for offset in offsets:
             minutes = (60 * hour - offset) % 1440
             if minutes % 60 or minutes // 60 not in realtime.cycles:
                 raise ConfigError(
                     f"realtime.cycles: a forecast from {hour:02d} UTC needs the analysis {offset / 60:g} h earlier "
-                    f"(data.history_len {config.data.history_len}, data.timestep {config.data.timestep}), which "
-                    f"{realtime.cycles} does not contain"
+                    f"(data.history_len {config.data.history_len}, data.timestep {config.data.timestep}), but "
+                    f"{realtime.cycles} does not contain its hour"
                 )
     if max(offsets) + parse_duration(realtime.max_age) > parse_duration(realtime.keep_analyses):
         raise ConfigError(
@@ -179,14 +179,14 @@ def list_analysis_offsets(config: Config) -> list[int]:
 
 
 def _build_request(channel: Channel, data: DataConfig, realtime: RealtimeConfig) -> RecordRequest:
-    """Return the request of the record of one channel; for errors see `list_record_requests`."""
+    """Return the request for the record of one channel; for errors see `list_record_requests`."""
     variable = channel.variable
     options = data.options_of(variable)
     _require_instant(channel, data)
     record = realtime.fields.get(variable) or _find_built_in(variable, realtime.format)
     key = f"realtime.fields.{variable}"
     if channel.level is not None and record.level is not None:
-        raise ConfigError(f"{key}.level: {variable} is in vars_3D, whose levels are those of data.levels; remove it")
+        raise ConfigError(f"{key}.level: {variable} is in vars_3D, so its levels are data.levels; remove this key")
     is_gfs = realtime.format == "gfs_idx"
     level = None
     if channel.level is not None:
@@ -195,7 +195,7 @@ def _build_request(channel: Channel, data: DataConfig, realtime: RealtimeConfig)
     elif record.level is not None:
         index_level = record.level
     elif is_gfs:
-        raise ConfigError(f"{key}.level: is missing; {variable} is in vars_2D, for example surface")
+        raise ConfigError(f"{key}.level: is missing; {variable} is in vars_2D, so set a level such as surface")
     else:
         index_level = "sfc"
     level_type, level_value = _parse_level(index_level, f"{key}.level")
@@ -222,22 +222,22 @@ def _build_request(channel: Channel, data: DataConfig, realtime: RealtimeConfig)
 
 
 def _require_instant(channel: Channel, data: DataConfig) -> None:
-    """Refuse a variable that an analysis at one instant, on pressure levels, cannot have.
+    """Raise ConfigError if an analysis at one instant on pressure levels cannot contain a variable.
 
     Raises:
-        ConfigError: naming the variable and the reason.
+        ConfigError: if the variable cannot be in an analysis; the message gives the reason.
     """
     variable = channel.variable
     options = data.options_of(variable)
     if channel.level is not None and data.level_units == "model_level":
         raise ConfigError(
-            f"realtime: {variable} is on model levels (data.level_units); operational analyses are read on pressure "
-            "levels only"
+            f"realtime: {variable} is on model levels (data.level_units), but operational analyses are read only on "
+            "pressure levels"
         )
     if options.temporal != "instant":
         raise ConfigError(
             f"realtime: {variable} is {options.temporal} (data.variable_options.{variable}.temporal), a value over a "
-            "period, and an analysis is at one instant; make it diagnostic, or leave it out of the model"
+            "period, but an analysis is at one instant; make it diagnostic, or remove it from the model"
         )
     if channel.group == "dynamic_forcing" and options.in_forecast == "observed":
         raise ConfigError(
@@ -250,7 +250,7 @@ def _find_built_in(variable: str, index_format: str) -> RecordConfig:
     """Return the built-in record of a variable.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is no built-in record of the variable.
     """
     records = _BUILT_IN[index_format]
     record = records.get(_ALIASES.get(variable, variable))
@@ -258,20 +258,20 @@ def _find_built_in(variable: str, index_format: str) -> RecordConfig:
         return record
     if variable in _ACCUMULATIONS:
         raise ConfigError(
-            f"realtime: {variable} is a sum over a period, and an analysis is at one instant; make it diagnostic in "
-            "data.variables, or leave it out of the model"
+            f"realtime: {variable} is a sum over a period, but an analysis is at one instant; make it diagnostic in "
+            "data.variables, or remove it from the model"
         )
     raise ConfigError(
         f"realtime.fields: there is no built-in record of {variable} for {index_format}; add {variable}: {{param: ..., "
-        f"level: ...}}, or leave it out of the model; built-in are {', '.join(records)}"
+        f"level: ...}}, or remove it from the model; built-in variables are {', '.join(records)}"
     )
 
 
 def _parse_level(text: str, key: str) -> tuple[str, float | None]:
-    """Return the type and value of a level that is given as in the index; see `RecordRequest`.
+    """Return the type and value (see `RecordRequest`) of a level that is given in the spelling of the index.
 
     Raises:
-        ConfigError: if the text is not a level that can be compared with the decoded message.
+        ConfigError: if `text` is not a level that can be compared with the decoded message.
     """
     pressure = _PRESSURE_TEXT.fullmatch(text)
     if pressure is not None:

@@ -1,4 +1,4 @@
-"""HTTP requests for whole files and byte ranges, repeated after errors that may pass."""
+"""HTTP client for complete files and byte ranges, which repeats requests after transient errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from credit.realtime.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-# Status codes of errors that may pass: too many requests, and errors of the server.
+# Status codes of transient errors: timeout, too many requests, and errors of the server.
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 # First and longest wait in seconds between two attempts without a Retry-After header.
 _FIRST_WAIT = 1.0
 _LONGEST_WAIT = 60.0
-# A longer wait that a server asks for is not granted; the cycle then counts as unusable.
+# Longest wait in seconds that a server may request with Retry-After; with a longer wait, the request fails.
 _LONGEST_RETRY_AFTER = 900.0
-# Other values of Content-Encoding, such as aws-chunked of object stores, leave the bytes as they are.
+# Values of Content-Encoding that mean compression. Other values, such as aws-chunked, do not change the bytes.
 _COMPRESSIONS = ("gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class TransportError(CreditError):
-    """Error for a request that failed, after all repetitions; the message names the address.
+    """Error of a request that still fails after all repetitions; the message names the address.
 
     Attributes:
-        is_absent: True if the server does not have the file.
+        is_absent: True if the file is not on the server.
     """
 
     def __init__(self, message: str, is_absent: bool = False) -> None:
@@ -40,10 +40,10 @@ class TransportError(CreditError):
 
 
 class _TransientError(Exception):
-    """Failure of one attempt that may succeed when it is repeated.
+    """Failure of one attempt, which may succeed when it is repeated.
 
     Attributes:
-        retry_after: seconds that the server asks to wait; None if it does not say.
+        retry_after: wait in seconds that the server requests; None if it requests no wait.
     """
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
@@ -52,11 +52,11 @@ class _TransientError(Exception):
 
 
 class HttpClient:
-    """Client that reads files and byte ranges.
+    """HTTP client that reads files and byte ranges.
 
     A request is repeated after a timeout, a broken connection, a truncated answer, and the statuses 408, 429, 500, 502,
-    503 and 504. The wait doubles from one second to a minute, unless the header Retry-After states it. Proxies are
-    taken from the environment (``https_proxy``).
+    503 and 504. The wait between attempts doubles from one second to a minute, unless the header Retry-After defines
+    it. Proxies are read from the environment (``https_proxy``).
 
     Args:
         retries: largest number of repetitions of a request.
@@ -64,7 +64,7 @@ class HttpClient:
         clock: clock whose deadline ends the repetitions.
 
     Attributes:
-        bytes_received: number of bytes of all bodies that were received.
+        bytes_received: number of bytes of all received bodies.
     """
 
     def __init__(self, retries: int, timeout: float, clock: Clock) -> None:
@@ -77,20 +77,20 @@ class HttpClient:
         """Return the content of a file.
 
         Raises:
-            TransportError: if it cannot be read.
+            TransportError: if the file cannot be read.
         """
         return self._repeat(url, None)
 
     def read_range(self, url: str, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a file from `offset` on.
+        """Return `length` bytes of a file, starting at `offset`.
 
         Raises:
-            TransportError: if they cannot be read, or the server does not serve byte ranges.
+            TransportError: if the bytes cannot be read, or the server does not support byte ranges.
         """
         return self._repeat(url, (offset, length))
 
     def _repeat(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
-        """Request a file, or `byte_range` (offset, length) of it, until an attempt succeeds."""
+        """Request a file, or its `byte_range` (offset, length), until an attempt succeeds; return the bytes."""
         attempt = 0
         while True:
             try:
@@ -103,17 +103,17 @@ class HttpClient:
         """Wait before an attempt is repeated.
 
         Args:
-            attempt: number of the attempt that failed, from 0.
+            attempt: number of the failed attempt, starting at 0.
             subject: address or file, for the message.
             reason: reason of the failure.
-            retry_after: seconds that the server asks to wait.
+            retry_after: wait in seconds that the server requests; None if it requests no wait.
 
         Raises:
-            TransportError: if there were enough attempts, or the wait would end after the deadline.
+            TransportError: if all attempts have failed, or the wait would end after the deadline.
         """
         if attempt >= self._retries:
             raise TransportError(f"{subject}: {reason}, in each of {attempt + 1} attempts")
-        # Random waits keep many clients from coming back at the same moment.
+        # Random waits prevent many clients from repeating their requests at the same moment.
         seconds = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * random.uniform(0.75, 1.0)
         if retry_after is not None:
             seconds = retry_after
@@ -123,13 +123,13 @@ class HttpClient:
         self._clock.sleep(seconds)
 
     def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
-        """Make one attempt; for arguments and errors see `_repeat`.
+        """Make one attempt of a request and return the bytes; for arguments see `_repeat`.
 
         Raises:
-            _TransientError: if the attempt may be repeated.
-            TransportError: if repeating it would not help.
+            _TransientError: if a repeated attempt may succeed.
+            TransportError: if repeating the attempt would not help.
         """
-        # Compressed answers would have other lengths than the index says.
+        # The lengths of compressed answers would differ from the lengths in the index.
         headers = {"Accept-Encoding": "identity", "User-Agent": "credit-weather"}
         if byte_range is not None:
             offset, length = byte_range
@@ -141,7 +141,7 @@ class HttpClient:
                     body = answer.read()
                 else:
                     _require_range(url, answer, offset, length)
-                    # One byte more than requested shows that the answer is too long.
+                    # One additional byte is read to detect an answer that is too long.
                     body = answer.read(length + 1)
         except urllib.error.HTTPError as error:
             # The reason of an endless redirection has several lines.
@@ -152,9 +152,9 @@ class HttpClient:
                 raise _TransientError(reason, retry_after) from error
             if error.code == 416:
                 reason = (
-                    f"the file ends before the requested {headers.get('Range')}; the index is not that of this file"
+                    f"the file ends before the requested {headers.get('Range')}; the index does not belong to this file"
                 )
-            # Object stores answer 403 where a file does not exist and may not be listed.
+            # Object stores answer 403 if a file does not exist and listing is not allowed.
             raise TransportError(f"{url}: {reason}", is_absent=error.code in (403, 404, 410)) from error
         except (OSError, http.client.HTTPException) as error:
             # Timeouts, refused and broken connections, and bodies that are shorter than announced.
@@ -165,7 +165,7 @@ class HttpClient:
         return body
 
     def _parse_retry_after(self, value: str | None) -> float | None:
-        """Return the seconds of a Retry-After header, which has a number of seconds or a date; None without one."""
+        """Return the wait in seconds of a Retry-After header (a number of seconds or a date); None if there is none."""
         if value is None:
             return None
         if value.strip().isdigit():
@@ -177,33 +177,33 @@ class HttpClient:
 
 
 def _require_uncompressed(url: str, answer: http.client.HTTPResponse) -> None:
-    """Require that a server sends the bytes of the file, as it was asked to.
+    """Raise TransportError if a server sends compressed bytes although uncompressed bytes were requested.
 
     Raises:
-        TransportError: if it sends them compressed.
+        TransportError: if the bytes are compressed.
     """
     encoding = answer.headers.get("Content-Encoding", "")
     if any(name.strip().lower() in _COMPRESSIONS for name in encoding.split(",")):
         raise TransportError(
-            f"{url}: the server sends the file compressed (Content-Encoding: {encoding}), although it was asked not "
-            "to; use another server"
+            f"{url}: the server sends the file compressed (Content-Encoding: {encoding}), although uncompressed bytes "
+            "were requested; use a different server"
         )
 
 
 def _require_range(url: str, answer: http.client.HTTPResponse, offset: int, length: int) -> None:
-    """Require that an answer has the requested bytes, before its body is read.
+    """Raise TransportError if the header of an answer does not announce the requested bytes.
 
     Raises:
-        TransportError: if the server sends the whole file, or other bytes.
+        TransportError: if the server would send the complete file, or different bytes.
     """
     if answer.status != 206:
         raise TransportError(
-            f"{url}: the server answers {answer.status} to a request for a byte range, so it would send the whole "
-            "file; use a server that serves byte ranges"
+            f"{url}: the server answers {answer.status} to a request for a byte range, so it would send the complete "
+            "file; use a server that supports byte ranges"
         )
     content_range = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if content_range is None or int(content_range[1]) != offset:
         raise TransportError(
-            f"{url}: the server sends other bytes than {offset} to {offset + length - 1} "
+            f"{url}: bytes {offset} to {offset + length - 1} were requested, but the server sends different bytes "
             f"(Content-Range: {answer.headers.get('Content-Range')})"
         )

@@ -1,4 +1,4 @@
-"""Everything that a checkpoint carries besides weights: channels, grid, statistics, static fields, climatology.
+"""Contents of a checkpoint other than weights: channels, grid, statistics, static fields, climatology.
 
 Shape suffixes: C channels, H latitude rows, W longitude columns.
 """
@@ -40,21 +40,21 @@ _FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour
 
 @dataclass(frozen=True)
 class ModelAssets:
-    """Everything that a checkpoint carries besides weights.
+    """Contents of a checkpoint that forecasts need in addition to the weights.
 
     Attributes:
         channels: the channels of the model.
-        grid: the grid that its inputs and outputs lie on.
+        grid: the grid of the model's inputs and outputs.
         statistics: mean and standard deviations of every channel read from data, in physical units; components of
             vectors have the mean 0.
         attributes: variable -> its attributes units, standard_name and long_name.
         static_CHW: static channels, (C_static, H, W) float32 in physical units.
         masks: variable -> (H, W) bool, True where the variable is missing; only variables with missing cells.
-        climatology: climatology of the dynamic forcing read from data, None if the training period is too short or
-            there is no such forcing.
-        layers: vertical layers over which budgets such as mass and energy are summed, None if no budget is configured.
-        trained_periods: (first time, last time), as text, of each period on which the weights were trained or selected,
-            in this run and in the runs before it. The periods of imported weights are unknown and not listed.
+        climatology: climatology of the dynamic forcing that is read from data; None if the training period is too short
+            or no forcing is read from data.
+        layers: vertical layers for sums over columns in budgets such as mass and energy; None without a budget.
+        trained_periods: (first time, last time), as strings, of each period on which the weights were trained or
+            selected, in this run and in earlier runs. The periods of imported weights are unknown and not listed.
     """
 
     channels: ChannelMap
@@ -68,7 +68,7 @@ class ModelAssets:
     trained_periods: tuple[tuple[str, str], ...] = ()
 
     def with_trained_periods(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
-        """Return a copy whose `trained_periods` also lists the periods of `splits`, each period once.
+        """Return a copy of the assets with the periods of `splits` added to `trained_periods`, without repetitions.
 
         Args:
             splits: periods that weights are trained or selected on.
@@ -81,13 +81,13 @@ class ModelAssets:
         return replace(self, trained_periods=tuple(dict.fromkeys(periods)))
 
     @property
-    def static_stored_CHW(self) -> np.ndarray:
-        """Static channels that were read from data, (C_static_stored, H, W) float32 in physical units."""
+    def static_from_data_CHW(self) -> np.ndarray:
+        """Static channels that were read from data, (C_static_from_data, H, W) float32 in physical units."""
         is_stored_C = [channel.source == "data" for channel in self.channels.group("static")]
         return self.static_CHW[is_stored_C]
 
     def to_meta(self) -> dict[str, Any]:
-        """Return the attributes that are stored as JSON in meta.json; `to_tensors` returns the arrays."""
+        """Return the part of the assets that meta.json contains, as values that JSON can express."""
         return {
             "channels": self.channels.to_dict(),
             "grid": self.grid.to_dict(),
@@ -99,9 +99,10 @@ class ModelAssets:
         }
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the arrays as CPU tensors by name: ``static``, ``mask/VARIABLE``, ``climatology/NAME``.
+        """Return the arrays of the assets as CPU tensors.
 
-        ``static`` is (C_static, H, W) float32; masks are (H, W) bool.
+        Returns:
+            Name -> tensor: ``static`` (C_static, H, W) float32, ``mask/VARIABLE`` (H, W) bool, ``climatology/NAME``.
         """
         tensors = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
         for variable, mask_HW in self.masks.items():
@@ -124,7 +125,7 @@ class ModelAssets:
         """
 
         def select_arrays(prefix: str) -> dict[str, np.ndarray]:
-            """Return the arrays whose names begin with `prefix`, by the rest of their names."""
+            """Return name without `prefix` -> array, for all tensors whose names begin with `prefix`."""
             arrays = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
@@ -134,7 +135,7 @@ class ModelAssets:
         climatology = None
         if meta["climatology"]:
             climatology = Climatology.from_dict(select_arrays("climatology/"))
-        # Checkpoints written before budgets existed have no key for the layers.
+        # Checkpoints of versions without budgets do not contain the key "layers".
         layers = None
         if meta.get("layers"):
             layers = VerticalLayers.from_dict(meta["layers"])
@@ -154,7 +155,7 @@ class ModelAssets:
 def read_trained_periods(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the value of `ModelAssets.trained_periods` from the contents of a checkpoint's meta.json.
 
-    Checkpoints of earlier versions do not list the periods. Their periods are the splits of their own run.
+    Checkpoints of earlier versions do not list the periods; then the splits in the config of the checkpoint are used.
     """
     if "seen" in meta:
         periods = meta["seen"]
@@ -170,8 +171,8 @@ def read_trained_periods(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
 def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets:
     """Return the assets of a new run.
 
-    Statistics and the climatology of the forcing are read from the training store if it has them. Otherwise they are
-    fitted to the training period.
+    Statistics and the climatology of the forcing are read from the training store if the store contains them. Otherwise
+    they are computed from the training period.
 
     Args:
         config: the config of the run.
@@ -179,15 +180,15 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
         train: the training period.
 
     Raises:
-        ConfigError: if budgets are configured and the levels of the run do not make up whole columns.
+        ConfigError: if budgets are configured and the levels of the run do not form complete columns.
         DataError: if values of the data are not plausible.
     """
-    # Only a training store has statistics; source files are read from the beginning to the end of the period.
+    # Only a training store contains statistics. For source files, the complete training period is read.
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         statistics = _fit_run_statistics(config, reader, train)
-    # A store has been checked when it was written. For source files, fitting has just read the training period, but
-    # bad values of the validation period would stop the run only at the end of its first epoch.
+    # The values of a store were checked when the store was written. For source files, only the training period has been
+    # checked so far. Bad values in the validation period would stop the run only at its first validation.
     if hasattr(reader, "times_of_files"):
         valid = build_splits(config.data, reader.calendar)["valid"]
         bad_values = check_sampled_values(reader, valid.first, valid.last).problems
@@ -206,8 +207,9 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
 
 def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> Statistics:
-    """Fit the statistics to the training period, for a run that reads source files instead of a training store."""
-    # Values outside a declared range count as missing and those inside are accepted, so outliers are not searched for.
+    """Compute the statistics of the training period, for a run that reads source files instead of a training store."""
+    # With a declared range, values outside are treated as missing and values inside are accepted. So there is no search
+    # for outliers in these variables.
     variables_with_valid_range = []
     for variable, options in config.data.variable_options.items():
         if options.valid_range is not None:
@@ -225,10 +227,10 @@ def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> St
 
 
 def _fit_forcing_climatology(reader: FieldReader, train: Split) -> Climatology | None:
-    """Return the climatology of the dynamic forcing read from data, which replaces unknown values in forecasts.
+    """Return the climatology of the dynamic forcing read from data; it replaces unknown values in forecasts.
 
     Returns:
-        None if the model has no such forcing, or the training period is too short.
+        The climatology; None if the model reads no forcing from data, or if the training period is too short.
     """
     forcing_names = []
     for channel in reader.channels.group("dynamic_forcing"):
@@ -237,16 +239,18 @@ def _fit_forcing_climatology(reader: FieldReader, train: Split) -> Climatology |
     if not forcing_names:
         return None
     if train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
-        logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing_names))
+        logger.info(
+            "the training period is shorter than a year: %s persist unchanged in forecasts", ", ".join(forcing_names)
+        )
         return None
     return load_or_fit_climatology(reader, forcing_names, train, _FORCING_CLIMATOLOGY)
 
 
 def build_budget_layers(config: Config) -> VerticalLayers | None:
-    """Return the vertical layers over which budgets are summed, None if no post-process sums over columns.
+    """Return the vertical layers for sums over columns in budgets; None if no post-process computes column sums.
 
     Raises:
-        ConfigError: if the levels of the run do not make up whole columns.
+        ConfigError: if the levels of the run do not form complete columns.
     """
     entries = config.model.postprocess_entries | config.inference.postprocess_entries
     if not any(entry.needs_whole_columns for entry in entries.values()):
@@ -255,15 +259,15 @@ def build_budget_layers(config: Config) -> VerticalLayers | None:
 
 
 def zero_vector_means(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
-    """Return statistics in which the components of vectors have the mean 0.
+    """Return a copy of the statistics in which the components of vectors have the mean 0.
 
-    Normalization then only scales these components. Models change their sign across a pole, and this is correct for
-    normalised values only if 0 still means no wind.
+    Normalization then only scales these components. Models change the sign of vector components across a pole. For
+    normalised values, this is correct only if the normalised value 0 means no wind.
 
     Args:
         statistics: the statistics of all channels read from data.
         conf: the data section of the config.
-        reader: channels and attributes of the data.
+        reader: reader of the data; only its channels and attributes are used.
     """
     component_names = set()
     for channel in reader.channels.time_varying_stored:
@@ -279,14 +283,14 @@ def zero_vector_means(statistics: Statistics, conf: DataConfig, reader: FieldRea
 def build_model_spec(
     conf: DataConfig, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
 ) -> ModelSpec:
-    """Return the shapes and roles of the data that a model is built from.
+    """Return the `ModelSpec` that a model is built from, with channels, grid, frames and vector channels.
 
-    Components of a vector are matched by ``standard_name``: eastward_wind and northward_wind at a level are a pair.
+    The components of a vector are matched by ``standard_name``: eastward_wind and northward_wind at a level are a pair.
 
     Args:
         conf: the data section of the config.
         channels: the channels of the model.
-        grid: the grid that inputs and outputs lie on.
+        grid: the grid of inputs and outputs.
         attributes: variable -> its attributes units, standard_name and long_name.
     """
     vector_channels = []
@@ -302,7 +306,7 @@ def build_model_spec(
             eastward[standard_name.replace("eastward", ""), channel.level] = channel_index
         elif "northward" in standard_name:
             northward[standard_name.replace("northward", ""), channel.level] = channel_index
-    # A component without its partner is in `vector_channels` but in no pair.
+    # A component without a matching second component is in `vector_channels`, but not in `vector_pairs`.
     vector_pairs = []
     for vector, eastward_index in eastward.items():
         if vector in northward:
@@ -322,7 +326,7 @@ def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[
     """Return True if a channel is a component of a vector, which changes its sign across a pole.
 
     Args:
-        conf: the data section of the config; it may decide for a variable (``variable_options.NAME.vector``).
+        conf: the data section of the config; ``variable_options.NAME.vector`` takes precedence over the attributes.
         channel: the channel.
         attributes: variable -> its attributes units, standard_name and long_name.
     """

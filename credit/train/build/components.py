@@ -29,7 +29,7 @@ class TrainingComponents:
         config: the config of the run, with the ``trainer.train_batch_size`` and ``grad_accum_every`` that keep the
             global batch size on this number of ranks.
         launch: rank and number of ranks of this process, and its job.
-        assets: everything that a checkpoint carries besides weights.
+        assets: contents of a checkpoint other than weights, such as channels, grid and statistics.
         calendar: the calendar of the data.
         device: the device of this process.
         model: the model of this rank, sharded or not.
@@ -37,14 +37,14 @@ class TrainingComponents:
         average: the moving average of the trainable parameters; None without ``trainer.use_ema``.
         training_step: function object that takes an optimizer step.
         order: schedule of the samples of each optimizer step.
-        total_steps: number of optimizer steps of the whole run.
-        mesh: this rank's position among the ranks.
-        validate: collective function that validates the model's present weights.
-        preview: maker of forecasts from the validation period during training; None without ``trainer.preview``.
-        watchdog: the watchdog that notices when a rank hangs.
+        total_steps: number of optimizer steps of the complete run.
+        mesh: position of this rank in the device mesh.
+        validate: collective function that validates the model's current weights.
+        preview: object that makes previews during training; None without ``trainer.preview``.
+        watchdog: the watchdog that detects when a rank hangs.
         meter: meter of the time, energy and operations of the run.
-        base: description of the checkpoint that adapters adapt, see `credit.train.build.fine_tuning.describe_base`;
-            None if all weights train.
+        base: description of the base checkpoint of adapters, see `credit.train.build.fine_tuning.describe_base`; None
+            if all weights are trained.
     """
 
     config: Config

@@ -1,19 +1,19 @@
-"""Check that everything in a training run works on fields that ranks divide among them."""
+"""Check that all components of a training run support fields that are divided among ranks."""
 
 from __future__ import annotations
 
 from credit.config import Config
 from credit.config.registry import OBJECTIVES, POSTPROCESSES
 from credit.errors import ConfigError
-from credit.metrics import metric_class
+from credit.metrics import find_metric_class
 from credit.parallel.domain.domain import allows_divided_fields
 
 
 def require_domain_support(config: Config) -> None:
-    """Refuse a config in which ranks divide the fields of a sample if a key or a class in it needs whole fields.
+    """Raise ConfigError if ranks divide the fields of a sample, but a configured key or class needs complete fields.
 
     Raises:
-        ConfigError: naming the key and the kind.
+        ConfigError: the message names the key and the kind.
     """
     if not config.trainer.parallelism.divides_fields:
         return
@@ -28,7 +28,7 @@ def require_domain_support(config: Config) -> None:
     for key, section in config.model.postprocess_entries.items():
         classes[key, section.kind] = POSTPROCESSES.find_class(section.kind)
     for name in config.trainer.metrics:
-        classes["trainer.metrics", name] = metric_class(name)
+        classes["trainer.metrics", name] = find_metric_class(name)
     for (key, kind), cls in classes.items():
         if not allows_divided_fields(cls):
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""Dry run of a network without memory or other ranks, which raises the errors of a run's first step.
+"""Dry run of a training step without memory or other ranks, which raises the errors of a run's first step.
 
-Tensors on the meta device have a shape and no values, so even the largest model takes only seconds on a login node.
-torch's fake process group replaces the other ranks: the network is split over all of them without communication.
+Tensors on the meta device have a shape but no values, so a dry run of the largest model takes seconds on a login node.
+torch's fake process group replaces the other ranks, so the network is split over all ranks without communication.
 
 Shape suffixes: B samples of a batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -39,14 +39,14 @@ from credit.train.learning_rates import select_trained_weights
 from credit.train.optim import build_optimizer, optimizer_tensors
 
 _META = torch.device("meta")
-# Errors that torch raises when the values of a tensor without values are needed.
+# Errors that torch raises when an operation needs the values of a tensor on the meta device.
 _NO_VALUES = (
     NotImplementedError,
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
 )
-# Parts of torch's other messages about the meta device, which has neither values nor autocast.
+# Parts of further error messages of torch about the meta device, which has neither values nor autocast.
 _META_MESSAGES = ("meta tensor", "unsupported scalarType", "unsupported autocast device_type 'meta'")
 
 
@@ -55,9 +55,9 @@ class DryRunResult:
     """Result of a dry run.
 
     Attributes:
-        model: the network on the meta device, with adapters if only those train.
-        skip_reason: the reason why a step could not be tried, empty if it was.
-        optimizer_bytes: bytes of the optimizer's state.
+        model: the network on the meta device, with adapters if the config sets ``trainer.lora``.
+        skip_reason: the reason why the step could not be computed; empty if it was computed.
+        optimizer_bytes: bytes of the optimizer state.
     """
 
     model: nn.Module
@@ -66,24 +66,24 @@ class DryRunResult:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, adapters included."""
+        """Number of all parameters, including adapters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def trained_parameters(self) -> int:
-        """Number of parameters that train."""
+        """Number of parameters that are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's state."""
+        """Bytes of a checkpoint's tensors: current weights, averaged weights and optimizer state."""
         tensors = checkpoint_state_dict(self.model).values()
         weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        # The weights are saved twice: those of the last step and their average.
+        # A checkpoint contains the weights of the last step and their moving average.
         return 2 * weight_bytes + self.optimizer_bytes
 
 
-def dummy_assets(
+def build_placeholder_assets(
     config: Config,
     grid: LatLonGrid,
     attributes: Mapping[str, Mapping[str, str]],
@@ -100,7 +100,7 @@ def dummy_assets(
     channels = config.data.channel_map()
     stored_channels = channels.time_varying_stored + channels.static_stored
     names = tuple(channel.name for channel in stored_channels)
-    # Standard deviations of 1 keep the normalization free of divisions by zero.
+    # Standard deviations of 1 avoid divisions by zero in the normalization.
     zeros_C = np.zeros(len(names))
     ones_C = np.ones(len(names))
     statistics = Statistics(
@@ -114,7 +114,7 @@ def dummy_assets(
         count=ones_C.astype(np.int64),
     )
     if masks is None:
-        # The config declares which variables have masks; which cells are masked does not matter here.
+        # The config declares the variables with masks. The masked cells do not matter for shapes.
         masks = {}
         for channel in channels.input:
             if channel.source == "mask":
@@ -131,27 +131,27 @@ def dummy_assets(
     )
 
 
-# Without this, torch would end a recomputation by an exception, which would look like an error of the model.
+# With early stop, torch ends a recomputation by an exception, which would look like an error of the model.
 @torch.utils.checkpoint.set_checkpoint_early_stop(False)
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
-    """Build the network and take a training step without memory: the rollout, the loss, the backward pass.
+    """Build the network, and compute the rollout, the loss and the backward pass of a training step without memory.
 
     The step is computed in float32, because shapes do not depend on ``trainer.amp``; `try_bfloat16` checks dtypes.
     Blocks are not compiled.
 
     Args:
         config: the config of the run.
-        assets: from `dummy_assets`.
+        assets: assets from `build_placeholder_assets`.
 
     Returns:
-        The network, and the reason why no step could be tried, if the model needs the values of tensors.
+        The network, and the reason why the step could not be computed, if the model needs the values of tensors.
 
     Raises:
         ConfigError: if the model, the loss or the objective cannot be built, or the forward or backward pass fails.
     """
     model_type = config.model.type
     trainer = config.trainer
-    # The network with adapters and activation checkpointing, as in a run, but neither sharded nor compiled.
+    # The network has adapters and activation checkpointing, like in a run, but is not sharded or compiled.
     with _model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     select_trained_weights(model, trainer)
@@ -162,15 +162,15 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     model.train()
 
     checked_model = _CheckedModel(model, model_type, len(assets.channels.output))
-    # The third step of a rollout has the same shapes as the second.
+    # Later steps of a rollout have the same shapes as the second step.
     num_steps = min(config.data.forecast_len, 2)
-    batch = _dummy_batch(config, assets, num_steps)
-    # Every training step begins with this.
+    batch = _build_placeholder_batch(config, assets, num_steps)
+    # Every training step begins with the power iterations.
     advance_power_iterations(model)
 
-    # Each part has its own error message, so that the user knows which section of the config to change.
+    # Each part has a separate error message, which names the section of the config that the user must change.
     try:
-        # The weights of a channel that is missing in every cell are 0 / 0.
+        # For a channel that is missing in every cell, the area weights are 0 / 0.
         with _one_line_errors(f"loss.kind: {config.loss.kind} cannot be built"), np.errstate(invalid="ignore"):
             loss = build_run_loss(config, assets, _META)
         # Building the stepper checks the post-processing, which depends on the grid and on units.
@@ -183,23 +183,23 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
             training_loss = objective.training_loss(batch, micro_step)
         with _model_errors(model_type, "fails in the backward pass"):
             training_loss.backward()
-        # An objective may have its own way to the gradients, such as members one by one, which training takes.
+        # Training calls `accumulate_gradients`, which an objective may override, for example to compute single members.
         if type(objective).accumulate_gradients is not Objective.accumulate_gradients:
             with _step_errors(config):
                 objective.accumulate_gradients(batch, micro_step)
-    except _NeedsValues as error:
+    except _MissingValuesError as error:
         return DryRunResult(model, str(error), optimizer_bytes)
     return DryRunResult(model, "", optimizer_bytes)
 
 
 def try_bfloat16(config: Config, assets: ModelAssets) -> None:
-    """Take a forecast step under bfloat16 autocast, as on a CPU but without memory or values.
+    """Compute a forecast step under bfloat16 autocast of a CPU, without memory or values.
 
-    torch checks the dtypes of some operations only when there are values, so a run may still fail later.
+    torch checks the dtypes of some operations only if the tensors have values, so a run may still fail later.
 
     Args:
         config: the config of the run.
-        assets: from `dummy_assets`.
+        assets: assets from `build_placeholder_assets`.
 
     Raises:
         ConfigError: if the model cannot compute in bfloat16.
@@ -211,30 +211,30 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
     num_frames = config.data.history_len
     num_prognostic = len(assets.channels.group("prognostic"))
     num_forcing = len(assets.channels.group("dynamic_forcing"))
-    # The meta device has no autocast. Fake tensors have no values either, but report the device that they imitate.
+    # The meta device has no autocast. Fake tensors have no values, too, but they report the device that they imitate.
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         for module in model.modules():
             _replace_with_fakes(module._parameters)
             _replace_with_fakes(module._buffers)
         state_BCTHW = torch.empty(batch_size, num_prognostic, num_frames, *assets.grid.shape)
         forcing_BCTHW = torch.empty(batch_size, num_forcing, num_frames, *assets.grid.shape)
-        with suppress(_NeedsValues), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
+        with suppress(_MissingValuesError), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
             stepper.step(state_BCTHW, forcing_BCTHW)
 
 
 def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
-    """Split the network as a run on a mesh of `degrees` would, in this process alone and without memory.
+    """Split the network over a mesh like a training run, but without other processes and without memory.
 
     Args:
         config: the config of the run.
-        assets: from `dummy_assets`.
-        degrees: the number of ranks along each mesh axis.
+        assets: assets from `build_placeholder_assets`.
+        degrees: number of ranks along each mesh axis.
 
     Raises:
         ConfigError: if the network cannot be split over this mesh.
     """
     require_domain_support(config)
-    # Offloaded parameters would be allocated in host memory, which a dry run must not take.
+    # Offloaded parameters would be allocated in host memory, but a dry run must not allocate memory.
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})
     with fake_process_group(degrees.world):
@@ -244,11 +244,11 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
 
 
 def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
-    """Return the plan by which ranks of ``inference.parallelism.domain`` divide the fields; no ranks are needed.
+    """Return the plan how the ranks of ``inference.parallelism.domain`` divide the fields; only one process is needed.
 
     Args:
-        config: config of the run.
-        assets: assets of the model, which may be those of `dummy_assets`.
+        config: the config of the run.
+        assets: assets of the model, or assets from `build_placeholder_assets`.
 
     Raises:
         ConfigError: if the network or the grid cannot be divided, or the parts do not fit ``inference.format``.
@@ -256,7 +256,7 @@ def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
     inference = config.inference
     with _model_errors(config.model.type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
-    # As in forecasts, where dropout is not active.
+    # Forecasts also remove dropout, because dropout is not active in forecasts.
     remove_dropout(model)
     plan = plan_domain(model, inference.parallelism.num_domain_ranks, inference.parallelism.domain_parts)
     if inference.format == "zarr":
@@ -265,19 +265,19 @@ def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
 
 
 def _replace_with_fakes(tensors: dict[str, Tensor | None]) -> None:
-    """Replace the tensors of a module by fake ones of the same shape and dtype, in place.
+    """Replace the tensors of a module with fake tensors of the same shape and dtype, in place.
 
-    Must be called within a `FakeTensorMode`, in which new tensors are fake.
+    Call this function within a `FakeTensorMode`, in which new tensors are fake.
 
     Args:
-        tensors: name -> parameter or buffer of the module; None stands for an absent one.
+        tensors: name -> parameter or buffer of the module; None if the module does not have this tensor.
     """
     for name, tensor in tensors.items():
         if tensor is not None:
             tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
+def _build_placeholder_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
     """Return a batch on the meta device, with the shapes of the run and targets for `num_steps` rollout steps."""
     batch_size = config.trainer.train_batch_size
     history_len = config.data.history_len
@@ -288,7 +288,7 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
 
     prognostic_BCTHW = empty_fields("prognostic", num_steps)
     diagnostic_BCTHW = empty_fields("diagnostic", num_steps)
-    # Each step takes the forcing of its own input frames: the history, then one more frame for each further step.
+    # The first step needs the forcing of the history frames, and each further step needs one more frame.
     return Batch(
         history_BCTHW=empty_fields("prognostic", history_len),
         forcing_BCTHW=empty_fields("dynamic_forcing", history_len + num_steps - 1),
@@ -298,12 +298,12 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
 
 
 class _CheckedModel(nn.Module):
-    """Wrapper that checks the shape of a model's output, and names the model in messages of errors in its own code.
+    """Wrapper that checks the shape of a model's output, and names the model in the messages of its errors.
 
     Args:
         model: the network.
-        model_type: ``model.type``.
-        out_channels: number of channels that its output must have.
+        model_type: value of ``model.type``.
+        out_channels: number of channels that the output of the network must have.
     """
 
     def __init__(self, model: nn.Module, model_type: str, out_channels: int) -> None:
@@ -320,7 +320,7 @@ class _CheckedModel(nn.Module):
             *condition: noise, for a model with noise.
 
         Raises:
-            ConfigError: if the model fails, or its output has another shape.
+            ConfigError: if the model fails, or its output has a wrong shape.
         """
         with _model_errors(self._model_type, "fails in the forward pass"):
             out_BCTHW = self.model(x_BCTHW, *condition)
@@ -333,21 +333,21 @@ class _CheckedModel(nn.Module):
         return out_BCTHW
 
 
-class _NeedsValues(Exception):
-    """Error in a dry run of a model that needs values or an operation of a real device; the model may be correct."""
+class _MissingValuesError(Exception):
+    """Error in a dry run if the model needs values or an operation of a real device; the model may be correct."""
 
 
 @contextmanager
 def _model_errors(model_type: str, problem: str) -> Iterator[None]:
-    """Turn an error of the model's code into a message of one line.
+    """Context manager that converts an error of the model's code into a `ConfigError` with one line.
 
     Args:
-        model_type: ``model.type``.
+        model_type: value of ``model.type``.
         problem: description of the failure, such as "cannot be built".
 
     Raises:
-        ConfigError: for every error in the block that does not come from this package.
-        _NeedsValues: if the block needs the values of a tensor that has none.
+        ConfigError: for every error in the ``with`` block that does not come from this package.
+        _MissingValuesError: if the block needs the values of a tensor without values.
     """
     with _one_line_errors(f"model.type: {model_type} {problem}"):
         yield
@@ -355,12 +355,12 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
 
 @contextmanager
 def _step_errors(config: Config) -> Iterator[None]:
-    """Turn an error of the objective, the loss or the post-processing into a message of one line.
+    """Context manager that converts an error of objective, loss or post-process into a `ConfigError` with one line.
 
     Raises:
         ConfigError: for every error in the block that does not come from this package. The message names the configured
             kinds of objective, loss and post-processing.
-        _NeedsValues: if the block needs the values of a tensor that has none.
+        _MissingValuesError: if the block needs the values of a tensor without values.
     """
     kinds = [f"trainer.objective.kind: {config.trainer.objective.kind}", f"loss.kind: {config.loss.kind}"]
     entries = config.model.postprocess_entries
@@ -373,28 +373,28 @@ def _step_errors(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(beginning: str) -> Iterator[None]:
-    """Turn an error that does not come from this package into a `ConfigError` of one line.
+    """Context manager that converts an error that does not come from this package into a `ConfigError` with one line.
 
     Args:
-        beginning: beginning of the message, before the first line of the error.
+        beginning: beginning of the message; the first line of the error follows.
 
     Raises:
-        ConfigError: for every error in the block that does not come from this package.
-        _NeedsValues: if the block needs the values of a tensor that has none.
+        ConfigError: for every error in the ``with`` block that does not come from this package.
+        _MissingValuesError: if the block needs the values of a tensor without values.
     """
     try:
         yield
-    except (CreditError, _NeedsValues):
+    except (CreditError, _MissingValuesError):
         raise
     except Exception as error:
-        # A plugin's model may raise anything, and torch's messages have many lines.
+        # The model of a plugin may raise any exception, and the messages of torch have many lines.
         first_line = str(error).partition("\n")[0]
         message = f"{type(error).__name__}: {first_line}"
-        # Notes say where the error comes from, such as the entry of a list.
+        # Notes contain the origin of the error, such as the entry of a list.
         for note in getattr(error, "__notes__", ()):
             message += f" ({note})"
-        # torch raises some errors about missing values as a plain RuntimeError, which only the text tells apart.
+        # torch raises RuntimeError for some missing values; only the message distinguishes it from other errors.
         is_about_meta_device = any(text in message for text in _META_MESSAGES)
         if isinstance(error, _NO_VALUES) or is_about_meta_device:
-            raise _NeedsValues(message) from error
+            raise _MissingValuesError(message) from error
         raise ConfigError(f"{beginning}: {message}") from error

@@ -1,7 +1,7 @@
-"""Fine-tuning of another run: choice and loading of the base checkpoint, and merging of LoRA adapters for forecasts.
+"""Fine-tuning: selection and loading of the base checkpoint, and merging of LoRA adapters for forecasts.
 
-The base is the checkpoint whose forecast weights a new run begins with. A checkpoint of adapters contains only the
-adapters. Its meta.json identifies the base by its path and by a checksum of its weights.
+The base is the checkpoint whose forecast weights a new run starts with. A checkpoint of adapters contains only the
+adapters. Its meta.json contains the path of the base and a checksum of the base weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from credit.train.checkpoint.external_weights import describe_added_tensors, fin
 from credit.train.checkpoint.resume import starts_from_run_folder
 from credit.train.checkpoint.trained_fields import (
     adapt_weights,
-    advise_on_grid,
+    add_grid_advice,
     describe_adaptation,
     find_adapted_names,
 )
@@ -39,16 +39,19 @@ logger = logging.getLogger(__name__)
 
 
 def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
-    """Collective: return the base of the run's adapters, or the best checkpoint of another run; None without a base.
+    """Collective: return the base checkpoint of the run, whose forecast weights the run starts with.
 
     Args:
         config: the config of the run.
-        origin: the checkpoint that the run starts from, see `credit.train.checkpoint.resume.choose_checkpoint`: either
-            adapters of this run, whose meta.json names their base, or the base itself.
+        origin: the checkpoint from `credit.train.checkpoint.resume.choose_checkpoint`: a checkpoint of this run's
+            adapters, whose meta.json contains the path of the base, or the base itself.
+
+    Returns:
+        The base of the adapters, or the checkpoint of a different run in ``trainer.resume``; None without a base.
 
     Raises:
-        ConfigError: if adapters have no checkpoint to start from, or their base lies in the folder of this run.
-        CheckpointError: if the base of adapters is missing or has changed, or a base contains only adapters.
+        ConfigError: if adapters have no checkpoint to start from, or if their base is in the folder of this run.
+        CheckpointError: if the base of adapters is missing or has changed, or if the base contains only adapters.
     """
     # Only a checkpoint of adapters has the key "base" in its meta.json.
     starts_from_run = starts_from_run_folder(config, origin)
@@ -61,19 +64,19 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
     if config.trainer.lora is None:
         return origin.resolve() if starts_from_run else None
 
-    # With adapters: the run either continues adapters of its own, or begins new ones from a trained model.
+    # A run with adapters either continues to train its adapters, or starts new adapters from a trained model.
     if origin is None:
         raise ConfigError(
-            "trainer.lora: adapters need a trained model; set trainer.resume to the folder of its run, or to one of "
-            "its checkpoints"
+            "trainer.lora: adapters need a trained model; set trainer.resume to the folder of the trained run, or to a "
+            "checkpoint of the trained run"
         )
     meta = run_on_rank0(lambda: checkpoint.load_meta(origin))
     if "base" in meta:
         return locate_recorded_base(meta["base"], config.trainer.resume, origin)
     if origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve():
         raise ConfigError(
-            f"trainer.lora: {origin} contains all weights and lies in the folder of this run; set another save_loc for "
-            f"the adapters, and trainer.resume: {origin}"
+            f"trainer.lora: {origin} contains all weights and is in the folder of this run; set a different save_loc "
+            f"for the adapters, and trainer.resume: {origin}"
         )
     logger.info(
         "training adapters of %s; keep it, because the checkpoints of this run contain only the adapters", origin
@@ -82,62 +85,63 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return the entry for a base in the meta.json of adapters: ``path``, and ``weights``, a checksum of weights."""
-    return {"path": str(base), "weights": checkpoint.weights_fingerprint(base, "forecast")}
+    """Return the description of a base for meta.json: its ``path``, and ``weights``, the checksum of its weights."""
+    return {"path": str(base), "weights": checkpoint.read_weights_checksum(base, "forecast")}
 
 
 def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
-    """Collective: return the base of the adapters in `origin`, at its recorded path or at ``trainer.resume``.
+    """Collective: return the path of the base of adapters: the path in meta.json, or the path ``trainer.resume``.
 
     Args:
         recorded: the output of `describe_base` when the adapters were saved.
-        resume: ``trainer.resume``, which has the new path of a base that has been moved.
+        resume: value of ``trainer.resume``, the new path of a base that was moved.
         origin: the checkpoint of adapters.
 
     Raises:
-        CheckpointError: if neither path has a checkpoint with the weights of the base, or the base is damaged.
+        CheckpointError: if neither path is a checkpoint with the weights of the base, or if the base is damaged.
     """
 
     def find_path() -> Path:
         recorded_path = Path(recorded["path"])
         candidates = [recorded_path]
-        # The new path may be that of the checkpoint itself, or the folder of its run.
+        # The new path may be the path of the checkpoint, or the path of the run folder.
         for name in ("", f"checkpoints/{recorded_path.name}", "checkpoints/best"):
             candidates.append((Path(resume) / name).resolve())
         for candidate in candidates:
             if candidate.is_dir() and describe_base(candidate)["weights"] == recorded["weights"]:
                 return candidate
         raise CheckpointError(
-            f"{origin}: contains adapters of {recorded['path']}, which does not exist or has other weights than when "
-            f"they were trained (checksum {recorded['weights']}); restore it, or set trainer.resume to its new path"
+            f"{origin}: contains adapters of {recorded['path']}. This base does not exist, or its weights have changed "
+            f"since the training of the adapters (checksum {recorded['weights']}); restore it, or set trainer.resume "
+            "to its new path"
         )
 
     base = run_on_rank0(find_path)
-    # The checksum above is the one in the manifest; this call compares the files with it.
+    # `find_path` has only read the checksum in the manifest. This call compares the files with the manifest.
     return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
 
 
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
-    """Collective: load the forecast weights of `base` into a model, and initialise its adapters, if it has any.
+    """Collective: load the forecast weights of a base into a model, and initialise the adapters of the model.
 
-    Noise parameters that the base lacks get their initial values, with which the model computes what the base computes.
-    If the model has other channels or another grid, the weights that depend on them are adapted, see
+    Noise parameters that are missing in the base get initial values that do not change the output of the model. If the
+    channels or the grid of the model differ from the base, the weights that depend on them are adapted, see
     `credit.train.checkpoint.trained_fields.adapt_weights`.
 
     Args:
-        model: the model, with memory and without values.
+        model: the model, whose parameters have allocated memory but no values.
         base: the base checkpoint.
         seed: the seed of the initial values of adapters and noise parameters.
 
     Raises:
-        CheckpointError: on every rank, if the base has other weights than the model.
+        CheckpointError: on every rank, if the names or shapes of the weights differ between the base and the model.
     """
     meta = run_on_rank0(lambda: checkpoint.load_meta(base))
     adapted_names = find_adapted_names(model, meta)
-    with advise_on_grid(model, meta):
+    with add_grid_advice(model, meta):
         stored_names = _load_base_weights(model, base, adapted_names)
     if adapted_names:
-        # These tensors are small, so every rank gets them whole.
+        # The adapted tensors are small, so every rank gets complete tensors.
         stored = run_on_rank0(lambda: checkpoint.load_tensors(base, "forecast", adapted_names))
         adapted = adapt_weights(model, stored, meta)
         model_state = {name: tensor for name, tensor in named_tensors(model).items() if name in adapted_names}
@@ -147,7 +151,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     adaptation = describe_adaptation(model, meta)
     if adaptation:
         logger.info("%s: %s", base, adaptation)
-    # The product of a new adapter is zero, so the model begins as its base.
+    # The product of a new adapter is zero, so the initial output of the model is the output of its base.
     fill_(model, initial_adapters(model, seed))
     added_values = find_added_tensors(model, stored_names, seed)
     if added_values:
@@ -159,9 +163,9 @@ def _load_base_weights(model: nn.Module, base: Path, skipped_names: Collection[s
     """Collective: load the forecast weights of a base into a model, and return the names of the stored tensors.
 
     Args:
-        model: the model, whose adapters are left out.
+        model: the model; its adapters are not loaded.
         base: the base checkpoint.
-        skipped_names: names of tensors that are not loaded.
+        skipped_names: names of further tensors that are not loaded.
     """
     stored_names = run_on_rank0(lambda: set(checkpoint.read_stored_shapes(base, "forecast")))
     state = base_state_dict(model, stored_names)
@@ -175,41 +179,41 @@ def load_forecast_network(
 ) -> nn.Module:
     """Collective over the mesh: return the network of a checkpoint with its forecast weights, in eval mode.
 
-    If this rank has all weights, adapters are merged into their base.
+    If this rank has all weights, adapters are merged into the base weights.
 
     Args:
         config: a config with the model and data sections that the weights were trained with.
-        lora: the settings of the adapters in training, None if all weights were trained.
+        lora: the settings of the adapters in training; None if all weights were trained.
         assets: the assets of the checkpoint.
         path: the checkpoint.
         device: the device of this rank.
-        mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`.
+        mesh: device mesh of the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`.
 
     Raises:
         ConfigError: if the network cannot be split over these ranks.
-        CheckpointError: if the checkpoint or the base of its adapters is missing, damaged or of another model.
+        CheckpointError: if the checkpoint or the base of its adapters is missing, damaged or of a different model.
     """
-    # Built without memory, so that a rank allocates no more than its own part.
+    # The network is built on the meta device, so that a rank allocates only memory for its part.
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
         apply_lora(model, lora.targets, lora.rank, lora.alpha)
     set_tf32(config.trainer.tf32, device)
     parallelism = config.inference.parallelism
-    # Dropout is not active in these forecasts, but a network with torch's dropout refuses to be divided.
+    # Dropout is not active in these forecasts, but a network with torch's dropout cannot be divided.
     if mesh.degrees.domain > 1:
         remove_dropout(model)
         split_domain(model, mesh.domain_group, parallelism.domain_parts)
     parallelize(model, mesh.device_mesh, shard=parallelism.shard)
     allocate_(model, device)
-    # A checkpoint of adapters contains only these and the parameters of noise; the other weights come from the base.
+    # A checkpoint of adapters contains only the adapters and the noise parameters. Other weights come from the base.
     if lora is not None:
         recorded = run_on_rank0(lambda: checkpoint.load_meta(path)["base"])
         base = locate_recorded_base(recorded, config.trainer.resume, path)
         _load_base_weights(model, base)
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
-    # Parts of weights on several ranks cannot be merged, so there the adapters stay.
+    # Adapters cannot be merged into weights that are split over ranks, so the adapters are then kept.
     if not parallelism.splits_weights or mesh.device_mesh is None:
         model = merge_adapters(model)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Builder of a forecaster: a trained model from a checkpoint, with the reader of initial states and forcing."""
+"""Builder of a forecaster: a trained model from a checkpoint, and the reader of initial states and forcing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credit.data.samples.frames import FrameReader
 from credit.errors import CheckpointError, ConfigError
 from credit.forecast.ensemble.perturbations import describe_ensemble
 from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.io.schema import SEEN
+from credit.forecast.io.schema import SEEN_PERIODS
 from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
 from credit.parallel.domain.domain import Domain
@@ -47,9 +47,10 @@ class Forecaster:
         assets: the assets of the checkpoint.
         stepper: stepper of the network, which is in eval mode.
         frames: reader of initial states and forcing, on this rank's part of the grid.
-        whole_frames: the same reader for the whole grid; `frames` itself unless ranks divide the fields among them.
+        full_grid_frames: reader of initial states and forcing on the complete grid; the same object as `frames` unless
+            ranks divide the fields.
         trained_steps: number of optimizer steps that the weights were trained for.
-        path: the checkpoint.
+        path: path of the checkpoint.
         weights: checksum of the weights.
     """
 
@@ -57,7 +58,7 @@ class Forecaster:
     assets: ModelAssets
     stepper: Stepper
     frames: FrameReader
-    whole_frames: FrameReader
+    full_grid_frames: FrameReader
     trained_steps: int
     path: Path
     weights: str
@@ -70,17 +71,17 @@ def assemble_forecaster(
 
     Args:
         config: the config of the run.
-        reader: the reader of the run's data; it may have only the variables that a forecast reads.
+        reader: the reader of the run's data; it may contain only the variables that a forecast reads.
         which: the checkpoint: ``best``, ``latest`` or a path.
-        launch: rank of this process on its host, which chooses its GPU; by default the first GPU.
-        mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by default this
-            process alone.
+        launch: rank of this process on its host, which determines its GPU; by default the first GPU is used.
+        mesh: device mesh of the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by
+            default only this process.
 
     Raises:
-        CheckpointError: if the checkpoint is missing or damaged, or was trained on other channels, with another time
-            step or with another number of input frames.
-        DataError: if the checkpoint was trained on another grid, in other units, or with values in cells where the data
-            are missing.
+        CheckpointError: if the checkpoint is missing or damaged, or if its channels, time step or number of input
+            frames differ from the config.
+        DataError: if the grid or the units of the data differ from the checkpoint, or if the data are missing in cells
+            where the checkpoint was trained with values.
         ConfigError: if the path does not exist, or ``inference.postprocess`` does not fit the model.
     """
     # Load the checkpoint's assets and compare them with the data and the config.
@@ -89,20 +90,20 @@ def assemble_forecaster(
     assets = ModelAssets.from_stored(meta, stored_assets)
     require_same_fields(assets, reader, path, config.data.channel_map())
     masked_cells = find_masked_cells(assets, reader, path)
-    # Channels and grid may agree although a step of the network means another time step.
+    # Even if channels and grid agree, the time step or the number of input frames may differ.
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(
-            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
-            f"the config has {config.data.timestep} and {config.data.history_len}"
+            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}, "
+            f"but the config has {config.data.timestep} and {config.data.history_len}"
         )
-    config = with_trained_settings(config, trained)
+    config = apply_trained_settings(config, trained)
 
-    # If only the forecast has a budget, the checkpoint has no layers, so they are built here.
+    # If only the forecast uses a budget fixer, the checkpoint contains no layers, so they are built here.
     layers = assets.layers
     if layers is None:
         layers = build_budget_layers(config)
-    # The units of the checkpoint win: the network's outputs are in them.
+    # The units of the checkpoint take precedence, because the outputs of the network have these units.
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
 
     # Build the network with its weights on this rank's device.
@@ -111,26 +112,27 @@ def assemble_forecaster(
     retain_freed_memory(device)
     mesh = mesh or DeviceGrid()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
-    # Fused weights are whole tensors, so a network whose weights are split over ranks keeps its own.
+    # Weights can only be fused as complete tensors, so a network whose weights are split over ranks is not changed.
     if not config.inference.parallelism.splits_weights or mesh.device_mesh is None:
         autocast_dtype = torch.bfloat16 if config.inference.amp else None
         prepare_for_inference(model, autocast_dtype)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    whole_frames = build_frame_reader(config, reader, assets, None, masked_cells)
-    frames = whole_frames
+    full_grid_frames = build_frame_reader(config, reader, assets, None, masked_cells)
+    frames = full_grid_frames
     if stepper.domain is not None:
         frames = build_frame_reader(config, reader, assets, stepper.domain, masked_cells)
-    weights = run_on_rank0(lambda: checkpoint.weights_fingerprint(path, "forecast"))
-    return Forecaster(config, assets, stepper, frames, whole_frames, meta["step"], path, weights)
+    weights = run_on_rank0(lambda: checkpoint.read_weights_checksum(path, "forecast"))
+    return Forecaster(config, assets, stepper, frames, full_grid_frames, meta["step"], path, weights)
 
 
 def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Domain | None = None) -> OutputDiagnostics:
-    """Return the diagnostics of a forecast: interpolation to pressure levels, and derived variables.
+    """Return the object that interpolates forecasts to pressure levels and computes derived variables.
 
     Args:
-        forecaster: the forecaster, from whose outputs the diagnostics are computed.
+        forecaster: the forecaster; its outputs are the inputs of the diagnostics.
         last_lead: longest lead time in minutes.
-        domain: the ranks that divide the fields, if each computes the diagnostics of its part; None for whole fields.
+        domain: the group of ranks that divide the fields, if each rank computes the diagnostics of its part; None for
+            complete fields.
 
     Raises:
         ConfigError: if a variable cannot be derived from the outputs.
@@ -142,29 +144,30 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Dom
         config.data,
         assets.channels,
         assets.attributes,
-        select_part(assets.static_stored_CHW, domain),
+        select_part(assets.static_from_data_CHW, domain),
         last_lead,
         assets.masks,
     )
 
 
-def with_trained_settings(config: Config, trained: Config) -> Config:
-    """Return `config` with the settings of `trained` that the weights depend on.
+def apply_trained_settings(config: Config, trained: Config) -> Config:
+    """Return a copy of `config` with the settings of `trained` that the weights depend on.
 
-    These settings are the model, the options of variables, solar radiation and transforms. Data sources, the treatment
-    of forcing in a forecast and the inference section stay those of `config`.
+    The model, the options of variables, solar radiation and transforms come from `trained`. Data sources, the treatment
+    of forcing in a forecast and the inference section come from `config`.
 
     Args:
         config: the config of the forecasts.
         trained: the config of the checkpoint.
 
     Raises:
-        ConfigError: if the entries of ``inference.postprocess`` cannot be put in order with those of the trained model.
+        ConfigError: if the entries of ``inference.postprocess``, together with the entries of the trained model, cannot
+            be put into the required order.
     """
-    # A variable without options in the trained config gets the defaults that it was trained with.
+    # A variable without options in the trained config was trained with the default options.
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
     options = {name: trained.data.options_of(name) for name in variables}
-    # How a forecast sets forcing that is not known in advance is a choice of the forecast.
+    # The options for forcing that is not known in advance come from the config of the forecast.
     forcing = config.data.variables.dynamic_forcing
     forcing_names = {*forcing.vars_3D, *forcing.vars_2D}
     for name in options.keys() & forcing_names:
@@ -179,7 +182,7 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
         update={"variable_options": options, "solar": trained.data.solar, "transforms": trained.data.transforms}
     )
 
-    # Entries of inference.postprocess replace trained ones of the same kind, or are added in the required order.
+    # Entries of inference.postprocess replace trained entries of the same kind, or are added in the required order.
     entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
     try:
         require_order(entries, "inference.postprocess, with the entries that the weights were trained with")
@@ -188,7 +191,7 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
     if config.inference.postprocess:
         kinds = ", ".join(entry.kind for entry in entries.values())
         logger.info("inference.postprocess changes the post-processing of the forecasts; its entries are now %s", kinds)
-    # The shorthand `hyperdiffusion` is one of the entries already.
+    # The shorthand `hyperdiffusion` is already one of the entries.
     model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
     return config.model_copy(update={"model": model, "data": data})
 
@@ -196,7 +199,7 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
 def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
     """Return the global attributes of a forecaster's files: name -> value.
 
-    The attributes identify the run. A file with other attributes does not count as a forecast of this run.
+    The attributes identify the run. A file with different attributes is not treated as a forecast of this run.
     """
     config = forecaster.config
     assets = forecaster.assets
@@ -207,7 +210,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         if channel.source == "data":
             source = _describe_forcing(config.data.options_of(channel.variable))
         forcing.append(f"{channel.name}: {source}")
-    # Hyperdiffusion is described with its parameters, other post-processes by their kinds.
+    # Hyperdiffusion is described with its parameters, and other post-processes only with their kinds.
     hyperdiffusion = "none"
     other_kinds: list[str] = []
     for entry in config.model.postprocess_entries.values():
@@ -218,7 +221,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
     num_parameters = sum(parameter.numel() for parameter in forecaster.stepper.model.parameters())
     trained_periods = ["/".join(period) for period in assets.trained_periods]
 
-    # Entries that every file has, then those of settings that are not the default.
+    # Attributes that every file has; attributes for settings that are not the default follow.
     attributes: dict[str, str | int] = {
         "title": f"Forecasts of {config.experiment}",
         "experiment": config.experiment,
@@ -226,7 +229,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         "parameters": num_parameters,
         "checkpoint_step": forecaster.trained_steps,
         "weights": forecaster.weights,
-        SEEN: ", ".join(trained_periods) or "unknown",
+        SEEN_PERIODS: ", ".join(trained_periods) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": hyperdiffusion,
     }
@@ -252,7 +255,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
 
 
 def _describe_forcing(options: VariableOptions) -> str:
-    """Describe how a forecast sets a forcing, such as "persist, at least 0"; observed values have no bounds."""
+    """Return the method that sets a forcing in a forecast, with its bounds, such as "persist, at least 0"."""
     text = options.in_forecast
     if options.in_forecast == "observed":
         return text

@@ -1,4 +1,4 @@
-"""Checks that a forecast starts from fields like those that the weights were trained on.
+"""Checks that the initial fields of a forecast are similar to the fields that the weights were trained on.
 
 Shape suffixes: C channels, H latitude rows, W longitude columns.
 """
@@ -15,17 +15,18 @@ from credit.data.reader import FieldReader
 from credit.errors import DataError
 from credit.train.build.assets import ModelAssets
 
-# Largest difference of a global mean that is not reported, in standard deviations over space and time. A global mean of
-# the same climate stays within one or two of them.
+# Largest difference of a global mean that is not reported, in standard deviations over space and time. In the same
+# climate, a global mean differs by at most one or two standard deviations.
 MAX_SHIFT = 5.0
 # Number of channels that a warning names.
 _MAX_LISTED_CHANNELS = 5
 
 
 def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
-    """Return the cells that have values in the data but were missing in training, which a forecast must not see.
+    """Return masks of the cells that have values in the data but were missing in training.
 
-    Only the variables that a forecast reads are compared: prognostic variables and dynamic forcing.
+    A forecast must treat the values in these cells as missing. Only the variables that a forecast reads are compared:
+    prognostic variables and dynamic forcing.
 
     Args:
         assets: the assets of the checkpoint.
@@ -33,8 +34,8 @@ def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> d
         path: the checkpoint, for the message.
 
     Returns:
-        variable -> (H, W) bool, True in cells that were missing in training; only variables for which the data have
-        values in such cells. An example is land, where an analysis has values and the training data had none.
+        variable -> (H, W) bool, True in cells that were missing in training. Only variables with data values in these
+        cells are included. For example, an analysis may have values over land where the training data had none.
 
     Raises:
         DataError: if a variable is missing in cells where the checkpoint was trained on values.
@@ -62,14 +63,14 @@ def compute_normalized_moments(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the area-weighted means and standard deviations of fields in normalised units, (C,) float64 each.
 
-    Over the whole training period the mean of a channel is 0 and its standard deviation is 1. One channel at a time is
-    converted, so that little memory is needed.
+    Over the complete training period, each channel has the mean 0 and the standard deviation 1. The channels are
+    normalised one at a time to save memory.
 
     Args:
         assets: the assets of the checkpoint.
-        normalizer: built from the statistics of the checkpoint.
-        fields_CHW: all channels of the group at one time, (C, H, W) in physical units, NaN where missing. Channels that
-            are missing everywhere have the moments 0.
+        normalizer: normaliser with the statistics of the checkpoint.
+        fields_CHW: all channels of the group at one time, (C, H, W) in physical units, NaN where missing. For channels
+            that are missing everywhere, mean and standard deviation are 0.
         group: ``prognostic`` or ``dynamic_forcing``.
     """
     area_HW = assets.grid.area_weights()
@@ -88,13 +89,13 @@ def compute_normalized_moments(
 
 
 def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fields_CHW: np.ndarray, time: str) -> str:
-    """Return a warning if global means of the initial fields are far from those of training, else an empty string.
+    """Return a warning if global means of the initial fields are far from the training means, else an empty string.
 
     Args:
         assets: the assets of the checkpoint.
-        normalizer: built from the statistics of the checkpoint.
+        normalizer: normaliser with the statistics of the checkpoint.
         fields_CHW: the prognostic channels at one time, (C, H, W) in physical units, NaN where missing.
-        time: the time as text, for the warning.
+        time: the time as a string, for the warning.
     """
     mean_C, _ = compute_normalized_moments(assets, normalizer, fields_CHW, "prognostic")
     shifted_channels = []
@@ -107,30 +108,30 @@ def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fie
     if len(shifted_channels) > _MAX_LISTED_CHANNELS:
         listed += f" and {len(shifted_channels) - _MAX_LISTED_CHANNELS} others"
     return (
-        f"the fields of {time} are unlike those of training: their global means differ from those of the training "
-        f"period, in standard deviations by {listed}; check that units and variables are the same "
-        "(data.variable_options.NAME.units, data.sources.N.rename)"
+        f"the fields of {time} differ from the training fields: their global means differ from the means of the "
+        f"training period by these numbers of standard deviations: {listed}; check that units and variables are the "
+        "same (data.variable_options.NAME.units, data.sources.N.rename)"
     )
 
 
 def describe_static_mismatch(assets: ModelAssets, static_CHW: np.ndarray) -> str:
-    """Return a warning if the static fields of the data differ from the checkpoint's, else an empty string.
+    """Return a warning if the static fields of the data differ from the static fields of the checkpoint, else "".
 
-    Cells that are missing in either are not compared.
+    Cells that are missing in the data or in the checkpoint are not compared.
 
     Args:
         assets: the assets of the checkpoint.
-        static_CHW: the static channels that are read from the data, (C_static_stored, H, W) in physical units.
+        static_CHW: the static channels that are read from the data, (C_static_from_data, H, W) in physical units.
     """
     mismatches = []
-    trained_CHW = assets.static_stored_CHW
+    trained_CHW = assets.static_from_data_CHW
     for channel, trained_HW, data_HW in zip(assets.channels.static_stored, trained_CHW, static_CHW, strict=True):
         valid_HW = np.isfinite(trained_HW) & np.isfinite(data_HW)
         trained_values = trained_HW[valid_HW]
         data_values = data_HW[valid_HW]
         if not len(trained_values):
             continue
-        # The data may be stored with another precision, so a thousandth is not a difference.
+        # The data may be stored with a different precision, so differences below a thousandth are ignored.
         tolerance = 1e-3 * np.std(trained_values)
         if not np.allclose(data_values, trained_values, rtol=1e-3, atol=tolerance):
             largest_difference = np.abs(data_values - trained_values).max()
@@ -138,6 +139,7 @@ def describe_static_mismatch(assets: ModelAssets, static_CHW: np.ndarray) -> str
     if not mismatches:
         return ""
     return (
-        f"{', '.join(mismatches)}: the data's static fields are not those of training; the forecast uses those of the "
-        "checkpoint. Check that the analyses were made with the same orography and land-sea mask"
+        f"{', '.join(mismatches)}: the static fields of the data differ from the static fields in training; the "
+        "forecast uses the static fields of the checkpoint. Check that the analyses were made with the same orography "
+        "and land-sea mask"
     )

@@ -38,27 +38,27 @@ logger = logging.getLogger(__name__)
 
 
 def use_deterministic_algorithms(on: bool) -> None:
-    """Switch torch's deterministic algorithms on or off; call it before the first matrix product.
+    """Switch torch's deterministic algorithms on or off, before the first matrix product.
 
-    Switching them on also sets the environment variable ``CUBLAS_WORKSPACE_CONFIG``, unless it is set already.
+    If they are switched on, the environment variable ``CUBLAS_WORKSPACE_CONFIG`` is set, unless it is already set.
     """
     if on:
-        # Without this setting, torch refuses every matrix product on a GPU in deterministic mode.
+        # Without this variable, every matrix product on a GPU raises an error in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if on != torch.are_deterministic_algorithms_enabled():
-        # The call imports torch's compiler, which takes a second, so it is made only for a change.
+        # torch is only called if the setting changes, because the call imports torch's compiler, which takes a second.
         torch.use_deterministic_algorithms(on)
 
 
 def set_tf32(on: bool, device: torch.device) -> None:
     """Switch TF32 on or off for float32 matrix products and convolutions on a GPU.
 
-    torch's own default is TF32 for convolutions only. Spectral norm and budgets are not affected: matrix-vector
+    By default, torch uses TF32 only for convolutions. Spectral norm and budgets are not affected: matrix-vector
     products have no TF32 kernel, and budgets are computed in float64.
 
     Args:
         on: True to use TF32.
-        device: device of the model; nothing is done for a CPU.
+        device: device of the model; on a CPU, the function does nothing.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if on else "highest")
@@ -66,23 +66,23 @@ def set_tf32(on: bool, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device that ``trainer.device`` names; with several GPUs on a host, the GPU of the local rank.
+    """Return the device for the value of ``trainer.device``; with several GPUs per host, the GPU of the local rank.
 
-    The GPU becomes the current device of the process. Without that, every rank would also take memory on the first GPU.
+    The GPU becomes the current device of the process. Otherwise, every rank would also use memory on the first GPU.
 
     Args:
-        name: "cuda", "cpu" or "auto".
+        name: value of ``trainer.device``: "cuda", "cpu" or "auto".
         local_rank: the rank of the process on its host.
 
     Raises:
-        ConfigError: if a GPU is required and torch sees none.
+        ConfigError: if `name` is "cuda" and torch finds no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device: cuda, but torch sees no GPU on this host; set it to auto or cpu")
+        raise ConfigError("trainer.device: cuda, but torch finds no GPU on this host; set it to auto or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        # With more processes than GPUs on a host, several share one.
+        # With more processes than GPUs on a host, several processes share a GPU.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
@@ -113,20 +113,20 @@ def build_network(
 def build_parallel_model(
     config: Config, assets: ModelAssets, mesh: DeviceGrid, device: torch.device
 ) -> tuple[nn.Module, bool]:
-    """Collective: return this rank's part of the network, and whether it runs under autocast.
+    """Collective: return this rank's part of the network, and True if the network runs under autocast.
 
-    The parameters have memory but no values yet. The network is built on the meta device, so no rank ever holds more
-    than its own shard.
+    The parameters have allocated memory, but no values yet. The network is first built on the meta device, so a rank
+    never allocates more than its shard.
 
     Args:
         config: the config of the run.
         assets: channels, grid and attributes of the model.
-        mesh: the ranks that share the network.
+        mesh: device mesh of the ranks that share the network.
         device: the device of this rank.
 
     Raises:
         ConfigError: if the network cannot be built, split over this mesh, or compiled on this host, or if CUDA graphs
-            are required on several ranks.
+            are requested on several ranks.
     """
     conf = config.trainer
     require_one_rank(conf, mesh.degrees.world)
@@ -137,7 +137,8 @@ def build_parallel_model(
         require_compiler(device)
     set_tf32(conf.tf32, device)
 
-    # Sharded parameters are cast to bfloat16 by FSDP2 itself, which saves communication; others under autocast.
+    # FSDP2 casts sharded parameters to bfloat16 before it gathers them, which saves communication. Other parameters are
+    # cast by autocast.
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
     policy = build_mixed_precision_policy(conf, sharded)
     autocast = conf.amp and policy is None
@@ -151,7 +152,7 @@ def build_parallel_model(
 
     if mesh.degrees.num_field_parts > 1:
         split_domain(model, mesh.domain_group, conf.parallelism.domain_parts)
-    # From here on the network has its final structure; memory is allocated for this rank's shard only.
+    # The network now has its final structure. Memory is allocated only for this rank's shard.
     compile_function = functools.partial(compile_blocks, mode=conf.compile_mode) if conf.compile else None
     parallelize(
         model,
@@ -165,14 +166,14 @@ def build_parallel_model(
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled
-    # block normalises its own weights within its graph.
+    # block normalises its weights inside its graph.
     if device.type != "cpu" and mesh.degrees.tensor == 1 and not conf.compile:
         install_batched_normalization(model, by_unit=sharded or bool(conf.activation_checkpoint))
     return model, autocast
 
 
 def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
-    """Return FSDP2's mixed precision policy, None if the network computes in float32 or, with ``amp``, under autocast.
+    """Return FSDP2's mixed-precision policy; None if the network computes in float32 or under autocast.
 
     Args:
         conf: the trainer section of the config.
@@ -180,11 +181,11 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
     """
     if not sharded or not conf.amp:
         return None
-    # FSDP2 would gather base weights and adapters in bfloat16, and rounding to it would lose the small changes that
-    # adapters add. Under autocast both are added in float32, and the sum is rounded.
+    # FSDP2 would gather base weights and adapters in bfloat16. The rounding to bfloat16 would lose the small changes of
+    # adapters. Under autocast, base weights and adapters are added in float32, and only the sum is rounded.
     if conf.lora is not None:
         return None
-    # `_build_mp_policy` belongs to a fixed interface that takes the config as plain values.
+    # `_build_mp_policy` belongs to a fixed interface, which expects the config as plain values.
     policy_config = conf.fsdp2_mp_policy or MixedPrecisionConfig()
     return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
 
@@ -192,15 +193,14 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
 def build_forecast_mesh(
     conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str, timeout_minutes: int | None = None
 ) -> DeviceGrid:
-    """Collective: return the mesh of the ranks that compute a forecast or an ensemble together.
+    """Collective: return the device mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
         conf: ``inference.parallelism``. If it distributes neither the model nor the fields nor the members, every rank
-            forecasts alone.
+            makes separate forecasts.
         launch: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
-        timeout_minutes: minutes after which a rank stops waiting for the others in a collective; None for torch's
-            default.
+        timeout_minutes: minutes after which a collective times out; None for torch's default.
 
     Raises:
         ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``domain`` x ``ensemble``.
@@ -216,7 +216,7 @@ def build_forecast_mesh(
             product = " x ".join(f"{other} {other_degree}" for other, other_degree in named_degrees[: index + 1])
             raise ConfigError(
                 f"inference.parallelism.{name}: {product} does not divide the {launch.world} ranks that were started; "
-                f"start a multiple of {ranks_per_group}, or set it to 1"
+                f"start a multiple of {ranks_per_group} ranks, or set the key to 1"
             )
         # Members are divided among data-parallel ranks, so this degree is not a factor of the number of ranks.
         if name != "ensemble":
@@ -238,9 +238,10 @@ def build_forecast_mesh(
 
 
 def require_compiler(device: torch.device) -> None:
-    """Require the compilers that torch.compile needs on a device.
+    """Raise ConfigError unless the compilers that torch.compile needs on a device are installed.
 
-    Without them, torch would fail at the first step, with an error that a job script may take for a temporary one.
+    Without this check, torch would fail at the first step, and a job script could mistake the error for a temporary
+    one.
 
     Args:
         device: the device that the model is compiled for.
@@ -269,29 +270,29 @@ def require_compiler(device: torch.device) -> None:
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", mode: str | None = None) -> None:
-    """Compile every marked block with torch.compile, in place; must be called before FSDP2 shards the model.
+    """Compile every marked block with torch.compile, in place. Call this function before FSDP2 shards the model.
 
-    Each block is compiled as one graph, together with the activation checkpointing around it. Code that torch cannot
-    trace is an error. Only the forward methods are compiled, so that hooks stay outside the graphs.
+    Each block is compiled as one graph, including its activation checkpointing. Code that torch cannot trace is an
+    error. Only the forward methods are compiled, so that hooks stay outside the graphs.
 
     Args:
         model: the model, on any device; its blocks are marked with ``_fsdp2_shard``.
-        backend: the backend of torch.compile. Tests use one that compiles faster.
+        backend: the backend of torch.compile. Tests use a backend that compiles faster.
         mode: the mode of torch.compile, such as "reduce-overhead" for CUDA graphs; None for torch's default. With
-            "reduce-overhead", call `Stepper.begin_iteration` before each step, or torch takes every block without a
-            gradient for a new iteration and overwrites the results of the blocks before it.
+            "reduce-overhead", call `Stepper.begin_iteration` before each step. Otherwise torch treats every block
+            without a gradient as a new iteration and overwrites the results of the previous blocks.
     """
     marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
-    # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
+    # A checkpointed block and its wrapper are both marked. Only the wrapper is compiled, which includes the block.
     ids_of_children = set()
     for module in marked_modules:
         ids_of_children.update(id(child) for child in module.children())
     units = [module for module in marked_modules if id(module) not in ids_of_children]
-    # All blocks count against one limit. Each needs up to five graphs: training, validation, the smaller last batch of
-    # the validation, the preview, and with frozen weights one more for the first block, whose input needs a gradient
-    # only from the second step of the rollout on.
+    # The limit applies to the graphs of all blocks together. Each block needs up to five graphs: for training,
+    # validation, the smaller last batch of the validation, and the preview. With frozen weights, the first block needs
+    # a fifth graph, because its input needs a gradient only from the second rollout step on.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
     for unit in units:
-        # Blocks of a class differ in shape. With its default, torch would compile the second block for dynamic shapes,
+        # Blocks of the same class differ in shape. By default, torch would compile the second block for dynamic shapes,
         # which fails in inductor ("cannot determine truth value of Relational", torch 2.13).
         unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend, mode=mode)

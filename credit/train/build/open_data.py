@@ -1,4 +1,4 @@
-"""Functions that open the data of a run once for all ranks."""
+"""Functions that open the data of a run on rank 0 and send the reader to all ranks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from credit.train.build.assets import ModelAssets
 logger = logging.getLogger(__name__)
 
 
-def open_reader_once(conf: DataConfig) -> FieldReader:
+def open_reader_on_rank0(conf: DataConfig) -> FieldReader:
     """Collective: open the training store or the source files of a run.
 
-    Only rank 0 reads the metadata of the files; it sends the reader to the other ranks. Thousands of ranks that open
-    the same files would stall a shared file system.
+    Only rank 0 reads the metadata of the files and sends the reader to the other ranks, because thousands of ranks that
+    open the same files would stall a shared file system.
 
     Args:
         conf: the data section of the config.
@@ -55,7 +55,7 @@ def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     Raises:
         DataError: on every rank, if the data are missing or lack a variable, level or time of the config.
     """
-    reader = open_reader_once(config.data)
+    reader = open_reader_on_rank0(config.data)
     return reader, _build_splits(config, reader)
 
 
@@ -68,17 +68,18 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
         The reader, and the splits: "train", "valid" and "test" -> period.
 
     Raises:
-        DataError: on every rank, if the data or chunks of the store are missing; the message says how to write them.
+        DataError: on every rank, if the data or chunks of the store are missing; the message explains how to write
+            them.
     """
     reader, splits = open_fields(config)
-    # Source files have no chunks, and no record of what must be there.
+    # Source files have no chunks and no manifest to compare them with.
     if isinstance(reader, StoreReader):
         run_on_rank0(lambda: require_undamaged(reader.path))
     return reader, splits
 
 
-def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`.
+def open_forecast_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the analyses that forecasts start from, and build the splits.
 
     Returns:
         The reader, and the splits: "train", "valid" and "test" -> period.
@@ -87,8 +88,8 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
         DataError: on every rank, if the analyses are missing or lack a variable of the initial states.
     """
     initial_times = config.inference.initial_times
-    # Without an end, the last initial time is the last one whose forecast can be verified. To find it, the times of all
-    # variables are needed.
+    # Without a configured end, the last initial time is the last time whose forecast can be verified. To find this
+    # time, the times of all variables are needed.
     needs_truth = isinstance(initial_times, InitialTimesConfig) and initial_times.end is None
     reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
     _use_local_store(reader, config.data)
@@ -96,13 +97,13 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
 
 
 def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
-    """Collective: make each rank read the store at the path in its own config, which may differ between hosts."""
+    """Collective: set the store path of each rank to the path in its config, because paths may differ between hosts."""
     if isinstance(reader, StoreReader):
         run_on_all_ranks(lambda: reader.use_local_config(conf))
 
 
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
-    """Return the splits of a run, and log a warning for each that has gaps in the data."""
+    """Return the splits of a run, and log a warning for each split with gaps in the data."""
     splits = build_splits(config.data, reader.calendar)
     step_minutes = config.data.step_minutes
     for split in splits.values():
@@ -110,7 +111,7 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
         split_times = reader.times[is_in_split]
         if (np.diff(split_times) > step_minutes).any():
             gaps = describe_gaps(split_times, reader.calendar, step_minutes)
-            logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)
+            logger.warning("%s: %s; no sample includes a gap", split.describe(reader.calendar), gaps)
     return splits
 
 
@@ -125,14 +126,14 @@ def build_frame_reader(
 
     Args:
         config: the config of the run.
-        reader: the reader of the whole fields.
+        reader: the reader of complete fields.
         assets: the assets of the model, with the climatology of its forcing.
-        domain: the ranks among which the fields are divided; None if this rank has whole fields.
-        hidden: variable -> (H, W) bool on the whole grid, True in cells whose values are treated as missing.
+        domain: the group of ranks that divide the fields; None if this rank has complete fields.
+        hidden: variable -> (H, W) bool on the complete grid, True in cells whose values are treated as missing.
     """
     climatology = assets.climatology
     if domain is not None:
-        _warn_of_whole_reads(reader, domain)
+        _warn_if_fields_read_completely(reader, domain)
         if isinstance(reader, CachedReader):
             # Only this rank's part of the fields is cached.
             reader = CachedReader(PartReader(reader.uncached, *domain.part.slices))
@@ -145,14 +146,14 @@ def build_frame_reader(
     return FrameReader(reader, config.data, climatology, hidden)
 
 
-def _warn_of_whole_reads(reader: FieldReader, domain: Domain) -> None:
-    """Log a warning, on the first rank of all, if the ranks of a domain read whole fields from a store."""
+def _warn_if_fields_read_completely(reader: FieldReader, domain: Domain) -> None:
+    """Log a warning on rank 0 if the ranks of a domain group read complete fields from a store."""
     store = reader.uncached if isinstance(reader, CachedReader) else reader
     if isinstance(store, StoreReader) and store.num_blocks == (1, 1) and dist.get_rank() == 0:
         rows, columns = len(domain.grid.rows.owned), len(domain.grid.columns.owned)
         logger.warning(
-            "data.store: %s is not divided into blocks, so each of the %d ranks that divide the fields reads whole "
-            "fields; a store that is written with preprocess.blocks={lat: %d, lon: %d} is read in parts",
+            "data.store: %s is not divided into blocks, so each of the %d ranks that divide the fields reads complete "
+            "fields; to read only the part of each rank, write a store with preprocess.blocks={lat: %d, lon: %d}",
             store.path,
             domain.num_ranks,
             rows,

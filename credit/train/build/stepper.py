@@ -35,8 +35,8 @@ from credit.train.build.assets import ModelAssets, build_model_spec
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
     """Return the normaliser of a run, on the CPU.
 
-    Channels read from data are normalised by the statistics of the assets. Computed channels have fixed statistics,
-    and masks stay 0 or 1.
+    Channels that are read from data are normalised with the statistics in the assets. Computed channels have fixed
+    statistics, and masks stay 0 or 1.
 
     Args:
         config: the config of the run; its data section has the time step and the transforms.
@@ -68,7 +68,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     normalizer = build_normalizer(config, assets).to(device)
     domain = getattr(model, "domain", None)
     static_CHW = select_part(assets.static_CHW, domain)
-    # The stepper keeps cells that are always missing at the mean; without such cells it is spared the multiplication.
+    # The stepper keeps cells that are always missing at the mean. Without missing cells, no multiplication is needed.
     valid_CHW = None
     is_valid_CHW = select_part(find_valid_cells(assets, assets.channels.group("prognostic")), domain)
     if not is_valid_CHW.all():
@@ -100,7 +100,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
 
 
 def select_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:
-    """Return this rank's rows and columns of an array (..., H, W), contiguous; the whole array without a domain."""
+    """Return this rank's rows and columns of an array (..., H, W), contiguous; the full array if `domain` is None."""
     if domain is not None:
         array = array[(..., *domain.part.slices)]
     return np.ascontiguousarray(array)
@@ -113,7 +113,7 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device, do
         config: the config of the run.
         assets: channels, grid, statistics and masks of the model.
         device: the device of the network.
-        domain: the ranks among which the fields are divided; None if this rank has whole fields.
+        domain: the group of ranks that divide the fields; None if this rank has complete fields.
 
     Raises:
         ConfigError: if the section ``loss`` does not fit the channels.
@@ -131,14 +131,17 @@ def build_part_losses(
     domain: Domain | None,
     parts: Sequence[LossPart],
 ) -> list[Loss]:
-    """Return, for each part of the output fields of this rank, its loss on `device`; see `build_run_loss`.
+    """Return the losses of parts of this rank's output fields, on `device`; see `build_run_loss`.
 
     Args:
         config: the config of the run.
         assets: channels, grid, statistics and masks of the model.
         device: the device of the network.
-        domain: the ranks among which the fields are divided; None if this rank has whole fields.
-        parts: parts of the output fields, which are slices of channels and latitude rows.
+        domain: the group of ranks that divide the fields; None if this rank has complete fields.
+        parts: parts of the output fields: slices of channels and latitude rows.
+
+    Returns:
+        The loss of each part, in the order of `parts`.
     """
     context = build_run_loss_context(config, assets)
     build = functools.partial(build_loss_from_context, config.loss)
@@ -153,13 +156,13 @@ def build_part_losses(
 
 
 def build_run_loss_context(config: Config, assets: ModelAssets) -> LossContext:
-    """Return the weights and scales from which the run's loss is built."""
+    """Return the weights and scales that the training loss is built from."""
     tendency_scale_C = build_normalizer(config, assets).tendency_scale_C.numpy()
     return build_loss_context(config.loss, assets.channels, assets.grid, tendency_scale_C, assets.masks)
 
 
 def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
-    """Return the valid cells of `channels`, (C, H, W) bool: False where a channel is always missing."""
+    """Return a mask of the valid cells of `channels`, (C, H, W) bool: False where a channel is always missing."""
     no_missing_cells_HW = np.zeros(assets.grid.shape, dtype=bool)
     valid_cells = []
     for channel in channels:
@@ -172,8 +175,8 @@ def compute_cell_weights(assets: ModelAssets, device: torch.device, domain: Doma
     """Return the area weights (C_out, H, W) for metrics of the output channels, float64, on `device`.
 
     The weights of a channel sum to 1 over the cells where the channel has values, and are 0 in all other cells. If the
-    fields are divided among the ranks of a domain, the weights are those of this rank's part times the number of ranks,
-    so that the mean of a weighted sum over the ranks is the sum over the whole field.
+    ranks of a domain group divide the fields, the weights of this rank's part are multiplied by the number of ranks.
+    The mean of a weighted sum over the ranks is then the weighted sum over the complete field.
     """
     is_valid_CHW = find_valid_cells(assets, assets.channels.output)
     weight_CHW = select_part(assets.grid.masked_area_weights(is_valid_CHW), domain)
@@ -185,19 +188,19 @@ def compute_cell_weights(assets: ModelAssets, device: torch.device, domain: Doma
 def build_objective_context(
     config: Config, assets: ModelAssets, stepper: Stepper, loss: Loss, mesh: DeviceGrid | None = None
 ) -> ObjectiveContext:
-    """Return the context that the run's objective is built from: stepper, loss, noise and numbers of members.
+    """Return the context that the training objective is built from: stepper, loss, noise and numbers of members.
 
     Args:
         config: the config of the run.
         assets: the assets of the model.
         stepper: stepper of the network.
         loss: the training loss, on the device of the network.
-        mesh: this rank's position among the ranks; None for one rank that computes all members.
+        mesh: position of this rank in the device mesh; None for a single rank that computes all members.
     """
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     trainer = config.trainer
     ensemble_group = mesh.ensemble_group if mesh is not None else None
-    # Losses of parts of the fields are built when the ensemble objective knows its parts.
+    # The ensemble objective calls `build_losses` after it has determined its parts of the fields.
     device = stepper.normalizer.tendency_scale_C.device
     domain = stepper.domain
     build_losses = functools.partial(build_part_losses, config, assets, device, domain)

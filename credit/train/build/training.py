@@ -1,6 +1,6 @@
 """Builder of the trainer of a run from its config.
 
-`assemble_training` states the order: data, assets, model, components, resumed state.
+`assemble_training` builds data, assets, model and components in this order, and then loads the state of a resumed run.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ def assemble_training(
     start_time: float | None = None,
     peak_rates: Mapping[str, float] | None = None,
 ) -> Trainer:
-    """Collective: return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds.
+    """Collective: return the trainer of a run, with the state of the checkpoint that ``trainer.resume`` selects.
 
     Args:
         config: the config of the run.
         process_info: rank and number of ranks of this process.
         device: the device of this process.
-        watchdog: the watchdog that notices when a rank hangs.
-        draw: function that draws the figures of a preview.
-        start_time: `time.perf_counter` when the preparation of the run began; by default now.
-        peak_rates: rate -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.find_peak_rates`; None if unknown.
+        watchdog: the watchdog that detects when a rank hangs.
+        draw: function that plots a preview, see `DrawPreview`.
+        start_time: `time.perf_counter` when the preparation of the run began; by default the current time.
+        peak_rates: precision -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.find_peak_rates`; None if unknown.
 
     Raises:
         ConfigError: if sections of the config contradict each other, or do not fit the data or the number of ranks.
         DataError: if the data do not cover the splits, or their values are not plausible.
-        CheckpointError: if the checkpoint to continue from is damaged, or was trained on other channels.
+        CheckpointError: if the checkpoint to continue from is damaged, or was trained on different channels.
     """
     start_time = start_time or time.perf_counter()
     retain_freed_memory(device)
@@ -82,19 +82,19 @@ def assemble_training(
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
     require_domain_support(config)
-    # Data and assets. The monitor is checked before the statistics are fitted, which can take hours.
+    # Data and assets. The monitor is checked before the statistics are computed, because that can take hours.
     reader, splits = open_training_reader(config)
     config = config.model_copy(update={"model": config.model.resolve(reader.grid.shape)})
     require_measured_monitor(config, reader.channels)
     origin = choose_origin(config, process_info)
     config, assets = prepare_assets(config, reader, splits, mesh, origin)
 
-    # The network, with the weights that a new run begins with.
+    # The network, with the initial weights of a new run.
     model, autocast = build_parallel_model(config, assets, mesh, device)
     fill_model(model, origin, config.seed)
     model.train()
 
-    # Everything around the network, then the state of a resumed run.
+    # The other components of the trainer, and then the state of a resumed run.
     divided_config = divide_global_batch(config, mesh.num_sample_ranks)
     setup = RunSetup(divided_config, process_info, device, mesh, reader, splits, assets, origin)
     components = build_components(setup, model, autocast, watchdog, draw, start_time, peak_rates or {})
@@ -109,14 +109,14 @@ def assemble_training(
 
 @dataclass(frozen=True)
 class Origin:
-    """Weights and state that a run begins with.
+    """Origin of the weights and the state that a run starts with.
 
     Attributes:
-        checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from a file of weights.
-        resumed: the same checkpoint if the run continues from its step; None if the run begins at step 0.
-        base: the checkpoint of another run whose forecast weights this run begins with: those that LoRA adapters adapt,
-            or those of the run folder in ``trainer.resume``. None without a base.
-        weights: the file of weights that the run begins with; None without such a file.
+        checkpoint: the checkpoint that ``trainer.resume`` selects; None for a run from scratch or a file of weights.
+        resumed: the same checkpoint if the run continues from its step; None if the run starts at step 0.
+        base: the checkpoint whose forecast weights the run starts with: the base of LoRA adapters, or the best
+            checkpoint of the run folder in ``trainer.resume``. None without a base.
+        weights: the file of weights that the run starts with; None without a file.
     """
 
     checkpoint: Path | None
@@ -130,14 +130,14 @@ class RunSetup:
     """Inputs that the components of a trainer are built from.
 
     Attributes:
-        config: the config of the run, from `prepare_assets`, with the batches of this number of ranks.
+        config: the config of the run from `prepare_assets`, with the batch sizes for this number of ranks.
         process_info: rank and number of ranks of this process.
         device: the device of this process.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
         reader: the reader of the data.
         splits: "train", "valid" and "test" -> period.
         assets: the assets of the model.
-        origin: the weights and state that the run begins with.
+        origin: origin of the weights and the state that the run starts with.
     """
 
     config: Config
@@ -163,23 +163,23 @@ def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]
 
 
 def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
-    """Collective: return the weights and state that the run begins with.
+    """Collective: return the origin of the weights and the state that the run starts with.
 
     With ``trainer.resume: never``, damaged checkpoints of this run are renamed. With other values, the run's STATUS
-    becomes ``failed`` if all of its checkpoints are damaged.
+    becomes ``failed`` if all checkpoints of the run are damaged.
 
     Args:
         config: the config of the run.
         process_info: rank, number of ranks and job of this process.
 
     Raises:
-        ConfigError: if ``trainer.resume`` or ``trainer.lora`` asks for a checkpoint that does not exist.
+        ConfigError: if ``trainer.resume`` or ``trainer.lora`` requires a checkpoint that does not exist.
         CheckpointError: if the checkpoint or the base of its adapters is damaged.
     """
     checkpoint = prepare_start(config, process_info)
     base = choose_base_checkpoint(config, checkpoint)
-    # A new run with a base starts from it at step 0. When it is resumed, its own checkpoint is another path than the
-    # base.
+    # A new run with a base starts at step 0, and `checkpoint` is the base. For a resumed run, `checkpoint` differs from
+    # the base.
     starts_from_base = base is not None and checkpoint.resolve() == base
     resumed = None if starts_from_base else checkpoint
     return Origin(checkpoint, resumed, base, find_initial_weights(config, checkpoint))
@@ -190,23 +190,23 @@ def prepare_assets(
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config of the run and the model's assets.
 
-    A continued run uses the assets of its checkpoint; for a new run they are fitted to the training period. A continued
-    run also keeps the global batch size of its checkpoint, which may change ``trainer.global_batch_size``.
+    A resumed run uses the assets of its checkpoint. For a new run, the assets are computed from the training period. A
+    resumed run also keeps the global batch size of its checkpoint, which may change ``trainer.global_batch_size``.
 
     Args:
-        config: the config as the user wrote it.
+        config: the config of the user.
         reader: the reader of the data.
         splits: "train" and "valid" -> period.
-        mesh: this rank's position among the ranks.
-        origin: the checkpoint or weights that the run begins with.
+        mesh: position of this rank in the device mesh.
+        origin: origin of the weights and the state that the run starts with.
 
     Raises:
-        CheckpointError: if the checkpoint was trained on other channels.
-        DataError: if values of the data are not plausible, or in other units than the checkpoint was trained on.
+        CheckpointError: if the checkpoint was trained on different channels.
+        DataError: if values of the data are not plausible, or the units differ from the units of the checkpoint.
     """
 
     def fit_run_assets() -> ModelAssets:
-        # Rank 0 alone reads the training period; the result is sent to the other ranks.
+        # Only rank 0 reads the training period; the result is sent to the other ranks.
         return run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
 
     if origin.checkpoint is not None:
@@ -220,18 +220,18 @@ def prepare_assets(
 
 
 def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
-    """Collective: fill a model with the weights that the run begins with, except those of a resumed checkpoint.
+    """Collective: fill a model with the initial weights of the run; `Trainer.load` loads a resumed checkpoint later.
 
     Args:
-        model: the model, with memory and without values.
-        origin: the weights and state that the run begins with. If it has none, the weights are drawn at random.
-        seed: the seed of weights that are drawn.
+        model: the model, whose parameters have allocated memory but no values.
+        origin: origin of the weights. If it contains no weights, the weights are initialised at random.
+        seed: the seed of random weights.
     """
     if origin.base is not None:
         # A resumed run of adapters needs the base as well, because its checkpoint contains only the adapters.
         load_base(model, origin.base, seed)
     elif origin.resumed is not None:
-        # `Trainer.load` loads all weights.
+        # `Trainer.load` loads all weights later.
         pass
     elif origin.weights is not None:
         load_weights_file(model, origin.weights, seed)
@@ -253,30 +253,30 @@ def build_components(
     Args:
         setup: config, data, assets and ranks of the run.
         model: the model of this rank.
-        autocast: whether the model computes under bfloat16 autocast.
-        watchdog: the watchdog that notices when a rank hangs.
-        draw: function that draws the figures of a preview.
+        autocast: True if the model computes under bfloat16 autocast.
+        watchdog: the watchdog that detects when a rank hangs.
+        draw: function that plots a preview, see `DrawPreview`.
         start_time: `time.perf_counter` when the preparation of the run began.
-        peak_rates: rate -> TFLOP/s of the GPU; empty if unknown.
+        peak_rates: precision -> TFLOP/s of the GPU; empty if unknown.
 
     Raises:
         DataError: if no sample fits into the training or the validation period.
     """
     config, assets, device, mesh = setup.config, setup.assets, setup.device, setup.mesh
 
-    # Components of a step: rollout and loss, update of the weights and of their average.
+    # Components of a step: rollout and loss, update of the weights and of their moving average.
     stepper = build_stepper(config, assets, model, device, autocast)
     objective = build_run_objective(config, assets, stepper, device, mesh)
     optimizer = build_optimizer(model, config.trainer)
     average = EMA(model, config.trainer.ema_decay) if config.trainer.use_ema else None
 
-    # The samples of each step, the number of steps, and the length of their rollouts.
+    # The samples of each step, the number of steps, and the length of the rollouts.
     frames = build_frame_reader(config, setup.reader, assets, stepper.domain)
     schedule = build_sample_schedule(config, frames, setup.splits["train"], mesh)
     total_steps = config.trainer.max_steps or config.trainer.num_epoch * schedule.steps_per_epoch
     forecast_len = build_forecast_len(config, total_steps)
 
-    # Validation and previews score with the same weights of the cells.
+    # Validation and previews use the same cell weights.
     valid = setup.splits["valid"]
     weight_CHW = compute_cell_weights(assets, device, stepper.domain)
     run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
@@ -294,7 +294,7 @@ def build_components(
         order=schedule,
         total_steps=total_steps,
         watchdog=watchdog,
-        meter=build_usage_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
+        meter=build_usage_meter(config, assets, device, mesh, schedule.samples_per_step, peak_rates, start_time),
         validate=run_validation,
         preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
         base=_describe_adapter_base(setup),
@@ -302,7 +302,7 @@ def build_components(
 
 
 def _describe_adapter_base(setup: RunSetup) -> dict[str, str] | None:
-    """Return the description of the base that adapters need again, None for a run that trains all weights."""
+    """Return the description of the base of adapters for meta.json; None for a run that trains all weights."""
     if setup.config.trainer.lora is None:
         return None
     return describe_base(setup.origin.base)
@@ -318,20 +318,20 @@ def build_run_objective(
         assets: channels, grid, statistics and masks of the model.
         stepper: stepper of the network.
         device: the device of the network.
-        mesh: this rank's position among the ranks; None for one rank that computes all members.
+        mesh: position of this rank in the device mesh; None for a single rank that computes all members.
     """
     loss = build_run_loss(config, assets, device, stepper.domain)
     return build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss, mesh))
 
 
 def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid) -> SampleSchedule:
-    """Return the schedule of the samples that this rank takes at each step.
+    """Return the schedule of the samples that this rank uses at each step.
 
     Args:
         config: the config of the run.
         frames: reader of initial states, forcing and targets.
         split: the training period.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
 
     Raises:
         DataError: if no sample fits into the period.
@@ -339,7 +339,7 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
     data = config.data
     reader = frames.reader
     initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    # One rank of those that work on a sample reads and broadcasts; the others hold placeholders and need no workers.
+    # Of the ranks that work on a sample, one rank reads and broadcasts. The others have placeholders and no workers.
     placeholder = not mesh.reads_samples
     num_workers = 0 if placeholder else data.num_workers
     dataset = ForecastDataset(
@@ -361,7 +361,7 @@ def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]
 
     Args:
         config: the config of the run.
-        total_steps: number of optimizer steps of the run, over which rollouts may grow longer.
+        total_steps: number of optimizer steps of the run; the rollout length may depend on the fraction of the run.
     """
     return functools.partial(
         forecast_len_at,
@@ -379,22 +379,22 @@ def build_step(
     forecast_len: Callable[[int], int],
     data_rank: int,
 ) -> TrainingStep:
-    """Return the object that takes the run's optimizer steps.
+    """Return the `TrainingStep` that computes the optimizer steps of the run.
 
     Args:
         config: the config of the run.
         objective: the training objective, which runs the model and returns the loss.
         optimizer: the optimizer of the model's trainable parameters.
-        average: the moving average of these parameters, None for none.
+        average: the moving average of these parameters; None if the run has no moving average.
         forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps.
-        data_rank: the data rank of this process, which seeds its random numbers.
+        data_rank: the data-parallel rank of this process, which seeds its random numbers.
     """
     settings = StepSettings(
         forecast_len=forecast_len,
         seed=config.seed,
         accumulation=config.trainer.grad_accum_every,
         grad_max_norm=config.trainer.grad_max_norm,
-        counted_steps=config.trainer.backprop_on_timestep,
+        loss_steps=config.trainer.backprop_on_timestep,
         data_rank=data_rank,
     )
     return TrainingStep(objective, optimizer, average, settings)

@@ -14,14 +14,14 @@ from credit.data.samples.loader import Loader
 from credit.data.splits import Split, require_samples
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective
-from credit.metrics import Metric, MetricContext, metric_class
+from credit.metrics import Metric, MetricContext, find_metric_class
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets
 from credit.train.prefetch import DevicePrefetcher
-from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+from credit.train.validate import ValidationShare, select_evenly_spaced, shard_cases, validate
 
-# Function that returns the metrics of the model's present weights, None if the validation was stopped. Its arguments
-# are the number of optimizer steps taken, and a function that returns whether to stop. Every rank must call it.
+# Collective function that returns the metrics of the model's current weights; None if the validation was stopped. Its
+# arguments are the number of optimizer steps taken, and a function that returns True if this rank must stop.
 RunValidation = Callable[[int, Callable[[], bool]], dict[str, float] | None]
 
 
@@ -35,17 +35,17 @@ def build_validation(
     weight_CHW: torch.Tensor,
     mesh: DeviceGrid,
 ) -> RunValidation:
-    """Return the collective function that validates the model's present weights.
+    """Return the collective function that validates the model's current weights.
 
     Args:
         config: the config of the run.
         assets: the assets of the model.
-        objective: the training objective, whose loss and forecasts are validated.
+        objective: the training objective, which makes the forecasts and computes the loss.
         frames: reader of initial states, forcing and targets.
         split: the validation period.
         forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps in training.
         weight_CHW: weights of the cells of the output channels, from `compute_cell_weights`.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
 
     Raises:
         DataError: if no sample fits into the validation period.
@@ -55,7 +55,7 @@ def build_validation(
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
         metrics = build_metrics(config, assets, weight_CHW)
-        # The loss is averaged over as many rollout steps as the last training step had.
+        # The loss is averaged over the same number of rollout steps as in the last training step.
         loss_steps = forecast_len(step - 1)
         with DevicePrefetcher(loader, device, mesh.field_group) as batches:
             return validate(objective, batches, share, metrics, loss_steps, stop)
@@ -68,14 +68,14 @@ def build_valid_loader(
 ) -> tuple[Loader, ValidationShare]:
     """Return the loader of this rank's validation batches, and the cases (initial times) in these batches.
 
-    At most ``trainer.valid_samples`` initial times are taken, spread over the whole of `split`. The samples have the
-    forcing that a forecast would have, without values that are not known in advance.
+    The validation uses at most ``trainer.valid_samples`` initial times, evenly spaced over the complete period. The
+    samples contain the same forcing as forecasts, without values that are not known in advance.
 
     Args:
         config: the config of the run.
         frames: reader of initial states, forcing and targets.
         split: the validation period.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
 
     Raises:
         DataError: if no sample fits into the period.
@@ -83,7 +83,7 @@ def build_valid_loader(
     data = config.data
     reader = frames.reader
     possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
-    initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
+    initial_times = select_evenly_spaced(possible_times, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,
         initial_times,
@@ -91,9 +91,9 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        # The first of the ranks with the same part of the fields reads and broadcasts; the others hold placeholders.
-        # Unlike in training, the ranks of an ensemble group have different cases, and each computes all members of its
-        # own.
+        # Of the ranks with the same part of the fields, the first reads and broadcasts, and the others have
+        # placeholders. Unlike in training, the ranks of an ensemble group have different cases, and each rank computes
+        # all members of its cases.
         placeholder=mesh.field_rank > 0,
     )
     share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)
@@ -106,7 +106,7 @@ def validation_lead_hours(config: Config) -> list[float]:
 
 
 def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
-    """Return new metrics, one for each name in ``trainer.metrics``, with nothing accumulated.
+    """Build a new metric for each name in ``trainer.metrics``; all sums of the metrics are zero.
 
     Args:
         config: the config of the run.
@@ -114,11 +114,11 @@ def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor)
         weight_CHW: weights of the cells of the output channels, from `compute_cell_weights`.
     """
     context = MetricContext(assets.channels, weight_CHW, validation_lead_hours(config))
-    return [metric_class(name)(context) for name in config.trainer.metrics]
+    return [find_metric_class(name)(context) for name in config.trainer.metrics]
 
 
 def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
-    """Require that the validation measures ``trainer.monitor``, the metric that selects the best checkpoint.
+    """Raise ConfigError unless the validation measures ``trainer.monitor``, which selects the best checkpoint.
 
     Args:
         config: the config of the run.
@@ -129,7 +129,7 @@ def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
     """
     measured_names = ["loss"]
     for name in config.trainer.metrics:
-        measured_names += metric_class(name).names(channels, validation_lead_hours(config))
+        measured_names += find_metric_class(name).names(channels, validation_lead_hours(config))
     monitor = config.trainer.monitor
     if monitor not in measured_names:
         raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured_names)}')

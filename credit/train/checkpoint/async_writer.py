@@ -1,4 +1,4 @@
-"""Writer of a run's checkpoints that saves them in a thread while training goes on."""
+"""Writer of a run's checkpoints that saves them in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncCheckpointer:
-    """Writer of a run's checkpoints that saves one at a time while training goes on.
+    """Writer of a run's checkpoints that saves one checkpoint at a time while training continues.
 
-    Building it is collective if there is a process group. Training waits only for the copy to host memory. A thread
-    writes the copy and coordinates with the threads of the other ranks. The threads have their own process group,
-    because sharing the group of the training would deadlock.
+    The construction is collective if there is a process group. Training waits only for the copy to host memory. A
+    thread writes the copy and communicates with the threads of the other ranks. The threads have a separate process
+    group, because sharing the process group of the training steps could deadlock.
 
-    If a save fails, the older checkpoints are untouched and no incomplete files remain. The run goes on with a warning,
-    because a full disk may have room again at the next save. A failure of the last save is an error. So is the loss of
-    another rank's thread, or a write that takes longer than the 30 minutes of gloo's timeout, because this group could
-    not save any later checkpoint either.
+    If a save fails, the older checkpoints are untouched and no incomplete files remain. The run continues with a
+    warning, because a full disk may have free space at the next save. A failure of the last save is an error. The loss
+    of another rank's thread, or a write that takes longer than gloo's timeout of 30 minutes, is also an error, because
+    the process group cannot save any later checkpoint.
 
     Args:
         folder: the run's ``checkpoints`` folder.
 
     Attributes:
-        committed_step: step of the newest checkpoint that this writer has completed, None before the first.
+        committed_step: step of the newest checkpoint that this writer has completed; None before the first checkpoint.
         longest_save_seconds: longest time from the call of `save` to the complete checkpoint, in seconds.
     """
 
@@ -53,11 +53,11 @@ class AsyncCheckpointer:
         self.committed_step: int | None = None
         self.longest_save_seconds = 0.0
         self._folder = folder
-        # gloo, because the threads exchange Python objects, which have no need of a GPU.
+        # The backend is gloo, because the threads exchange Python objects, for which no GPU is needed.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_main = current_rank() == 0
         self._writer = ShardWriter(self._group)
-        # One thread keeps the saves, and so their collectives, in the same order on all ranks.
+        # With a single thread, the saves and their collectives have the same order on all ranks.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._job: Future[None] | None = None
 
@@ -76,26 +76,26 @@ class AsyncCheckpointer:
         Args:
             step: number of optimizer steps taken.
             tensors: stem (a set of tensors, see `credit.train.checkpoint.checkpoint`) -> name -> tensor, with the same
-                names on every rank. A tensor is a DTensor, each shard of which is written once, or a plain tensor that
-                is equal on all ranks. The tensors may change once this method returns.
+                names on every rank. A tensor is a DTensor, or a plain tensor that is equal on all ranks. Each shard of
+                a DTensor is written once. The tensors may change after this method returns.
             assets: name -> plain tensor that never changes, the same on every rank.
-            meta: contents of meta.json, ready for JSON.
-            links: names of the links to move to the checkpoint once it is complete: ``latest``, ``best`` or both.
-            keep: rule for the checkpoints that stay once this one is complete, None to keep all.
+            meta: contents of meta.json, as values that JSON can express.
+            links: names of the links that are moved to the complete checkpoint: ``latest``, ``best`` or both.
+            keep: rule for the older checkpoints that are kept; None to keep all checkpoints.
             synchronous: True to return only when the checkpoint is complete.
 
         Returns:
             The folder of the checkpoint, ``step_XXXXXXXX``, which does not exist until the checkpoint is complete.
 
         Raises:
-            CheckpointError: on every rank, if this save fails and is synchronous, or a mesh has ranks that are not
+            CheckpointError: on every rank, if this save fails and is synchronous, or if the ranks of a mesh are not
                 evenly spaced.
-            LostRanksError: if the threads of the ranks lost each other in the previous save.
+            LostRanksError: if the connection between the threads of the ranks was lost in the previous save.
         """
-        # There is one buffer in host memory, which the previous save must have written before it is filled again.
+        # There is a single buffer in host memory. The previous save must be complete before the buffer is overwritten.
         self.wait_and_warn()
         start_time = time.perf_counter()
-        # The state in `meta` may change once this method returns, so it becomes text here and not in the thread.
+        # `meta` is encoded here and not in the thread, because the state in it may change after this method returns.
         meta_text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
         staged = self._writer.copy(tensors)
         self._job = self._thread.submit(self._write, start_time, step, staged, assets, meta_text, links, keep)
@@ -106,7 +106,7 @@ class AsyncCheckpointer:
     def move_link(self, name: str, step: int) -> None:
         """Collective: wait for the save in progress, then move the link `name` to the checkpoint of `step`.
 
-        The link stays as it is if there is no such checkpoint.
+        The link is not changed if the checkpoint does not exist.
 
         Args:
             name: ``latest`` or ``best``.
@@ -134,15 +134,16 @@ class AsyncCheckpointer:
             try:
                 self._job.result()
             finally:
-                # A signal may interrupt the waiting; the save is then still in progress and must be waited for later.
+                # A signal may interrupt the wait. The save is then still in progress, and a later call waits for it.
                 if self._job.done():
                     self._job = None
 
     def wait_and_warn(self) -> None:
-        """Collective: wait for the save in progress; if it failed, log a warning and go on.
+        """Collective: wait for the save in progress; if it failed, log a warning.
 
         Raises:
-            LostRanksError: if the threads of the ranks have lost each other, so that all later saves would fail.
+            LostRanksError: if the connection between the threads of the ranks is lost, so that all later saves would
+                fail.
         """
         try:
             self.wait()
@@ -150,7 +151,7 @@ class AsyncCheckpointer:
             raise
         except CheckpointError as save_error:
             if self._is_main:
-                logger.warning("%s. The run goes on and tries again at its next checkpoint", save_error)
+                logger.warning("%s. The run continues and tries again at its next checkpoint", save_error)
 
     def __enter__(self) -> AsyncCheckpointer:
         return self
@@ -211,7 +212,7 @@ class AsyncCheckpointer:
                 prune_checkpoints(self._folder, keep)
 
         try:
-            run_on_all_ranks(lambda: _make_empty(temporary) if self._is_main else None, self._group)
+            run_on_all_ranks(lambda: _create_empty_folder(temporary) if self._is_main else None, self._group)
             manifest = self._writer.write(temporary, staged)
             run_on_all_ranks(finalize_on_main, self._group)
         except CheckpointError as error:
@@ -220,20 +221,20 @@ class AsyncCheckpointer:
             raise _build_save_error(target, error) from error
         self.committed_step = step
         self.longest_save_seconds = max(self.longest_save_seconds, time.perf_counter() - start_time)
-        # From here on the checkpoint counts, so a failure to move a link or to remove an old one must not undo it.
+        # The checkpoint is now complete. A failure to move a link or to remove an old checkpoint must not undo it.
         run_on_all_ranks(move_links_and_prune, self._group)
 
 
 def _build_save_error(target: Path, error: CheckpointError) -> CheckpointError:
-    """Return the error of a save that failed; it stays a `LostRanksError`, after which all later saves would fail."""
+    """Return the error of a failed save; a `LostRanksError` stays a `LostRanksError`, because later saves fail, too."""
     message = f"{target}: cannot be saved ({error}); older checkpoints are untouched."
     if isinstance(error, LostRanksError):
-        return LostRanksError(f"{message} Start the run again, which continues from them")
-    return CheckpointError(f"{message} Free space")
+        return LostRanksError(f"{message} Start the run again; it continues from the newest one")
+    return CheckpointError(f"{message} Free space on the disk")
 
 
-def _make_empty(temporary: Path) -> None:
-    """Create the empty folder `temporary`, and remove temporary folders that a killed run has left behind."""
+def _create_empty_folder(temporary: Path) -> None:
+    """Create the empty folder `temporary`, and remove the temporary folders of killed runs."""
     for leftover in temporary.parent.glob(".step_*.part"):
         # The command `credit checkpoint` may remove the same folder at this moment.
         shutil.rmtree(leftover, ignore_errors=True)
@@ -247,16 +248,16 @@ def _finalize_checkpoint(
     assets: Mapping[str, Tensor],
     meta_text: str,
 ) -> None:
-    """Write the files that are not sharded, then the manifest, and give the folder its final name.
+    """Write the files that are not sharded, then the manifest, and rename the folder to its final name.
 
     Args:
-        temporary: folder that has the shards.
-        target: final path of the folder; an older checkpoint of this name is replaced.
+        temporary: folder that contains the shards.
+        target: final path of the folder; an older checkpoint with this name is replaced.
         shard_files: entries of the manifest for the shards: path below the folder -> size and checksum.
         assets: name -> plain tensor, for assets.safetensors.
         meta_text: contents of meta.json.
     """
-    # safetensors refuses tensors that are not contiguous.
+    # safetensors requires contiguous tensors.
     contiguous_assets = {name: value.contiguous() for name, value in assets.items()}
     save_file(contiguous_assets, temporary / "assets.safetensors")
     (temporary / "meta.json").write_text(meta_text)
@@ -264,13 +265,13 @@ def _finalize_checkpoint(
     for name in ("assets.safetensors", "meta.json"):
         manifest[name] = fsync_and_checksum(temporary / name)
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    # The contents must be on the disk before the rename is, or a power failure leaves an empty checkpoint.
+    # The contents must be on the disk before the rename. Otherwise a power failure could leave an empty checkpoint.
     flush_to_disk(temporary / MANIFEST)
     for path in temporary.iterdir():
         if path.is_dir():
             flush_to_disk(path)
     flush_to_disk(temporary)
-    # A damaged checkpoint may have this name. It is renamed, and its files are removed once the new one counts.
+    # A damaged checkpoint may have this name. It is renamed first, and its files are removed after the rename.
     replaced = hide_checkpoint(target) if target.exists() else None
     temporary.rename(target)
     flush_to_disk(target.parent)

@@ -1,19 +1,20 @@
-"""Checkpoints: folders with everything that is needed to continue a run or to make forecasts.
+"""Checkpoints: folders that contain all data to continue a run or to make forecasts.
 
-``checkpoints/step_00001000/`` holds:
+``checkpoints/step_00001000/`` contains:
 
-- ``model``: folder with the live weights, one file per host, and an index;
-- ``forecast``: the same for the weights that make forecasts, which are the moving average if there is one;
-- ``optimizer``: the same for the state of the optimizer (these three sets of tensors are called stems below);
+- ``model``: folder with the current weights, one file per host, and an index;
+- ``forecast``: folder with the weights for forecasts, which are the moving average if the run has a moving average;
+- ``optimizer``: folder with the state of the optimizer (these three sets of tensors are called stems below);
 - ``assets.safetensors``: arrays such as masks and the climatology of the forcing;
 - ``meta.json``: state of the run, config, channels, grid and statistics;
 - ``manifest.json``: size and checksum of every other file.
 
-`credit.train.checkpoint.async_writer` writes a checkpoint under a temporary name, the manifest last, flushes it to the
-disk and renames it. A folder whose files do not match its manifest is damaged and is not used. Only tensors and JSON
-are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links that are moved atomically.
+`credit.train.checkpoint.async_writer` writes a checkpoint under a temporary name, with the manifest as the last file.
+It then flushes the folder to the disk and renames it. A folder whose files do not match its manifest is damaged and is
+not used. Only tensors and JSON are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links that are
+moved atomically.
 
-A whole tensor is the full, unsharded one. Functions marked as collective also work without a process group.
+A complete tensor is the full, unsharded tensor. Functions marked as collective also work without a process group.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from credit.utils.atomic import atomic_write
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-# Format 1, of credit 0.1, has one file in place of each folder of tensors.
+# Format 1, of credit 0.1, has a single file instead of each folder of tensors.
 _READABLE_FORMATS = (1, FORMAT)
 _STEP_FOLDER = re.compile(r"^step_(\d{8,})$")
 
 
 class NoIntactCheckpointError(CheckpointError):
-    """Error for a run whose checkpoints are all damaged; the exit code 2 stops a chain of jobs."""
+    """Error that is raised if all checkpoints of a run are damaged; its exit code 2 stops a chain of jobs."""
 
     exit_code = 2
 
@@ -72,7 +73,7 @@ def move_link(folder: Path, name: str, target: Path) -> None:
         CheckpointError: if the link cannot be moved; it keeps its old target.
     """
     try:
-        # A relative link stays valid when the run's folder is moved.
+        # A relative link stays valid if the run folder is moved.
         atomic_write(folder / name, lambda temporary: temporary.symlink_to(target.name))
     except CreditError as error:
         raise CheckpointError(str(error)) from error
@@ -84,17 +85,17 @@ def parse_step(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the paths of the checkpoints in a run's ``checkpoints`` folder, damaged ones included, oldest first."""
+    """Return the paths of all checkpoints in a run's ``checkpoints`` folder, including damaged ones, oldest first."""
     if not folder.is_dir():
         return []
     paths = [path for path in folder.iterdir() if _STEP_FOLDER.match(path.name)]
     return sorted(paths, key=parse_step)
 
 
-def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
-    """Collective: return the newest checkpoint that is not damaged, None if there is none.
+def find_newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
+    """Collective: return the newest checkpoint that is not damaged; None if there is no undamaged checkpoint.
 
-    Damaged checkpoints are skipped with a warning.
+    A warning is logged for each damaged checkpoint that is skipped.
 
     Args:
         folder: the run's ``checkpoints`` folder.
@@ -112,24 +113,25 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
 
 
 def raise_if_checkpoints_exist(folder: Path) -> None:
-    """Collective: raise an error if the folder has checkpoints, all of which must be damaged.
+    """Collective: raise an error if the folder contains checkpoints; all of them must be damaged.
 
-    Call it only after `newest_checkpoint` has returned None, because then no checkpoint is intact.
+    Call this function only after `find_newest_checkpoint` has returned None, because then all checkpoints are damaged.
 
     Args:
         folder: the run's ``checkpoints`` folder.
 
     Raises:
-        NoIntactCheckpointError: on every rank, if there are checkpoints; the message has the damage of the newest.
+        NoIntactCheckpointError: on every rank, if there are checkpoints; the message describes the damage of the newest
+            checkpoint.
     """
     paths = run_on_rank0(lambda: list_checkpoints(folder))
     if not paths:
         return
     newest = paths[-1]
     raise NoIntactCheckpointError(
-        f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {verify_checkpoint(newest)}); "
-        "copy an intact one back to continue from it. To begin again at step 0, set trainer.resume: never, which "
-        "renames the damaged ones, or choose another save_loc"
+        f"{folder}: every checkpoint is damaged, {len(paths)} in total ({newest.name}: {verify_checkpoint(newest)}); "
+        "to continue, copy an undamaged checkpoint back. To begin again at step 0, set trainer.resume: never, which "
+        "renames the damaged checkpoints, or choose a different save_loc"
     )
 
 
@@ -139,26 +141,26 @@ def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
     Args:
         folder: the run's ``checkpoints`` folder.
         name_or_path: ``best``, ``latest`` or a path.
-        key: key of the config, or option of the command, that has the value `name_or_path`; for messages.
+        key: config key or command option with the value `name_or_path`, for messages.
 
     Raises:
         CheckpointError: on every rank, if the run has no such checkpoint yet, or the checkpoint is damaged.
         ConfigError: on every rank, if the path does not exist.
     """
     if name_or_path == "latest":
-        newest = newest_checkpoint(folder)
+        newest = find_newest_checkpoint(folder)
         if newest is None:
             raise_if_checkpoints_exist(folder)
-            raise CheckpointError(f"{folder}: no checkpoint here; train first, or give a path")
+            raise CheckpointError(f"{folder}: there is no checkpoint; train first, or give a path")
         return newest
     is_best = name_or_path == "best"
     path = folder / "best" if is_best else Path(name_or_path)
-    # All ranks must see the folder, which a shared file system may show to some of them late.
+    # All ranks must find the folder; on a shared file system, it may appear late on some ranks.
     if not all(run_on_all_ranks(path.is_dir)):
         if is_best:
             alternative = ""
-            if newest_checkpoint(folder) is not None:
-                alternative = ", or use latest: no best one has been saved yet"
+            if find_newest_checkpoint(folder) is not None:
+                alternative = ", or use latest: no best checkpoint has been saved yet"
             raise CheckpointError(f"{path}: no such checkpoint; train first{alternative}")
         raise build_missing_checkpoint_error(key, name_or_path)
     problem = verify_checkpoint(path)
@@ -190,10 +192,10 @@ def load_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def weights_fingerprint(path: Path, stem: str) -> str:
-    """Return a checksum over the tensors of one stem as eight hexadecimal digits; only the manifest is read.
+def read_weights_checksum(path: Path, stem: str) -> str:
+    """Return a checksum of the tensors of a stem as eight hexadecimal digits; only the manifest is read.
 
-    All checkpoints without a readable manifest have the same checksum, which is that of an empty list of files.
+    Without a readable manifest, the function returns the checksum of an empty list of files.
 
     Args:
         path: folder of the checkpoint.
@@ -211,19 +213,19 @@ def weights_fingerprint(path: Path, stem: str) -> str:
 
 
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
-    """Return the shapes of one stem of a checkpoint: name -> shape of the whole tensor."""
+    """Return the shapes of the tensors of a stem in a checkpoint: name -> shape of the complete tensor."""
     if (path / stem).is_dir():
         return read_index(path / stem).shapes()
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
 def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return tensors of one stem, or of ``assets``, of a checkpoint: name -> whole tensor on the CPU.
+    """Return tensors of a stem, or of ``assets``, from a checkpoint: name -> complete tensor on the CPU.
 
     Args:
         path: the checkpoint.
         stem: the set of tensors, such as ``model``.
-        names: names of the tensors that are read; None for all. Names that are not stored are left out.
+        names: names of the tensors that are read; None for all. Names that are not stored are ignored.
     """
     if (path / stem).is_dir():
         return read_whole(path / stem, names)
@@ -234,27 +236,27 @@ def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) ->
 
 
 def load_into(path: Path, stem: str, state: Mapping[str, Tensor], skipped_names: Collection[str] = ()) -> None:
-    """Collective: fill tensors in place from a checkpoint, which may have been saved on another mesh.
+    """Collective: fill tensors in place from a checkpoint, which may have been saved on a different mesh.
 
     Args:
         path: the checkpoint.
         stem: the set of tensors to load, such as ``model``.
         state: name -> tensor to fill, with exactly the names and shapes of the stored set; plain tensors, or DTensors
             on any mesh.
-        skipped_names: names of stored tensors that are not loaded and that `state` lacks.
+        skipped_names: names of stored tensors that are not loaded; `state` must not contain these names.
 
     Raises:
-        CheckpointError: on every rank, if names or shapes differ; the message names the tensors that are missing, left
-            over or of another shape.
+        CheckpointError: on every rank, if names or shapes differ; the message names the tensors that are missing,
+            unexpected or have a different shape.
     """
 
     def read_stem_index() -> StemIndex | ScannedIndex | None:
-        # In format 1 the stem is a single file.
+        # In format 1, the stem is a single file without an index.
         if not (path / stem).is_dir():
             return None
         return read_index(path / stem)
 
-    # A thousand ranks would slow the file system down if each of them read the index.
+    # Only rank 0 reads the index, because reads by a thousand ranks would slow down the file system.
     index = run_on_rank0(read_stem_index)
 
     def load() -> None:
@@ -276,12 +278,12 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor], skipped_names:
 
 
 def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """Copy whole tensors, which are equal on every rank, into a model, sharded or not; no rank communicates.
+    """Copy complete tensors into a model, which may be sharded, without communication.
 
     Args:
         model: model with exactly the names and shapes of `state`.
-        state: name -> whole tensor.
-        origin: file or checkpoint that the tensors come from, for messages.
+        state: name -> complete tensor, equal on every rank.
+        origin: file or checkpoint of the tensors, for messages.
 
     Raises:
         CheckpointError: if names or shapes differ; the message names the tensors, see `require_same_tensors`.
@@ -293,16 +295,16 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
 
 
 def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
-    """Require that stored tensors have exactly the names and shapes of the model's tensors.
+    """Raise CheckpointError unless stored tensors have exactly the names and shapes of the model's tensors.
 
     Args:
         model_state: name -> tensor of the model.
-        shapes: name -> shape of the whole stored tensors.
-        origin: file or checkpoint that has these tensors, for messages.
+        shapes: name -> shape of the complete stored tensor.
+        origin: file or checkpoint of the stored tensors, for messages.
 
     Raises:
-        CheckpointError: if names or shapes differ; the message names the tensors that are missing, left over or of
-            another shape.
+        CheckpointError: if names or shapes differ; the message names the tensors that are missing, unexpected or have a
+            different shape.
     """
     other_shapes = []
     for name in sorted(model_state.keys() & shapes.keys()):
@@ -311,8 +313,8 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
             other_shapes.append(f"{name} {tuple(shapes[name])} instead of {tuple(model_shape)}")
     differences = {
         "missing": sorted(model_state.keys() - shapes.keys()),
-        "left over": sorted(shapes.keys() - model_state.keys()),
-        "of another shape": other_shapes,
+        "unexpected": sorted(shapes.keys() - model_state.keys()),
+        "of a different shape": other_shapes,
     }
     # The message names the first three tensors of each kind of difference.
     descriptions = []
@@ -322,12 +324,12 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
             descriptions.append(f"{len(names)} {kind} ({', '.join(names[:3])}{ellipsis})")
     if descriptions:
         raise CheckpointError(
-            f"{origin}: these weights are of another model: {'; '.join(descriptions)}. Use the config that they were "
-            "trained with (it lies beside them in meta.json), or another save_loc for this one"
+            f"{origin}: these weights are of a different model: {'; '.join(descriptions)}. Use the config that the "
+            "weights were trained with (meta.json of the checkpoint contains it), or a different save_loc"
         )
 
 
 def fill_parts(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
-    """Copy into each tensor of `state`, in place, this rank's part of the whole tensor of the same name."""
+    """Copy this rank's part of each complete tensor into the tensor of the same name in `state`, in place."""
     for name, tensor in state.items():
         local_shard(tensor).copy_(take_local_part(whole_tensors[name], tensor))

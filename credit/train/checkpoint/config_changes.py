@@ -1,4 +1,4 @@
-"""Comparison of the config of a run with the config in the checkpoint or weights that it begins with."""
+"""Comparison of the config of a run with the config in the checkpoint or weights that the run starts with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from credit.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Keys that decide on what the network computes with its weights, in addition to their shapes. Channels, grid and units
-# are compared elsewhere.
+# Keys that determine the function of the network for given weights. Channels, grid and units are compared in
+# `credit.train.checkpoint.trained_fields`.
 _FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # Keys that must not change during a run.
 _RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora", "trainer.optimizer")
-# Exceptions from both: dropout does not change the network in eval mode.
+# Keys that may always change, because dropout does not change the network in eval mode.
 _CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
-# Keys that a run may change when it starts with weights of another one. New noise leaves their function unchanged.
+# Keys that a new run with existing weights may change. New noise does not change the output at first.
 EXTENDABLE_KEYS = ("model.noise",)
-# Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
+# Keys that may change during a run without a warning, because they do not influence the trained weights.
 _UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
                 "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
                 "trainer.device", "trainer.loggers", "trainer.checkpoint_every", "trainer.preview",
@@ -32,11 +32,11 @@ _UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_fol
 
 
 def list_extendable_keys(config: Config, trained: ChannelMap) -> tuple[str, ...]:
-    """Return the keys that a run may change when it starts with weights of another one.
+    """Return the config keys that a new run may change if it starts with the weights of an existing run.
 
     Args:
-        config: the config of the run, whose ``trainer.resume_changes`` may allow more keys.
-        trained: the channels of the other run.
+        config: the config of the new run; its ``trainer.resume_changes`` may allow further keys.
+        trained: the channels of the existing run.
     """
     keys = EXTENDABLE_KEYS
     if "grid" in config.trainer.resume_changes:
@@ -50,10 +50,10 @@ def list_extendable_keys(config: Config, trained: ChannelMap) -> tuple[str, ...]
 
 
 def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
-    """Require that a run can continue with its present config, and log a warning that lists other changes.
+    """Raise CheckpointError if a run cannot continue with its current config; log a warning for allowed changes.
 
     Args:
-        config: the present config of the run.
+        config: the current config of the run.
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint, for messages.
 
@@ -64,7 +64,7 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
     changes = []
     for key, trained_value, value in _list_changes(config, trained):
         concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
-        # The keys of a run are either unchanged, as required above, or exceptions such as dropout.
+        # `require_same_function` has checked the keys in _RUN_KEYS, so they are not reported again.
         is_reported = concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
         if is_reported:
             changes.append(f"{key} ({trained_value} before, {value} now)")
@@ -79,34 +79,39 @@ def require_same_function(
     fixed_keys: tuple[str, ...] = _FUNCTION_KEYS,
     extendable_keys: tuple[str, ...] = (),
 ) -> None:
-    """Require that a network of this config computes the same with these weights as the network that was trained.
+    """Raise CheckpointError if a network of this config would compute a different function with the trained weights.
 
     Args:
-        config: the present config.
+        config: the current config.
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint, for messages.
-        fixed_keys: keys that must not have changed; this includes all keys below them.
-        extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
+        fixed_keys: keys that must not have changed, including all keys below them.
+        extendable_keys: keys below `fixed_keys` that may change, because the changes only add parameters.
 
     Raises:
         CheckpointError: if a fixed key has changed; the message lists all such keys with both values.
     """
     changes = []
-    advice = "Go back to it, or choose another save_loc"
+    advice = "Restore the trained config, or choose a different save_loc"
     for key, trained_value, value in _list_changes(config, trained):
         is_exception = _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
         if _is_below(key, fixed_keys) and not is_exception:
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
             if _is_below(key, EXTENDABLE_KEYS):
-                advice = f"Go back to it. To change {key}, begin a new run with weights of credit convert --export"
+                advice = (
+                    f"Restore the trained config. To change {key}, start a new run with weights of credit convert "
+                    "--export"
+                )
     if changes:
-        raise CheckpointError(f"{path}: these weights were trained with another config: {'; '.join(changes)}. {advice}")
+        raise CheckpointError(
+            f"{path}: these weights were trained with a different config: {'; '.join(changes)}. {advice}"
+        )
 
 
 def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, value in the checkpoint, present value) of each key whose values differ."""
-    # An earlier version may have written the config: old keys get their new names, and new keys their defaults. A
-    # config that this version refuses is compared as it is.
+    """Return (key, value in the checkpoint, current value) for each key with different values."""
+    # An earlier version may have written the config. `build_config` renames old keys and adds the defaults of new keys.
+    # If it rejects the stored config, the stored values are compared without this conversion.
     trained_values = _flatten(trained)
     with suppress(ConfigError):
         trained_values = _flatten(_dump_comparable(build_config(trained)))
@@ -119,7 +124,7 @@ def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str,
 
 
 def _dump_comparable(config: Config) -> dict[str, Any]:
-    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of `postprocess`."""
+    """Return a config as plain values; the shorthand `hyperdiffusion` is converted to an entry of `postprocess`."""
     sections = config.model_dump(mode="json")
     for name in ("model", "inference"):
         entries = getattr(config, name).postprocess_entries.values()
@@ -134,11 +139,11 @@ def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the values of nested sections by dotted key, such as ``trainer.amp``.
+    """Return dotted key, such as ``trainer.amp`` -> value, for all values in nested sections.
 
     Args:
         value: a section, or a single value.
-        key: dotted key of `value`, empty for the whole config.
+        key: dotted key of `value`; empty for the complete config.
     """
     if not isinstance(value, Mapping):
         return {key: value}

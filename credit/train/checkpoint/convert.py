@@ -45,9 +45,10 @@ class PublishedFiles:
         mean: netCDF file with the mean of each variable, for each level if the variable has levels.
         std: netCDF file with the scale of each variable in the same form: normalised value = (value - mean) / scale.
         static: netCDF file with the static fields on the model's grid. Static fields without an entry in the files
-            `mean` and `std` count as already normalised.
-        rename: variable of the config -> name of the variable in these files.
-        static_is_normalised: True if all static fields count as already normalised, whatever the files have.
+            `mean` and `std` are treated as already normalised.
+        rename: variable of the config -> name of the variable in the published files.
+        static_is_normalised: True if all static fields are treated as already normalised, even if the files `mean` and
+            `std` contain entries for them.
     """
 
     weights: Path
@@ -59,17 +60,18 @@ class PublishedFiles:
 
 
 def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
-    """Write published weights, with everything that a forecast needs, as the checkpoint of step 0 of a run.
+    """Write published weights and the assets for forecasts as the checkpoint of step 0 of a run.
 
     Args:
-        config: the config of the run, whose model must be the published one.
+        config: the config of the run; its model must be the published model.
         files: the published files.
 
     Returns:
-        The folder of the checkpoint. ``credit rollout`` can forecast with it and ``credit train`` can continue from it.
+        The folder of the checkpoint. ``credit rollout`` can make forecasts with the checkpoint, and ``credit train``
+        can continue from it.
 
     Raises:
-        CheckpointError: if the run has checkpoints already, or the weights do not fit the config's model.
+        CheckpointError: if the run already has checkpoints, or the weights do not fit the config's model.
         ConfigError: if the config has static fields that are computed.
         DataError: if a file lacks a variable or a level.
     """
@@ -77,17 +79,17 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     prepare_folder(run_folder)
     folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
-        raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")
+        raise CheckpointError(f"{folder}: already contains checkpoints; choose a different save_loc")
 
     assets = _read_published_assets(config, files)
     model = build_network(config, assets.channels, assets.grid, assets.attributes)
     published_state = read_state_file(files.weights)
     state = model_class(config.model.type).convert_published_state(published_state, config.model)
-    # Noise that the config adds to the published model leaves its function unchanged.
+    # Noise that the config adds to the published model does not change its output at first.
     added_values = find_added_tensors(model, state.keys(), config.seed)
     checkpoint.load_state(model, {**state, **added_values}, files.weights)
 
-    # A new optimizer and no average: the weights of training and of forecasts are the same.
+    # The optimizer is new and there is no moving average, so training and forecasts use the same weights.
     weights = model.state_dict()
     freeze_weights(model, config.trainer.learning_rate_factors)
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
@@ -100,14 +102,14 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
 
 
 def _read_published_assets(config: Config, files: PublishedFiles) -> ModelAssets:
-    """Return the assets of a published model, which has neither masks nor a climatology of its forcing."""
+    """Return the assets of a published model; they contain neither masks nor a climatology of the forcing."""
     channels = config.data.channel_map()
     static_fields = []
     with open_netcdf(files.static) as static:
         grid, axis_order = _read_grid(static, files.static)
         for channel in channels.group("static"):
             static_fields.append(_read_static_field(static, channel, axis_order, grid, files))
-    # `np.stack` refuses an empty list, which a model without static fields has.
+    # For a model without static fields the list is empty, which `np.stack` does not accept.
     static_CHW = np.zeros((0, *grid.shape), dtype=np.float32)
     if static_fields:
         static_CHW = np.stack(static_fields)
@@ -124,10 +126,10 @@ def _read_published_assets(config: Config, files: PublishedFiles) -> ModelAssets
 
 
 def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
-    """Write the weights that make forecasts as one safetensors file.
+    """Write the forecast weights of a checkpoint as one safetensors file.
 
-    The file also has the checkpoint's meta.json as metadata, and the fields that a forecast needs, such as the static
-    ones (`ModelAssets.to_tensors`). So `credit.load` makes forecasts from the file alone.
+    The file also contains the checkpoint's meta.json as metadata, and the fields that a forecast needs, such as static
+    fields (`ModelAssets.to_tensors`). So `credit.load` can make forecasts with only this file.
 
     Args:
         config: the config of the run.
@@ -138,12 +140,12 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
         The path of the file.
 
     Raises:
-        CheckpointError: if there is no such checkpoint, or it is damaged.
-        CreditError: if the file cannot be written; an existing file then stays as it is.
+        CheckpointError: if the checkpoint does not exist or is damaged.
+        CreditError: if the file cannot be written; an existing file is then not changed.
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
-    checksum = checkpoint.weights_fingerprint(path, "forecast")
+    checksum = checkpoint.read_weights_checksum(path, "forecast")
     tensors = dict(_forecast_weights(config, path))
     for name, tensor in checkpoint.load_tensors(path, "assets").items():
         tensors[f"{ASSET_PREFIX}{name}"] = tensor
@@ -152,21 +154,21 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
         try:
             save_file(tensors, temporary, metadata={"credit": meta, WEIGHTS_CHECKSUM: checksum})
         except SafetensorError as error:
-            # safetensors hides errors of the system in its own type, which `atomic_write` would not recognise.
+            # safetensors converts errors of the system to SafetensorError, which `atomic_write` does not handle.
             raise OSError(str(error)) from error
 
     return atomic_write(target, save)
 
 
 def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
-    """Return the weights that make forecasts, with LoRA adapters merged into them: name -> whole weight on the CPU."""
+    """Return the forecast weights of a checkpoint, with merged LoRA adapters: name -> complete weight on the CPU."""
     meta = checkpoint.load_meta(path)
-    # Without adapters the stored weights are complete, and no network has to be built.
+    # Without adapters, the stored weights are complete, so no network has to be built.
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
-    # The run's own trainer section says where a base that was moved is now (``trainer.resume``).
+    # The trainer section of the current config contains the new path of a base that was moved (``trainer.resume``).
     config = trained.model_copy(update={"trainer": config.trainer})
     network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), DeviceGrid())
     return network.state_dict()
@@ -175,7 +177,7 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
 def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
     """Return the statistics of every input and output channel, in the units that the network was trained in.
 
-    Extremes and counts are NaN, because published files do not have them.
+    Minimum, maximum and count are NaN, because published files do not contain them.
 
     Args:
         channels: the channels of the model.
@@ -184,7 +186,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
     Raises:
         DataError: if a file lacks a variable or a level, or does not have one finite number for each channel.
     """
-    # Computed forcing is in the files too: published models normalise it like any other channel.
+    # The files also contain computed forcing, because published models normalise it like any other channel.
     required_channels = [*channels.time_varying_stored, *channels.group("static")]
     for channel in channels.group("dynamic_forcing"):
         if channel.source == "computed":
@@ -203,7 +205,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
                 mean = _read_value(mean_file, name, channel, files.mean)
                 std = _read_value(std_file, name, channel, files.std)
             elif channel.group == "static":
-                # Published static fields are normalised already.
+                # Published static fields without statistics are already normalised.
                 mean = 0.0
                 std = 1.0
             else:
@@ -212,10 +214,10 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
             names.append(channel.name)
             means.append(mean)
             stds.append(std)
-    # NaN stands for a statistic that is not known.
+    # NaN marks an unknown statistic.
     unknown_C = np.full(len(names), np.nan)
-    # Published files have no statistics of the tendencies. The deviation of the state replaces that of the tendencies,
-    # which is not used unless model.residual is set.
+    # Published files contain no statistics of the tendencies. The standard deviation of the state is stored instead of
+    # the standard deviation of the tendencies, which is used only if model.residual is set.
     return Statistics(
         names=tuple(names),
         mean=np.array(means),
@@ -232,7 +234,7 @@ def open_netcdf(path: Path) -> xr.Dataset:
     """Open a netCDF file of a published model, without decoding its times.
 
     Raises:
-        DataError: if it cannot be read as netCDF.
+        DataError: if the file cannot be read as netCDF.
     """
     try:
         return xr.open_dataset(path, decode_times=False)
@@ -241,9 +243,9 @@ def open_netcdf(path: Path) -> xr.Dataset:
 
 
 def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
-    """Return the value of a statistic for one channel: the variable's only value, or its value at the channel's level.
+    """Return the value of a statistic for one channel: the single value of the variable, or the value at its level.
 
-    The level must be in the file exactly.
+    The file must contain the exact level.
 
     Args:
         data: the statistic, such as the mean, of all variables of a published model.
@@ -268,7 +270,7 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
         array = array[int(rows[0])]
     if array.ndim:
         raise DataError(f"{path}: {name} has shape {array.shape}; each channel needs one number")
-    # The normaliser would take every value of a channel with NaN for a missing one, which it replaces by the mean.
+    # With NaN, the normaliser would treat every value of the channel as missing and replace it with the mean.
     if not np.isfinite(array):
         raise DataError(f"{path}: the value of {name} for channel {channel.name} is {float(array)}; correct the file")
     return float(array)
@@ -278,7 +280,7 @@ def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
     """Return the grid of the static fields and the order of rows and columns in their file.
 
     Raises:
-        DataError: if a coordinate is missing, or the coordinates are not those of a global grid.
+        DataError: if a coordinate is missing, or the coordinates do not form a global grid.
     """
     coordinates = []
     for long_name, short_name in (("latitude", "lat"), ("longitude", "lon")):
@@ -300,11 +302,12 @@ def _read_static_field(
 
     Raises:
         ConfigError: if the channel is not read from data.
-        DataError: if the file lacks the channel's variable, or the field has another shape or missing values.
+        DataError: if the variable of the channel is missing in the file, or the field has a wrong shape or missing
+            values.
     """
     if channel.source != "data":
         raise ConfigError(
-            f"data.variables.static: {channel.name} is computed or a mask; published models do not have such fields"
+            f"data.variables.static: {channel.name} is computed or a mask; published models do not support these fields"
         )
     name = files.rename.get(channel.variable, channel.variable)
     if name not in static:

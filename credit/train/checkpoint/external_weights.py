@@ -1,4 +1,4 @@
-"""Reader of weights that other programs saved: one file of whole tensors, with or without the prefixes of wrappers."""
+"""Reader of weights that other programs saved: a file of complete tensors, whose names may have wrapper prefixes."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ logger = logging.getLogger(__name__)
 
 # Keys under which training programs save the weights.
 _STATE_KEYS = ("model_state_dict", "model", "state_dict")
-# FSDP1, torch.compile and activation checkpointing insert these anywhere into a name.
+# Prefixes that FSDP1, torch.compile and activation checkpointing insert anywhere into a name.
 _WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
-# DDP and DataParallel put this at the beginning of every name.
+# Prefix that DDP and DataParallel add to every name.
 _PARALLEL_PREFIX = "module."
-# The names of these tensors in an exported file begin so; they are fields, such as static ones, and not weights.
+# Prefix of the tensors in an exported file that are assets, such as static fields, and not weights.
 ASSET_PREFIX = "assets/"
-# Metadata of an exported file with the checksum of its weights in the checkpoint.
+# Key in the metadata of an exported file: checksum of the weights in the checkpoint.
 WEIGHTS_CHECKSUM = "weights_checksum"
-# Names of added tensors that a message lists.
+# Largest number of added tensors that a message lists.
 _MAX_NAMES_SHOWN = 4
 
 
 def read_state_file(path: Path) -> dict[str, Tensor]:
     """Return the state dict in a file of safetensors or `torch.save`: name of the model's tensor -> tensor on the CPU.
 
-    The state dict is the whole content of the file, or is in it under ``model_state_dict``, ``model`` or
+    The state dict is the complete content of the file, or is stored under the key ``model_state_dict``, ``model`` or
     ``state_dict``. Only tensors and plain containers are unpickled.
 
-    The tensors are views of the file, which the system reads where they are used. So a rank that takes its part of each
-    tensor reads only this part. Files of torch before 1.6 are an exception.
+    The tensors are memory-mapped, so a rank reads only the parts of the tensors that it uses. Files of torch before 1.6
+    are an exception.
 
     Raises:
         CheckpointError: if the file cannot be read or does not contain a state dict.
@@ -77,7 +77,7 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
     state = _find_state_dict(content)
     if state is None:
         raise CheckpointError(
-            f"{path}: does not contain a state dict, neither as its whole content nor under {', '.join(_STATE_KEYS)}"
+            f"{path}: does not contain a state dict, neither as its complete content nor under {', '.join(_STATE_KEYS)}"
         )
     plain_state = _remove_wrapper_prefixes(state)
     if len(plain_state) < len(state):
@@ -87,55 +87,57 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
 
 
 def _load_torch_file(path: Path) -> Any:
-    """Return the content of a file of `torch.save`, which may have only tensors and plain containers.
+    """Return the content of a file of `torch.save`; the file may contain only tensors and plain containers.
 
     Raises:
         CheckpointError: if the file contains other objects, or was not written by `torch.save`.
         OSError: if the file cannot be opened.
     """
-    # A file that cannot be opened must raise OSError; below, every error means that the content is wrong.
+    # If the file cannot be opened, this line raises OSError. Every error of the code below means wrong content.
     path.open("rb").close()
     try:
         with warnings.catch_warnings():
-            # torch warns about the protocol of a pickle that it refuses anyway.
+            # torch warns about the protocol of a pickle even if it then rejects the pickle.
             warnings.simplefilter("ignore", UserWarning)
-            # The format of torch before 1.6 is no archive and cannot be mapped into memory.
+            # A file of torch before 1.6 is not an archive and cannot be mapped into memory.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        # Bytes that are not a pickle may raise any exception. torch's own messages are not shown, because they
-        # recommend to unpickle everything, which would run code from the file.
+        # Bytes that are not a pickle may raise any exception. The messages of torch are not shown, because they
+        # recommend to unpickle all objects, which would run code from the file.
         is_archive = zipfile.is_zipfile(path)
-        # torch names the first class that it refuses to load.
+        # The message of torch names the first class that is not allowed.
         class_match = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and (class_match or is_archive):
             kind = f" ({class_match[1]})" if class_match else ""
             raise CheckpointError(
-                f"{path}: holds Python objects beside tensors{kind}, which are not loaded because they can run code; "
-                "save only the state dict where the file comes from: torch.save(model.state_dict(), FILE)"
+                f"{path}: contains Python objects in addition to tensors{kind}. They are not loaded, because they can "
+                "run code; save only the state dict in the program that wrote the file: "
+                "torch.save(model.state_dict(), FILE)"
             ) from error
         raise CheckpointError(
-            f"{path}: is not a file of torch.save, or is damaged; copy it again, or give a state dict that was saved "
+            f"{path}: is not a file of torch.save, or is damaged; copy it again, or use a state dict that was saved "
             "with torch.save or safetensors"
         ) from error
 
 
 @torch.no_grad()
 def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
-    """Collective: fill a model, sharded or not, with the weights in a file.
+    """Collective: fill a model, which may be sharded, with the weights in a file.
 
-    Each rank reads its own part of the tensors. Of ranks that hold the same part, one reads and sends it to the others.
+    Each rank reads its part of the tensors. If several ranks have the same part, one of them reads the part and sends
+    it to the others.
 
-    The model may have parameters that the file lacks if they belong to noise modules, which declare ``may_be_added``.
-    They get initial values with which the model computes what the weights in the file were trained to compute.
-    If the file contains the channels and the grid of its weights, those of the model may differ, see `adapt_weights`.
+    Noise modules of the model may have parameters that are missing in the file (``may_be_added``). They get initial
+    values that do not change the output of the model. If the file contains the channels and the grid of its weights,
+    the channels and the grid of the model may differ, see `adapt_weights`.
 
     Args:
-        model: the model, with memory.
+        model: the model, whose parameters have allocated memory.
         path: torch or safetensors file that `read_state_file` can read.
-        seed: the seed of these initial values.
+        seed: the seed of the initial values of noise parameters.
 
     Raises:
-        CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
+        CheckpointError: on every rank, if any rank cannot read the file, or the weights are of a different model.
     """
 
     model_state = model.state_dict()
@@ -162,9 +164,9 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
 
 def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
-    """Return the initial values of tensors that a model may have in addition to the stored ones.
+    """Return the initial values of the model's noise parameters that are missing among the stored tensors.
 
-    With these values, the model computes the same function as without the tensors.
+    With these values, the output of the model is the same as without the noise.
 
     Args:
         model: the model, on any device.
@@ -172,7 +174,7 @@ def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: in
         seed: the seed of the initial values.
 
     Returns:
-        Name of an added tensor -> its initial value, as a whole (unsharded) tensor.
+        Name of an added tensor -> its initial value, a complete (unsharded) tensor.
     """
     added_values = {}
     for name, value in initial_values_of_addable(model, seed):
@@ -182,31 +184,31 @@ def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: in
 
 
 def describe_added_tensors(stored_names: Collection[str], added_names: Collection[str]) -> str:
-    """Return a message with the number of tensors that are loaded, and the names of those that the model adds."""
+    """Return a message with the number of loaded tensors, and the names of the tensors that the model adds."""
     shown_names = sorted(added_names)
     if len(shown_names) > _MAX_NAMES_SHOWN:
         shown_names = [*shown_names[:_MAX_NAMES_SHOWN], "..."]
     return (
-        f"{len(stored_names)} tensors are loaded; {len(added_names)} that the model adds for its noise leave its "
-        f"function unchanged at first: {', '.join(shown_names)}"
+        f"{len(stored_names)} tensors are loaded; the model adds {len(added_names)} tensors for its noise, which do "
+        f"not change its output at first: {', '.join(shown_names)}"
     )
 
 
 def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
-    """Collective: return the assets of a run that begins with the weights in a file.
+    """Collective: return the assets of a run that starts with the weights in a file.
 
-    A file that ``credit convert --export`` wrote contains the statistics that its weights were trained with, and the
-    run takes those. Other files do not contain any, so the statistics of the run's own data are used, with a warning.
+    A file from ``credit convert --export`` contains the statistics that its weights were trained with, and the run uses
+    these statistics. Other files contain no statistics, so the run uses the statistics of its data and logs a warning.
 
     Args:
         config: the config of the run.
-        assets: the assets that were fitted to the run's data.
-        reader: the reader of these data.
+        assets: the assets that were computed from the run's data.
+        reader: the reader of the run's data.
         path: the file of weights.
 
     Raises:
-        CheckpointError: if the weights were trained with another config of the model, or with other channels.
-        DataError: if they were trained on another grid, or with another unit of a variable.
+        CheckpointError: if the weights were trained with a different config of the model or different channels.
+        DataError: if the weights were trained on a different grid, or with different units of a variable.
     """
     meta = run_on_rank0(lambda: read_exported_meta(path))
     changes = config.trainer.resume_changes
@@ -216,12 +218,12 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
             "to a file of credit convert --export or to the folder of a run"
         )
     if meta is None:
-        logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
-                       "training period are taken", path)  # fmt: skip
+        logger.warning("%s does not contain the statistics that its weights were trained with; this run uses the "
+                       "statistics of its training period", path)  # fmt: skip
         return assets
     channels = ChannelMap.from_dict(meta["channels"])
     require_same_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
-    # What the weights depend on comes from the file; static fields are those of the run's data.
+    # The assets that the weights depend on come from the file; static fields come from the run's data.
     fitted_names = [channel.name for channel in assets.channels.group("static")]
     static_names = [channel.name for channel in channels.group("static") if channel.name in fitted_names]
     trained = replace(
@@ -238,7 +240,7 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
 
 
 def read_exported_meta(path: Path) -> dict[str, Any] | None:
-    """Return the meta.json in a file that ``credit convert --export`` wrote, None for any other file.
+    """Return the meta.json in a file from ``credit convert --export``; None for any other file.
 
     Raises:
         CheckpointError: if a safetensors file cannot be read.
@@ -254,9 +256,10 @@ def read_exported_meta(path: Path) -> dict[str, Any] | None:
 
 
 def read_exported_assets(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Return the fields in a file of ``credit convert --export``, and the checksum of its weights.
+    """Return the asset tensors in a file from ``credit convert --export``, and the checksum of its weights.
 
-    The fields are those of `ModelAssets.to_tensors`. Both are empty for any other file.
+    The asset tensors are the output of `ModelAssets.to_tensors`. For any other file, the dict and the checksum are
+    empty.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -276,18 +279,18 @@ def read_exported_assets(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def _remove_wrapper_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict whose names have no prefixes of wrappers; of tensors with equal new names, one is kept."""
+    """Return a state dict with names without wrapper prefixes; if new names are equal, only one tensor is kept."""
     plain_state = dict(state)
     for prefix in _WRAPPER_PREFIXES:
         plain_state = {name.replace(prefix, ""): value for name, value in plain_state.items()}
-    # A model may have a module of this name itself; the prefix is one of DDP only if every name begins with it.
+    # A model may contain a module with this name. DDP has added the prefix only if every name begins with it.
     if plain_state and all(name.startswith(_PARALLEL_PREFIX) for name in plain_state):
         plain_state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in plain_state.items()}
     return plain_state
 
 
 def _find_state_dict(content: Any) -> Mapping[str, Tensor] | None:
-    """Return the state dict in the content of a file, None if there is none."""
+    """Return the state dict in the content of a file; None if the content has no state dict."""
     if not isinstance(content, Mapping):
         return None
     # Some programs nest these keys, as in {"model": {"state_dict": ...}}.

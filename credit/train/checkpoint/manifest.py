@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint, with size and checksum of every other file, and comparison of the files with it."""
+"""Manifest of a checkpoint (size and checksum of every other file), and comparison of the files with the manifest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from credit.parallel.object_collectives import current_rank, reduce_over_ranks, 
 from credit.train.checkpoint.sharded.files import compute_checksum, shift_checksum
 
 MANIFEST = "manifest.json"
-# Bytes of a file whose checksum one rank computes; the ranks share a larger file.
+# Largest number of bytes for which one rank computes a checksum; several ranks share larger files.
 _BLOCK_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class _Inspection:
-    """Result of rank 0's look at a checkpoint: its manifest, and a problem if there is one already."""
+class _ManifestCheck:
+    """Manifest of a checkpoint and a problem that rank 0 has found without reading files; None without a problem."""
 
     manifest: dict[str, tuple[int, int]]
     problem: str | None
@@ -38,10 +38,10 @@ def read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
 
 
 def verify_checkpoint(path: Path) -> str | None:
-    """Collective: return a description of the damage to a checkpoint's files, None if they are as they were saved.
+    """Collective: return a description of the damage to a checkpoint's files; None if no file is damaged.
 
-    Rank 0 alone reads the manifest and lists the files, because a file system answers a thousand ranks slowly. Each
-    rank computes checksums of its share of the bytes.
+    Only rank 0 reads the manifest and lists the files, because requests from a thousand ranks would slow down the file
+    system. Each rank computes checksums of its share of the bytes.
 
     Args:
         path: folder of the checkpoint.
@@ -68,24 +68,29 @@ def verify_checkpoint(path: Path) -> str | None:
                 return _describe_damage(name), {}
         return None, contributions
 
-    problem, contributions = reduce_over_ranks(verify_share, _join_shares)
+    problem, contributions = reduce_over_ranks(verify_share, _combine_shares)
     for name, checksum in contributions.items():
         if problem is None and checksum != manifest[name][1]:
             problem = _describe_damage(name)
     return problem
 
 
-def _inspect(path: Path) -> _Inspection:
-    """Return the manifest of a checkpoint, and what its names and sizes of files tell about damage."""
+def _inspect(path: Path) -> _ManifestCheck:
+    """Return the manifest of a checkpoint, and a problem if names or sizes of its files differ from the manifest."""
     manifest = read_manifest(path)
     if manifest is None:
-        return _Inspection({}, f"{MANIFEST} is missing or unreadable, so it was not finished")
+        return _ManifestCheck({}, f"{MANIFEST} is missing or unreadable, so it was not finished")
     sizes = {str(file.relative_to(path)): file.stat().st_size for file in path.rglob("*") if file.is_file()}
-    return _Inspection(manifest, _compare_sizes(manifest, sizes))
+    return _ManifestCheck(manifest, _compare_sizes(manifest, sizes))
 
 
 def _compare_sizes(manifest: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> str | None:
-    """Return a description of a file that is missing, left over or of another size than in the manifest."""
+    """Return a description of the first missing file, unexpected file or file with a wrong size; None without one.
+
+    Args:
+        manifest: path of a file in the checkpoint -> (bytes, CRC-32).
+        sizes: path of a file in the checkpoint -> bytes on the disk.
+    """
     extra_names = sorted(sizes.keys() - manifest.keys() - {MANIFEST})
     if extra_names:
         return f"{extra_names[0]} is not in {MANIFEST}"
@@ -98,14 +103,19 @@ def _compare_sizes(manifest: Mapping[str, tuple[int, int]], sizes: Mapping[str, 
 
 
 def _describe_damage(name: str) -> str:
-    """Return the description of a file with other contents than were saved."""
+    """Return a message for a file whose contents differ from the saved contents."""
     return f"{name} does not match its checksum"
 
 
-def _join_shares(
+def _combine_shares(
     low: tuple[str | None, dict[str, int]], high: tuple[str | None, dict[str, int]]
 ) -> tuple[str | None, dict[str, int]]:
-    """Return the problem of the lowest rank with one, and the joint contributions to checksums."""
+    """Combine the results of two sets of ranks: return the first problem, and the sums of the checksum contributions.
+
+    Args:
+        low: (problem or None, file -> contribution) of the lower ranks.
+        high: (problem or None, file -> contribution) of the higher ranks.
+    """
     contributions = dict(low[1])
     for name, checksum in high[1].items():
         contributions[name] = contributions.get(name, 0) ^ checksum

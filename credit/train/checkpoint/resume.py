@@ -1,4 +1,4 @@
-"""Start of a run: its folder, and the choice of the checkpoint or weights that it begins with."""
+"""Start of a run: preparation of the run folder, and selection of the initial checkpoint or weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-# Values of trainer.resume that are never paths, even if the working folder has a file of that name.
+# Values of trainer.resume that are never paths, even if the current folder contains a file with this name.
 _RESUME_MODES = ("auto", "never", "best", "latest")
 
 
@@ -33,11 +33,11 @@ def prepare_folder(folder: Path) -> None:
     """Create the run's folder, ``save_loc``, if it does not exist.
 
     Raises:
-        ConfigError: if it cannot be created, or this process cannot write to it.
+        ConfigError: if the folder cannot be created, or this process cannot write to the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Ranks of several hosts do this at the same time and may have the same process id, so the name is random.
+        # The name is random, because ranks on several hosts write at the same time and may have the same process id.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -56,31 +56,32 @@ def write_config(config: Config, folder: Path) -> None:
 
 
 def choose_checkpoint(config: Config, folder: Path) -> Path | None:
-    """Collective: return the checkpoint to start from, None for a run that starts without one.
+    """Collective: return the checkpoint to start from; None for a run that starts without a checkpoint.
 
-    A run with checkpoints in its own folder continues from the newest, even if a path in ``trainer.resume`` no longer
-    exists. For a new run, this path may be one of three things. If it is a checkpoint, the run starts from it. If it is
-    the folder of another run, the run starts from the best checkpoint there (`starts_from_run_folder`). If it is a file
-    of weights, this function returns None, and `find_initial_weights` returns the file.
+    A run with checkpoints in its folder continues from the newest one, even if a path in ``trainer.resume`` no longer
+    exists. For a new run, ``trainer.resume`` may contain one of three paths:
+
+    - a checkpoint: this checkpoint is returned;
+    - the folder of a different run: the best checkpoint of that run is returned (`starts_from_run_folder`);
+    - a file of weights: None is returned, and `find_initial_weights` returns the file.
 
     Args:
         config: the config of the run.
         folder: the folder of the run, ``save_loc``.
 
     Raises:
-        NoIntactCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
-            never.
-        ConfigError: if the checkpoint in ``trainer.resume`` does not exist or is older than the run's newest, or if
-            ``trainer.resume`` is never although the run has a checkpoint that is not damaged.
+        NoIntactCheckpointError: if all checkpoints of the run are damaged, unless ``trainer.resume`` is never.
+        ConfigError: if the checkpoint in ``trainer.resume`` does not exist or is older than the newest checkpoint of
+            the run, or if ``trainer.resume`` is never although the run has an undamaged checkpoint.
     """
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
-    newest = checkpoint.newest_checkpoint(checkpoints)
+    newest = checkpoint.find_newest_checkpoint(checkpoints)
     if resume == "never":
         if newest is not None:
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
-                "them, another save_loc, or remove them"
+                "from them, choose a different save_loc, or remove them"
             )
         return None
     if newest is None:
@@ -93,10 +94,10 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
             is_in_this_run = Path(resume).resolve().parent == checkpoints.resolve()
             return is_in_this_run, os.path.exists(resume), os.path.isfile(resume), _is_run_folder(resume)
 
-        # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
+        # Only rank 0 inspects the path, because on a shared file system other ranks may detect changes late.
         is_in_this_run, exists, is_file, is_run_folder = run_on_rank0(inspect_path)
         if newest is not None and not is_in_this_run:
-            # Weights of another run or program are for the start of a run.
+            # The run has its own checkpoints, so weights of a different run or program are no longer used.
             if not exists:
                 logger.warning(
                     "trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name
@@ -110,8 +111,8 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
     if newest is not None and path.parent == checkpoints.resolve() and path != newest.resolve():
         raise ConfigError(
-            f"trainer.resume: {path} is older than {newest}; remove the newer ones to go back, or choose another "
-            "save_loc to branch off"
+            f"trainer.resume: {path} is older than {newest}; remove the newer checkpoints to continue from this one, "
+            "or choose a different save_loc for a second run"
         )
     return newest or path
 
@@ -126,17 +127,17 @@ def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
     resume = config.trainer.resume
     if origin is None or resume in _RESUME_MODES:
         return False
-    # A run that has a checkpoint of its own is not new.
+    # A run with a checkpoint in its folder is not a new run.
     return not _is_in_run(origin, config) and run_on_rank0(lambda: _is_run_folder(resume))
 
 
 def _is_in_run(path: Path, config: Config) -> bool:
-    """Return True if a checkpoint lies in the folder of the run itself."""
+    """Return True if a checkpoint is in the run folder of this config."""
     return path.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
 
 
 def _choose_best_of_run(folder: Path) -> Path:
-    """Collective: return the best checkpoint of another run.
+    """Collective: return the best checkpoint of the run in `folder`.
 
     Raises:
         ConfigError: if the run has not saved a best checkpoint.
@@ -144,7 +145,7 @@ def _choose_best_of_run(folder: Path) -> Path:
     """
     checkpoints = folder / "checkpoints"
     if not run_on_rank0((checkpoints / "best").exists):
-        newest = checkpoint.newest_checkpoint(checkpoints)
+        newest = checkpoint.find_newest_checkpoint(checkpoints)
         advice = f"set trainer.resume to {newest}" if newest is not None else "train it first"
         raise ConfigError(f"trainer.resume: {folder} has no best checkpoint, which a validation saves; {advice}")
     return checkpoint.resolve_checkpoint(checkpoints, "best", "trainer.resume")
@@ -156,9 +157,9 @@ def _is_run_folder(path: str) -> bool:
 
 
 def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
-    """Collective: prepare the run's folder for training, and return the checkpoint to start from, None without one.
+    """Collective: prepare the run folder for training, and return the checkpoint to start from; None without one.
 
-    `choose_checkpoint` chooses the checkpoint. If every checkpoint is damaged, STATUS becomes ``failed``, because the
+    `choose_checkpoint` selects the checkpoint. If every checkpoint is damaged, STATUS becomes ``failed``, because the
     next job of a chain would fail in the same way. With ``trainer.resume: never``, damaged checkpoints are renamed, so
     that the new run does not use them.
 
@@ -178,17 +179,17 @@ def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
-        # Every checkpoint is damaged: `choose_checkpoint` refuses `never` if there is an intact one.
-        run_on_rank0(lambda: retention.set_checkpoints_aside(folder / "checkpoints"))
+        # All checkpoints are damaged, because `choose_checkpoint` rejects `never` if there is an undamaged checkpoint.
+        run_on_rank0(lambda: retention.rename_damaged_checkpoints(folder / "checkpoints"))
     return origin
 
 
 def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
-    """Return the file of weights that a new run starts with, None if it does not start with one.
+    """Return the file of weights that a new run starts with; None if the run does not start with a file.
 
     Args:
         config: the config of the run.
-        origin: checkpoint from `choose_checkpoint`, which is None for a new run if ``trainer.resume`` is a file.
+        origin: checkpoint from `choose_checkpoint`; None for a new run if ``trainer.resume`` is a file.
     """
     resume = config.trainer.resume
     if origin is None and resume not in _RESUME_MODES:
@@ -209,20 +210,20 @@ def load_run_state(
     Args:
         config: the config of the run.
         reader: the reader of the run's data.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
         origin: the checkpoint.
         is_continuation: True if this run continues the run of the checkpoint, with the same global batch size; False if
-            it is another run that only starts with the weights.
-        fit_run_assets: function that fits assets to the run's data. It is called after all comparisons, because it may
-            take hours, and only if another run needs these assets (``trainer.resume_changes``). It may be collective.
+            this is a new run that only starts with the weights.
+        fit_run_assets: function that computes assets from the run's data; it may be collective and may take hours. It
+            is called after all comparisons, and only for a new run with ``trainer.resume_changes``.
 
     Raises:
-        CheckpointError: if the checkpoint was trained with other channels or another config of the model.
-        DataError: if the checkpoint was trained on another grid, or with another unit of a variable.
-        ConfigError: if these ranks do not divide the checkpoint's global batch, or the run of another folder would be
-            continued with ``trainer.resume_changes``.
+        CheckpointError: if the checkpoint was trained with different channels or a different config of the model.
+        DataError: if the grid or the units of a variable differ from the checkpoint.
+        ConfigError: if the global batch of the checkpoint cannot be divided by the number of ranks, or if
+            ``trainer.resume_changes`` is set although the run of the checkpoint is continued.
     """
-    # Statistics and static fields stay those that the weights were trained with.
+    # Statistics and static fields come from the checkpoint, because the weights were trained with them.
     meta, stored_assets = run_on_rank0(
         lambda: (checkpoint.load_meta(origin), checkpoint.load_tensors(origin, "assets"))
     )
@@ -238,9 +239,9 @@ def load_run_state(
         return config, assets
     if config.trainer.resume_changes and not _is_in_run(origin, config):
         raise ConfigError(
-            f"trainer.resume_changes: {config.trainer.resume_changes}: {origin} is a checkpoint, whose run would go on "
-            "with its optimizer state; set trainer.resume to the folder of the run, whose best weights a new run "
-            "begins with"
+            f"trainer.resume_changes: {config.trainer.resume_changes}: {origin} is a checkpoint, so its run would "
+            "continue with its optimizer state; set trainer.resume to the folder of the run to start a new run with "
+            "its best weights"
         )
     require_same_fields(assets, reader, origin)
     require_same_run(config, meta["config"], origin)
@@ -248,18 +249,18 @@ def load_run_state(
 
 
 def _warn_without_changes(changes: Sequence[str], trained: ModelAssets, reader: FieldReader, origin: Path) -> None:
-    """Log a warning for each of ``trainer.resume_changes`` in which the run does not differ from its origin."""
+    """Log a warning for each entry of ``trainer.resume_changes`` in which the run and its origin do not differ."""
     differences = {
         "channels": trained.channels.describe_mismatch(reader.channels),
         "grid": trained.grid.describe_mismatch(reader.grid),
     }
     for change in changes:
         if differences[change] is None:
-            logger.warning("trainer.resume_changes: %s are those of %s, so the entry has no effect", change, origin)
+            logger.warning("trainer.resume_changes: %s do not differ from %s; the entry has no effect", change, origin)
 
 
 def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path: Path) -> Config:
-    """Return the config with the global batch size of a checkpoint.
+    """Return a config with the global batch size of a checkpoint.
 
     Args:
         config: the config of the run.
@@ -268,10 +269,10 @@ def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path:
         path: the checkpoint, for messages.
 
     Returns:
-        The config itself if it has this size on these ranks, else a copy with ``trainer.global_batch_size``.
+        `config` itself if its global batch size is `samples`, else a copy with ``trainer.global_batch_size``.
 
     Raises:
-        ConfigError: if the ranks do not divide the samples.
+        ConfigError: if the samples cannot be divided equally among the ranks.
     """
     conf = config.trainer
     configured_samples = conf.global_batch_size or conf.train_batch_size * conf.grad_accum_every * num_sample_ranks
@@ -283,10 +284,10 @@ def keep_global_batch(config: Config, num_sample_ranks: int, samples: int, path:
     try:
         divided = divide_global_batch(config, num_sample_ranks).trainer
     except ConfigError as error:
-        raise ConfigError(f"{path} was trained with {samples} samples a step: {error}") from error
+        raise ConfigError(f"{path} was trained with {samples} samples per step: {error}") from error
     logger.warning(
         "trainer.train_batch_size is %d instead of %d and trainer.grad_accum_every is %d instead of %d, to keep %s's "
-        "%d samples a step on %d ranks with different samples",
+        "%d samples per step on %d ranks with different samples",
         divided.train_batch_size, conf.train_batch_size, divided.grad_accum_every, conf.grad_accum_every, path.name,
         samples, num_sample_ranks,
     )  # fmt: skip

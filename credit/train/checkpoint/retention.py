@@ -1,4 +1,4 @@
-"""Rule for the checkpoints that a run keeps, and removal and renaming of the others."""
+"""Rule for the checkpoints that a run keeps, and functions that remove or rename checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Retention:
 
     Attributes:
         last: number of newest checkpoints that are kept.
-        every: checkpoints whose step is a multiple of this number are kept; None for no such rule.
+        every: checkpoints whose step is a multiple of this number are kept; None to keep no further checkpoints.
         steps: steps whose checkpoints are kept.
     """
 
@@ -36,7 +36,7 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
     """
     linked_paths = {(folder / name).resolve() for name in ("latest", "best")}
     removed = []
-    # The list is sorted from the oldest to the newest, and the newest are kept in any case.
+    # The list is sorted from the oldest to the newest checkpoint, and the newest checkpoints are always kept.
     for path in list_checkpoints(folder)[: -keep.last]:
         step = parse_step(path)
         is_milestone = keep.every is not None and step % keep.every == 0
@@ -44,18 +44,18 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
             continue
         removed.append(path)
         if not dry_run:
-            # A folder that cannot be removed is tried again after the next save.
+            # If a folder cannot be removed, the next save tries again.
             with suppress(OSError):
                 remove_checkpoint(path)
     return removed
 
 
 def remove_checkpoints_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of steps after `step`, and links to them; a run that is rolled back repeats these steps.
+    """Remove the checkpoints of steps after `step` and the links to them, because a rollback repeats these steps.
 
     Args:
         folder: the run's ``checkpoints`` folder.
-        step: largest step whose checkpoint stays.
+        step: largest step whose checkpoint is kept.
     """
     for path in list_checkpoints(folder):
         if parse_step(path) > step:
@@ -64,9 +64,9 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint so that it never counts as a damaged one, even if the process is killed meanwhile.
+    """Remove a checkpoint; even if the process is killed meanwhile, the rest is not treated as a damaged checkpoint.
 
-    Files that cannot be removed yet, such as those that another process has open on NFS, are removed by the next save.
+    Files that cannot be removed yet, such as files that another process has open on NFS, are removed by the next save.
 
     Args:
         path: folder of the checkpoint.
@@ -78,7 +78,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def hide_checkpoint(path: Path) -> Path:
-    """Rename a checkpoint so that it does not count any more, and return its new path, which the next save removes.
+    """Rename a checkpoint so that it is no longer listed, and return its new path; the next save removes its files.
 
     Args:
         path: folder of the checkpoint.
@@ -86,14 +86,14 @@ def hide_checkpoint(path: Path) -> Path:
     Raises:
         OSError: if the folder cannot be renamed.
     """
-    # The name is random, because an earlier folder of this step may still have files that cannot be removed.
+    # The name is random, because an earlier hidden folder of this step may contain files that cannot be removed.
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     path.rename(hidden)
     return hidden
 
 
-def set_checkpoints_aside(folder: Path) -> None:
-    """Rename all checkpoints of a run, so that a new run in the folder does not use them; all must be damaged.
+def rename_damaged_checkpoints(folder: Path) -> None:
+    """Rename all checkpoints of a run, which must be damaged, so that a new run in the folder does not use them.
 
     ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
     ``latest`` and ``best`` are removed.
@@ -112,9 +112,9 @@ def set_checkpoints_aside(folder: Path) -> None:
 
 
 def _remove_dangling_links(folder: Path) -> None:
-    """Remove ``latest`` and ``best`` where their checkpoints no longer exist."""
+    """Remove the links ``latest`` and ``best`` if their checkpoints no longer exist."""
     for name in ("latest", "best"):
         link = folder / name
-        # `exists` follows the link, and is False if its target is gone.
+        # `exists` follows the link, and is False if its target does not exist.
         if not link.exists():
             link.unlink(missing_ok=True)

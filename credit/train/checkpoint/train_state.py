@@ -11,7 +11,7 @@ from credit.config import Config
 from credit.errors import CreditError
 from credit.train.build.assets import ModelAssets
 
-# Attribute of `TrainState` -> its key in meta.json, where the two differ.
+# Attribute of `TrainState` -> key in meta.json, for all attributes whose key differs from their name.
 _META_KEYS = {
     "validations_since_best": "worse",
     "nonfinite_steps": "streak",
@@ -29,16 +29,16 @@ class TrainState:
     Attributes:
         step: number of optimizer steps taken.
         best: best (smallest) value of ``trainer.monitor`` so far, infinity before the first validation.
-        best_step: step of the validation with this value, 0 before the first validation.
+        best_step: step of the validation with the value `best`, 0 before the first validation.
         validations_since_best: number of validations since `best_step`.
         best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
         nonfinite_steps: latest consecutive steps (counted from 0) without a finite loss or gradient; empty if the last
             step was finite.
-        skipped_blocks: indices of the blocks of samples that the run skips, because their steps diverged; a block has
-            the samples of an optimizer step.
+        skipped_blocks: indices of the blocks of samples that the run skips, because their steps diverged; a block is
+            the samples of one optimizer step.
         rollbacks: number of rollbacks because of steps that were not finite.
         spikes: number of rollbacks because of a jump of the loss.
-        losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
+        losses: losses of the latest ``trainer.loss_spike.window`` steps.
         saved: step of the newest checkpoint, -1 without one.
         validated: step of the newest validation, -1 without one.
         usage: resources that the run has used, as a mapping of the fields of `credit.train.monitor.usage.Usage`.
@@ -59,12 +59,12 @@ class TrainState:
     usage: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Set all attributes from a checkpoint; those that an older version did not store get their defaults.
+        """Set all attributes from a checkpoint; attributes that an older version did not store get their defaults.
 
         Args:
             stored: output of `to_meta`, read from JSON.
         """
-        # An instance has the defaults, including those that a factory makes.
+        # An instance has all defaults, including the defaults from a factory.
         initial_state = TrainState()
         for attribute in fields(self):
             key = _META_KEYS.get(attribute.name, attribute.name)
@@ -72,31 +72,31 @@ class TrainState:
             setattr(self, attribute.name, value)
 
     def forget_checkpoints(self) -> None:
-        """Reset the values about checkpoints and usage, for a new run that starts from another run's checkpoint."""
+        """Reset the values about checkpoints and usage, for a new run that starts from the checkpoint of an old run."""
         initial_state = TrainState()
         for name in ("best", "best_step", "validations_since_best", "best_saved", "saved", "usage"):
             setattr(self, name, getattr(initial_state, name))
 
     def require_best(self, monitor: str) -> None:
-        """Require that at least one validation, if there was any, had a finite value of ``trainer.monitor``.
+        """Raise CreditError if the run had validations, but none with a finite value of ``trainer.monitor``.
 
         Args:
             monitor: value of ``trainer.monitor``, for the message.
 
         Raises:
-            CreditError: if all values were infinite or NaN; the message has advice on the cause.
+            CreditError: if all values were infinite or NaN; the message contains advice.
         """
-        # `best` keeps its initial value, infinity, until a validation is better; NaN never compares as better.
+        # `best` is infinity until a validation has a finite value; NaN is never smaller than infinity.
         if self.validations_since_best and math.isinf(self.best):
             raise CreditError(
-                f"trainer.monitor: {monitor} was finite in none of {self.validations_since_best} validations, so no "
-                "checkpoint is the best; values that were not finite are null in metrics.jsonl. Look at the fields of "
-                "data.splits.valid (credit check, the report beside data.store): skill is infinite if a field never "
+                f"trainer.monitor: {monitor} was finite in none of {self.validations_since_best} validations, so there "
+                "is no best checkpoint; values that were not finite are null in metrics.jsonl. Check the fields of "
+                "data.splits.valid (credit check, the report next to data.store): skill is infinite if a field never "
                 "changes there. If only the forecasts grow without bounds, lower trainer.learning_rate"
             )
 
     def to_meta(self) -> dict[str, Any]:
-        """Return the values for a checkpoint, ready for JSON."""
+        """Return the state for meta.json, as values that JSON can express."""
         stored = {}
         for name, value in asdict(self).items():
             stored[_META_KEYS.get(name, name)] = value
@@ -111,7 +111,7 @@ def build_checkpoint_meta(
     num_sample_ranks: int,
     base: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the contents of a checkpoint's meta.json: the state of the run and what its weights need to forecast.
+    """Return the contents of a checkpoint's meta.json: the state of the run, its config and the assets of the model.
 
     Args:
         config: the config of the run.
@@ -119,24 +119,24 @@ def build_checkpoint_meta(
         train_state: state of the run at the checkpoint.
         calendar: name of the data's CF calendar.
         num_sample_ranks: number of ranks, or groups of ranks, with different samples.
-        base: if the checkpoint has LoRA adapters, their base, see `credit.train.build.fine_tuning.describe_base`.
+        base: for a checkpoint of LoRA adapters, the output of `credit.train.build.fine_tuning.describe_base`.
     """
-    # The key is missing, not null, in a checkpoint of all weights: its presence marks a checkpoint of adapters.
+    # Only a checkpoint of adapters contains the key "base".
     base_entry = {}
     if base:
         base_entry["base"] = base
     trainer = config.trainer
-    samples_a_step = trainer.train_batch_size * trainer.grad_accum_every * num_sample_ranks
+    samples_per_step = trainer.train_batch_size * trainer.grad_accum_every * num_sample_ranks
     stored_config = config.model_dump(mode="json")
     if trainer.global_batch_size is not None:
-        samples_a_step = trainer.global_batch_size
-        # The accumulation follows from the global batch and these ranks; a config with both keys would be refused.
+        samples_per_step = trainer.global_batch_size
+        # The accumulation is computed from the global batch; a config with both keys would be rejected.
         stored_config["trainer"]["grad_accum_every"] = 1
     return {
         "progression": train_state.to_meta(),
         "config": stored_config,
         "calendar": calendar,
-        "samples_a_step": samples_a_step,
+        "samples_a_step": samples_per_step,
         **base_entry,
         **assets.to_meta(),
     }

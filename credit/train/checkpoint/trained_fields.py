@@ -1,6 +1,6 @@
-"""Comparison of the data of a run with those of its weights, and adaptation of weights to other channels or grids.
+"""Comparison of the run's data with the data that weights were trained on, and adaptation of weights to new data.
 
-With ``trainer.resume_changes``, a run may begin with weights that were trained on fewer channels or on another grid.
+With ``trainer.resume_changes``, a run may start with weights that were trained on fewer channels or a different grid.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def require_same_fields(
     channels: ChannelMap | None = None,
     changes: Collection[str] | None = None,
 ) -> None:
-    """Require the channels, grid and units of the data to be those of the checkpoint.
+    """Raise an error if the channels, grid or units of the data differ from the checkpoint.
 
     Args:
         assets: the assets of the checkpoint.
-        reader: the data. Units of variables that it does not have are not compared.
+        reader: reader of the data. Only the units of its variables are compared.
         path: the checkpoint, for messages.
-        channels: the channels of the config, if the reader has only some of them; by default those of the reader.
-        changes: ``trainer.resume_changes`` at the start of a new run, None in any other case. With ``channels``, the
-            data may have further channels; with ``grid``, their grid may be another one.
+        channels: the channels of the config, if the reader has only some of them; by default the reader's channels.
+        changes: ``trainer.resume_changes`` at the start of a new run, None in all other cases. With ``channels``, the
+            data may have additional channels. With ``grid``, the grid of the data may differ.
 
     Raises:
         CheckpointError: if the channels differ.
@@ -51,15 +51,15 @@ def require_same_fields(
     difference = assets.channels.describe_mismatch(run_channels)
     if difference and "channels" not in allowed_changes:
         advice = "" if changes is None else "; trainer.resume_changes: [channels] lets a new run add channels"
-        raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}{advice}")
+        raise CheckpointError(f"{path}: trained on channels that differ from data.variables: {difference}{advice}")
     if difference:
         _require_added_channels(assets.channels, run_channels, path)
     difference = assets.grid.describe_mismatch(reader.grid)
     if difference and "grid" not in allowed_changes:
-        advice = "" if changes is None else "; trainer.resume_changes: [grid] lets a new run use another grid"
+        advice = "" if changes is None else "; trainer.resume_changes: [grid] lets a new run use a different grid"
         raise DataError(
-            f"{path}: trained on another grid than the data have: {difference}; set data.grid to the grid of the run, "
-            f"to which the data are then interpolated{advice}"
+            f"{path}: trained on a grid that differs from the data: {difference}; set data.grid to the grid of the "
+            f"run, so that the data are regridded{advice}"
         )
     for variable, attributes in assets.attributes.items():
         trained_units = attributes.get("units")
@@ -69,17 +69,17 @@ def require_same_fields(
         if normalise_units(trained_units) != normalise_units(data_units):
             remedy = _describe_units_remedy(variable, data_units, trained_units)
             raise DataError(
-                f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "
+                f"{variable}: the data are in {data_units}, but the checkpoint {path} was trained on {trained_units}; "
                 f"{remedy}"
             )
 
 
 def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) -> None:
-    """Require that a run has all channels of the checkpoint that it begins with, in the same groups.
+    """Raise CheckpointError unless a new run has all channels of its initial checkpoint, in the same groups.
 
-    A forcing may become prognostic: its input stays the same, and its change is a new output. Other changes of the
-    group would change the meaning of an output: it is the value of a diagnostic variable, but the change of a
-    prognostic one.
+    A forcing may become prognostic: its input stays the same, and the tendency of the variable is a new output. Other
+    changes of the group would change the meaning of an output. The output is the value of a diagnostic variable, but
+    the tendency of a prognostic variable.
 
     Args:
         trained: the channels of the checkpoint.
@@ -87,25 +87,25 @@ def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) ->
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: naming the channels that are missing or in another group.
+        CheckpointError: if a channel is missing or in a different group; the message names the channel.
     """
     group_by_name = {channel.name: channel.group for channel in (*new.input, *new.output)}
     for channel in dict.fromkeys((*trained.input, *trained.output)):
         new_group = group_by_name.get(channel.name)
         if new_group is None:
             raise CheckpointError(
-                f"{path}: trained with {channel.name}, which data.variables lacks; with trainer.resume_changes: "
-                "[channels], a run may add channels but not remove them"
+                f"{path}: trained with {channel.name}, which is missing in data.variables; with "
+                "trainer.resume_changes: [channels], a run may add channels but not remove them"
             )
         if new_group != channel.group and (channel.group, new_group) != ("dynamic_forcing", "prognostic"):
             raise CheckpointError(
-                f"{path}: trained with {channel.name} as {channel.group}, but it is {new_group} in data.variables; "
+                f"{path}: trained with {channel.name} as {channel.group}, but data.variables has it as {new_group}; "
                 "with trainer.resume_changes: [channels], only a dynamic_forcing may become prognostic"
             )
 
 
 def find_adapted_names(model: ForecastModel, meta: Mapping[str, Any]) -> set[str]:
-    """Return the names of the stored tensors that must be changed for the channels or the grid of a new run.
+    """Return the names of the stored tensors that must be adapted to the channels or the grid of a new run.
 
     Args:
         model: the model of the new run; it may be sharded.
@@ -130,12 +130,12 @@ def find_adapted_names(model: ForecastModel, meta: Mapping[str, Any]) -> set[str
 def adapt_weights(
     model: ForecastModel, stored: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Return the stored tensors that depend on channels or rows, changed to the channels and the grid of a model.
+    """Adapt the stored tensors that depend on channels or rows to the channels and the grid of a model.
 
     Args:
         model: the model of a new run; it may be sharded.
-        stored: name -> whole tensor on the CPU, at least for the names that `find_adapted_names` returns. Tensors that
-            are missing, or whose shape is that of another model, are left out or unchanged.
+        stored: name -> complete tensor on the CPU, at least for the names that `find_adapted_names` returns. Missing
+            tensors are omitted from the result, and tensors with an unexpected shape are returned unchanged.
         meta: contents of the meta.json of the stored weights.
 
     Raises:
@@ -160,14 +160,14 @@ def adapt_weights(
 
 
 def _has_other_rows(model: ForecastModel, meta: Mapping[str, Any]) -> bool:
-    """Return True if the rows of the model's grid are others than those of the stored weights."""
+    """Return True if the latitude rows of the model's grid differ from the rows that the weights were trained on."""
     trained_lat = LatLonGrid.from_dict(meta["grid"]).lat
     return not np.array_equal(trained_lat, model.spec.grid.lat)
 
 
 @contextmanager
-def advise_on_grid(model: ForecastModel, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Context that adds advice to the error for tensors of another shape, if the grid of the model is another one.
+def add_grid_advice(model: ForecastModel, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Context manager that adds advice to errors about tensor shapes if the grid differs from the trained grid.
 
     Args:
         model: the model of a new run; it may be sharded.
@@ -179,13 +179,13 @@ def advise_on_grid(model: ForecastModel, meta: Mapping[str, Any]) -> Iterator[No
         if LatLonGrid.from_dict(meta["grid"]).describe_mismatch(model.spec.grid) is None:
             raise
         raise CheckpointError(
-            f"{error}. On another grid, sizes that the grid decides must be set to those of the old run, such as "
+            f"{error}. On a different grid, set sizes that depend on the grid to the values of the old run, such as "
             "model.max_degree of sfno; see docs/fine_tuning.md, Use another grid"
         ) from error
 
 
 def describe_adaptation(model: ForecastModel, meta: Mapping[str, Any]) -> str | None:
-    """Return a sentence about what is new compared with the stored weights; None if nothing is.
+    """Return a list of the new channels and of the change of the grid, as a string; None if nothing has changed.
 
     Args:
         model: the model of a new run; it may be sharded.
@@ -200,23 +200,23 @@ def describe_adaptation(model: ForecastModel, meta: Mapping[str, Any]) -> str | 
         trained_names = {channel.name for channel in trained_channels}
         new_names = [channel.name for channel in run_channels if channel.name not in trained_names]
         if new_names:
-            sentences.append(f"new {kind} channels, whose weights begin as zeros: {', '.join(new_names)}")
+            sentences.append(f"new {kind} channels, whose initial weights are zeros: {', '.join(new_names)}")
     difference = LatLonGrid.from_dict(meta["grid"]).describe_mismatch(model.spec.grid)
     if difference:
-        sentences.append(f"another grid: {difference}")
+        sentences.append(f"different grid: {difference}")
     return "; ".join(sentences) or None
 
 
 def adapt_assets(trained: ModelAssets, fitted: ModelAssets) -> ModelAssets:
-    """Return the assets of a run that begins with weights of other channels or another grid.
+    """Return the assets of a run that starts with weights for fewer channels or a different grid.
 
-    The channels of the checkpoint keep their statistics and units, because the weights depend on them. On the same
-    grid, they also keep their static fields and masks. Climatology, vertical layers and all of new channels come from
-    the data of the run.
+    The channels of the checkpoint keep their statistics and units, because the weights depend on these values. On the
+    same grid, these channels also keep their static fields and masks. The climatology, the vertical layers and all
+    assets of new channels come from the data of the run.
 
     Args:
         trained: the assets of the checkpoint, which `require_same_fields` has accepted.
-        fitted: the assets that were fitted to the data of the run.
+        fitted: the assets that were computed from the data of the run.
     """
     static_CHW = fitted.static_CHW
     masks = dict(fitted.masks)
@@ -238,11 +238,11 @@ def adapt_assets(trained: ModelAssets, fitted: ModelAssets) -> ModelAssets:
 
 
 def _merge_statistics(trained: Statistics, fitted: Statistics) -> Statistics:
-    """Return the statistics of all channels: those of the weights, and for channels that they lack those of the data.
+    """Return the trained statistics, with the statistics of the run's data added for new channels.
 
     Args:
-        trained: the statistics that the weights were trained with. Published ones may have more channels than the data,
-            such as a computed forcing.
+        trained: the statistics that the weights were trained with. Published statistics may contain channels that the
+            data do not contain, such as a computed forcing.
         fitted: the statistics of the data of the run.
     """
     new_names = [name for name in fitted.names if name not in trained.names]
@@ -252,7 +252,7 @@ def _merge_statistics(trained: Statistics, fitted: Statistics) -> Statistics:
         if field.name != "names":
             arrays[field.name] = np.concatenate([getattr(trained, field.name), getattr(added, field.name)])
     merged = Statistics(names=(*trained.names, *new_names), **arrays)
-    # The order is that of the data, with further channels at the end.
+    # The channels have the order of the data, followed by channels that only the trained statistics contain.
     further_names = [name for name in trained.names if name not in fitted.names]
     return merged.select((*fitted.names, *further_names))
 
@@ -263,10 +263,10 @@ def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -
         find_conversion(data_units, trained_units, variable, "the data")
     except DataError:
         return (
-            "these units measure different quantities: correct the units in the file, or read the quantity that was "
-            "trained on (data.sources.N.rename)"
+            "these units measure different quantities: correct the units in the file, or read the same quantity as in "
+            "training (data.sources.N.rename)"
         )
     except ConfigError:
-        # Without UDUNITS it is unknown whether the units can be converted; setting the key reports what is missing.
+        # Without UDUNITS, the conversion cannot be checked. If the user sets the key, an error reports this.
         pass
     return f'data.variable_options.{variable}.units: "{trained_units}" converts them'

@@ -1,4 +1,4 @@
-"""Export of one forecast step by `torch.export`, with normalisation and post-processes, and of its runner.
+"""Export of one forecast step, with normalisation and post-processes, by `torch.export`, and of a script that runs it.
 
 Shape suffixes: B batch, C channels, T input frames, H latitude rows, W longitude columns.
 """
@@ -27,9 +27,9 @@ from credit.utils.atomic import atomic_write, atomic_write_text
 # Name of the description inside the exported file.
 DESCRIPTION = "credit.json"
 _RUNNER = Path(__file__).with_name("run_exported.py")
-# Groups of channels that the program takes; static fields are inside it.
+# Groups of channels that are inputs of the program; static fields are stored inside the program.
 _INPUT_GROUPS = ("prognostic", "dynamic_forcing")
-# Example size of the batch: torch.export treats sizes 0 and 1 as constants.
+# Batch size of the example inputs: torch.export would treat a size of 0 or 1 as a constant.
 _EXAMPLE_BATCH = 2
 # Largest difference between the program and the network in standard deviations of a channel. In float32, a pressure of
 # 1e5 Pa has a rounding error of 4e-3 Pa.
@@ -37,10 +37,10 @@ _MAX_ERROR = 1e-3
 
 
 class ForecastStep(nn.Module):
-    """One forecast step from and to physical units.
+    """Module that computes one forecast step, with inputs and outputs in physical units.
 
     Args:
-        stepper: runs the network.
+        stepper: stepper of the network.
         missing_CHW: bool, True where an output channel is always missing.
     """
 
@@ -65,34 +65,35 @@ class ForecastStep(nn.Module):
 
 
 def export_program(config: Config, name_or_path: str, target: Path) -> tuple[Path, Path]:
-    """Write one forecast step as a program of `torch.export`, and beside it the script that runs it.
+    """Write one forecast step as a program of `torch.export`, and a script that runs the program.
 
-    The program takes any batch size. It computes in float32.
+    The program accepts any batch size and computes in float32.
 
     Args:
         config: the config of the run.
         name_or_path: the checkpoint: ``best``, ``latest`` or a path.
-        target: file to write, which ends in ``.pt2``.
+        target: program file to write, which ends in ``.pt2``; the script gets the same name with the suffix ``.py``.
 
     Returns:
         The paths of the program and of the script.
 
     Raises:
-        CheckpointError: if there is no such checkpoint, or it is damaged.
-        ConfigError: if the network was trained with noise, which the program cannot draw.
-        CreditError: if `torch.export` cannot trace the network or computes something else, or a file cannot be written.
+        CheckpointError: if the checkpoint does not exist or is damaged.
+        ConfigError: if the network was trained with noise, which the program cannot sample.
+        CreditError: if `torch.export` cannot trace the network, if the output of the program differs from the output of
+            the network, or if a file cannot be written.
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "--checkpoint")
     meta = checkpoint.load_meta(path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.model.noise:
         raise ConfigError(
-            f"{path}: was trained with model.noise, and an exported step draws no noise; export the weights instead, "
-            "with --export NAME.safetensors"
+            f"{path}: was trained with model.noise, and an exported step cannot sample noise; export the weights "
+            "instead, with --export NAME.safetensors"
         )
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     lora = trained.trainer.lora
-    # The run's own trainer section says where a base that was moved is now (``trainer.resume``).
+    # The trainer section of the current config contains the new path of a base that was moved (``trainer.resume``).
     trained = trained.model_copy(update={"trainer": config.trainer})
     device = torch.device("cpu")
     network = prepare_for_inference(load_forecast_network(trained, lora, assets, path, device, DeviceGrid()))
@@ -102,7 +103,7 @@ def export_program(config: Config, name_or_path: str, target: Path) -> tuple[Pat
         program = trace_step(step, assets, num_frames)
         require_same_output(step, program, assets, num_frames)
     except Exception as error:
-        # The errors of torch.export have no common class, and plugins may raise any.
+        # The errors of torch.export have no common base class, and plugins may raise any exception.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CreditError(
             f"{path}: torch.export fails for the {trained.model.type} network ({reason}); export the weights "
@@ -110,7 +111,7 @@ def export_program(config: Config, name_or_path: str, target: Path) -> tuple[Pat
         ) from error
     description = {
         "checkpoint_step": meta["step"],
-        "weights": checkpoint.weights_fingerprint(path, "forecast"),
+        "weights": checkpoint.read_weights_checksum(path, "forecast"),
         **_describe_arrays(trained, assets),
     }
     extra_files = {DESCRIPTION: json.dumps(description)}
@@ -119,7 +120,7 @@ def export_program(config: Config, name_or_path: str, target: Path) -> tuple[Pat
 
 
 def _describe_arrays(config: Config, assets: ModelAssets) -> dict[str, object]:
-    """Return the description of the arrays that a program takes and returns, for its script.
+    """Return the description of the input and output arrays of a program; the script of the program reads it.
 
     Args:
         config: config that the weights were trained with.
@@ -139,7 +140,7 @@ def _describe_arrays(config: Config, assets: ModelAssets) -> dict[str, object]:
 
 
 def trace_step(step: ForecastStep, assets: ModelAssets, num_frames: int) -> torch.export.ExportedProgram:
-    """Return a step as a program with a variable batch size.
+    """Trace a forecast step and return it as a program with a variable batch size.
 
     Args:
         step: the step, in eval mode.
@@ -149,7 +150,8 @@ def trace_step(step: ForecastStep, assets: ModelAssets, num_frames: int) -> torc
     examples = _make_examples(step, assets, num_frames, _EXAMPLE_BATCH)
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
-        # Networks build tables in their first call. Tables that are built while torch.export traces have no values.
+        # Networks build tables in their first call. A table that is built while torch.export traces has no values, so
+        # the step is called once before.
         step(*examples)
         program = torch.export.export(step, examples, dynamic_shapes=({0: batch}, {0: batch}))
     # Some constants are views of a larger or a repeated tensor, which torch.export.save cannot write.
@@ -164,7 +166,10 @@ def trace_step(step: ForecastStep, assets: ModelAssets, num_frames: int) -> torc
 
 
 def _make_examples(step: ForecastStep, assets: ModelAssets, num_frames: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return a state and forcing in physical units, (B, C, T, H, W) each, with means and spreads as in training."""
+    """Return an example state and forcing in physical units, (B, C, T, H, W) each.
+
+    The values are random, with the mean and standard deviation of each channel in the training data.
+    """
     generator = torch.Generator().manual_seed(0)
     examples = []
     for group in _INPUT_GROUPS:
@@ -178,9 +183,9 @@ def _make_examples(step: ForecastStep, assets: ModelAssets, num_frames: int, bat
 def require_same_output(
     step: ForecastStep, program: torch.export.ExportedProgram, assets: ModelAssets, num_frames: int
 ) -> None:
-    """Refuse a program that does not compute what the step computes.
+    """Raise CreditError if the output of a program differs from the output of the forecast step.
 
-    The batch has another size than the example that was traced.
+    The comparison uses a different batch size from the traced example.
 
     Args:
         step: the step, in eval mode.
@@ -197,17 +202,17 @@ def require_same_output(
     largest_error = float((output - expected).abs().max())
     # A comparison with NaN is False.
     if not largest_error < _MAX_ERROR:
-        raise CreditError(f"its output differs by {largest_error:.1g} standard deviations from that of the network")
+        raise CreditError(f"its output differs by {largest_error:.1g} standard deviations from the network's output")
 
 
 def _save_program(program: torch.export.ExportedProgram, path: Path, extra_files: dict[str, str]) -> None:
-    """Write a program to a path with any suffix."""
+    """Write a program and its extra files to `path`; the path may have any suffix."""
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files=extra_files)
 
 
 def _find_missing(assets: ModelAssets) -> Tensor:
-    """Return (C, H, W) bool, True where an output channel is always missing."""
+    """Return a bool tensor (C, H, W), True where an output channel is always missing."""
     missing_CHW = np.zeros((len(assets.channels.output), *assets.grid.shape), dtype=bool)
     for index, channel in enumerate(assets.channels.output):
         if channel.variable in assets.masks:

@@ -1,12 +1,16 @@
-"""Runner of a network that `credit convert CONFIG --export NAME.pt2` has exported. It needs torch and numpy alone.
+"""Script that runs a network exported by `credit convert CONFIG --export NAME.pt2`. It needs only torch and numpy.
 
     python NAME.py NAME.pt2 inputs.npz forecast.npz
 
-``inputs.npz`` has two arrays in physical units: ``state``, the prognostic channels of the input frames (C, T, H, W), or
-(B, C, T, H, W) for a batch, and ``forcing``, the dynamic forcing of all input frames (F, T + N - 1, H, W) of N steps.
-``forecast.npz`` gets ``output``, the outputs of the N steps (B, N, C, H, W), with the names of its channels.
+``inputs.npz`` contains two arrays in physical units, with an additional first dimension B for a batch:
 
-Shape suffixes: B batch, C channels, T input frames, N steps, H latitude rows, W longitude columns.
+- ``state``, the prognostic channels of the input frames (C, T, H, W);
+- ``forcing``, the dynamic forcing of the input frames of all N steps (F, T + N - 1, H, W).
+
+The script writes ``forecast.npz`` with ``output``, the outputs of the N steps (B, N, C, H, W), and ``channels``, the
+names of the output channels.
+
+Shape suffixes: B batch, C channels, F forcing channels, T input frames, N steps, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from torch.export.passes import move_to_device_pass
 
 
 class ExportedModel:
-    """One step of a network, with its normalisation and post-processes, in physical units.
+    """Exported network that computes forecast steps in physical units, with normalisation and post-processes.
 
     Args:
-        path: file that ends in ``.pt2``.
+        path: program file, which ends in ``.pt2``.
         device: device of the computation, such as ``cpu`` or ``cuda``.
 
     Attributes:
@@ -54,38 +58,38 @@ class ExportedModel:
         return self._step(*tensors).cpu().numpy()
 
     def forecast(self, state_BCTHW: np.ndarray, forcing_BCTHW: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the output (B, C, H, W) of each step.
+        """Yield the output (B, C, H, W) of each of the N forecast steps.
 
         Args:
-            state_BCTHW: prognostic channels of the input frames; their last frame is at the initial time.
-            forcing_BCTHW: dynamic forcing from the first input frame to the input of the last step. Its T + N - 1
-                frames make N steps.
+            state_BCTHW: prognostic channels of the T input frames; the last frame is at the initial time.
+            forcing_BCTHW: dynamic forcing from the first input frame to the last input frame of step N, T + N - 1
+                frames.
 
         Raises:
-            ValueError: if an array has another shape.
+            ValueError: if an array has a wrong shape.
         """
         num_frames = self.description["num_frames"]
         for name, array in (("prognostic", state_BCTHW), ("dynamic_forcing", forcing_BCTHW)):
             num_channels, rows, columns = (len(self.description[key]) for key in (name, "latitude", "longitude"))
             if array.ndim != 5 or (array.shape[1], *array.shape[3:]) != (num_channels, rows, columns):
                 raise ValueError(
-                    f"{name}: the shape is {array.shape}, must be (B, {num_channels}, T, {rows}, {columns})"
+                    f"{name}: the shape is {array.shape}, but must be (B, {num_channels}, T, {rows}, {columns})"
                 )
         if state_BCTHW.shape[2] != num_frames or forcing_BCTHW.shape[2] < num_frames:
-            raise ValueError(f"the state must have {num_frames} frames, and the forcing as many or more")
+            raise ValueError(f"the state must have {num_frames} frames, and the forcing at least as many")
         if len(state_BCTHW) != len(forcing_BCTHW):
             raise ValueError(f"the state has {len(state_BCTHW)} samples, and the forcing {len(forcing_BCTHW)}")
         num_prognostic = len(self.description["prognostic"])
         for number in range(forcing_BCTHW.shape[2] - num_frames + 1):
             output_BCHW = self.step(state_BCTHW, forcing_BCTHW[:, :, number : number + num_frames])
-            # The prognostic channels are the first ones of the output.
+            # The first channels of the output are the prognostic channels.
             newest_BCTHW = output_BCHW[:, :num_prognostic, None]
             state_BCTHW = np.concatenate([state_BCTHW[:, :, 1:], newest_BCTHW], axis=2)
             yield output_BCHW
 
 
 def main() -> None:
-    """Make a forecast from files."""
+    """Read inputs from a file, make a forecast, and write the forecast to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="file that ends in .pt2")
     parser.add_argument("inputs", help="file of numpy.savez with state and forcing")

@@ -1,4 +1,4 @@
-"""Thread around a logger, so that a slow network or a failing server does not slow or stop the training."""
+"""Separate thread for each logger, so that a slow network or a failing server cannot slow down or stop training."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from credit.train.loggers.base import LoggedPicture, LoggedRow, LoggedRun, RunLo
 
 logger = logging.getLogger(__name__)
 
-# Rows and pictures that wait for a logger. With more, the newest are left out.
+# Largest number of rows and pictures in the queue of a logger. If the queue is full, new rows are dropped.
 _MAX_WAITING = 20_000
-# Rows that a logger gets at once at most.
+# Largest number of rows that a logger gets in one call.
 _MAX_ROWS = 200
-# Seconds that the end of a training waits for its loggers. The rest of a job's time may be little more than a minute.
+# Seconds that a run waits for its loggers at the end. The remaining time of the job may be little more than a minute.
 CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class _End:
-    """Mark behind the last row, with the state of the run."""
+class _CloseRequest:
+    """Last item of the queue, with the status of the run at its end."""
 
     status: str
 
 
 class BackgroundLogger:
-    """Queue before a logger, and the thread that empties it.
+    """Queue of rows and pictures for a logger, and the thread that sends them to the logger.
 
-    The first error of the logger is logged as a warning, and later ones are not reported. If the start fails, the
-    logger is not used until the run is started again. After another error, the logger still gets later rows.
+    Only the first error of the logger is logged, as a warning. If the start of the logger fails, it is not used until
+    the run is started again. After any other error, the logger still gets later rows.
 
     Args:
         name: entry of ``trainer.loggers``, for messages.
-        run_logger: the logger, which has not been started.
+        run_logger: the logger; the thread of this object starts it.
         run: description of the run.
     """
 
@@ -46,60 +46,61 @@ class BackgroundLogger:
         self._name = name
         self._logger = run_logger
         self._run = run
-        self._queue: queue.SimpleQueue[LoggedRow | LoggedPicture | _End] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[LoggedRow | LoggedPicture | _CloseRequest] = queue.SimpleQueue()
         self._has_warned = False
         # A daemon thread does not keep the process alive if the logger hangs.
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
 
     def log(self, row: LoggedRow) -> None:
-        """Hand a row to the logger, without waiting for it."""
+        """Put a row into the queue of the logger, without waiting for the logger."""
         self._put(row)
 
     def log_image(self, picture: LoggedPicture) -> None:
-        """Hand a picture to the logger, without waiting for it."""
+        """Put a picture into the queue of the logger, without waiting for the logger."""
         self._put(picture)
 
     def begin_close(self, status: str) -> None:
-        """Let the logger complete its record, without waiting for it.
+        """Request that the logger completes its logger run after the queued rows, without waiting for the logger.
 
         Args:
-            status: as for `RunLogger.close`.
+            status: status of the run, see `RunLogger.close`.
         """
-        # The end is not limited by the length of the queue: without it, a slow logger would never close its record.
-        self._queue.put(_End(status))
+        # The end is added even to a full queue, because a slow logger would otherwise never close.
+        self._queue.put(_CloseRequest(status))
 
     def join(self, deadline: float) -> None:
-        """Wait until the logger has completed its record; log a warning if it has not by the deadline.
+        """Wait until the logger has completed its logger run; log a warning if it is not complete at the deadline.
 
         Args:
-            deadline: value of `time.monotonic` after which nothing waits.
+            deadline: value of `time.monotonic` at which the wait ends.
         """
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._warn(f"did not end within {CLOSE_SECONDS:g} s; its last rows may be missing")
+            self._warn(f"did not finish within {CLOSE_SECONDS:g} s; its last rows may be missing")
 
     def _put(self, item: LoggedRow | LoggedPicture) -> None:
-        """Append an item to the queue; leave it out with a warning if too many wait."""
+        """Append an item to the queue; if the queue is full, drop the item and log a warning."""
         if self._queue.qsize() < _MAX_WAITING:
             self._queue.put(item)
         else:
-            self._warn(f"is too slow: {_MAX_WAITING} rows wait, and rows are left out")
+            self._warn(f"is too slow: {_MAX_WAITING} rows are in the queue, and further rows are dropped")
 
     def _work(self) -> None:
-        """Start the logger and hand it everything that arrives in the queue, until its end."""
+        """Start the logger, and pass it all items of the queue until the end of the run; this runs in the thread."""
         try:
             address = self._logger.start(self._run)
-        # A library and a network may raise anything, and the training must go on.
+        # The library of the logger may raise any exception, and training must continue.
         except Exception as error:
             self._warn(f"not used: {_describe(error)}")
             return
-        # The address is a command or URL to copy, in which ``~`` for the home folder may not work.
+        # The user copies the address, which is a command or URL. The home folder is not replaced with ``~``, because
+        # ``~`` may not work there.
         logger.info("logging to %s: %s", self._name, hide_secrets(address, os.environ))
         while True:
             item = self._queue.get()
             rows: list[LoggedRow] = []
-            # Rows that wait already are handed over together, because a request to a server takes long.
+            # All rows in the queue are sent together, because each request to a server takes a long time.
             while isinstance(item, LoggedRow):
                 rows.append(item)
                 if len(rows) == _MAX_ROWS or self._queue.empty():
@@ -110,28 +111,28 @@ class BackgroundLogger:
                     self._logger.log(rows)
                 if isinstance(item, LoggedPicture):
                     self._logger.log_image(item)
-                elif isinstance(item, _End):
+                elif isinstance(item, _CloseRequest):
                     self._logger.close(item.status)
             except Exception as error:
                 self._warn(f"failed, and rows may be missing: {_describe(error)}")
-            if isinstance(item, _End):
+            if isinstance(item, _CloseRequest):
                 return
 
     def _warn(self, problem: str) -> None:
-        """Log the first problem as a warning."""
+        """Log a problem of the logger as a warning, unless a problem has been logged before."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "trainer.loggers: %s %s. The training goes on; metrics.jsonl has all rows", self._name, problem
+                "trainer.loggers: %s %s. Training continues; metrics.jsonl contains all rows", self._name, problem
             )
 
 
 def close_loggers(loggers: Sequence[BackgroundLogger], status: str) -> None:
-    """Complete the records of all loggers at the same time, and wait for them at most `CLOSE_SECONDS`.
+    """Close all loggers at the same time, and wait for all of them together at most `CLOSE_SECONDS`.
 
     Args:
         loggers: the loggers.
-        status: as for `RunLogger.close`.
+        status: status of the run, see `RunLogger.close`.
     """
     deadline = time.monotonic() + CLOSE_SECONDS
     for background_logger in loggers:
@@ -141,7 +142,7 @@ def close_loggers(loggers: Sequence[BackgroundLogger], status: str) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return the first line of an error, without secrets, such as a password in the address of a server."""
+    """Return the type and the first line of an error; secrets, such as a password in a server address, are hidden."""
     lines = str(error).splitlines()
     text = lines[0] if lines else ""
     return redact(f"{type(error).__name__}: {text}", os.environ)

@@ -1,4 +1,4 @@
-"""Base class of loggers, and the registry behind ``trainer.loggers``."""
+"""Base class of loggers, and the registry of the loggers that ``trainer.loggers`` may list."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class LoggedRun:
     """Description of a run for its loggers.
 
     Attributes:
-        name: name of the run, its `experiment`.
-        run_id: text that identifies the run. It is the same after a restart, so that a logger continues its record.
+        name: name of the run, from the config key `experiment`.
+        run_id: string that identifies the run. It stays the same after a restart, so that the logger can continue the
+            same logger run.
         folder: folder of the run.
         config: config with all defaults as plain values; secrets are hidden.
-        first_step: number of optimizer steps that the run has taken already.
+        first_step: number of optimizer steps that the run took before this start.
     """
 
     name: str
@@ -48,10 +49,10 @@ class LoggedRow:
 
 @dataclass(frozen=True)
 class LoggedPicture:
-    """Picture of a run at one step.
+    """Picture that belongs to one optimizer step of a run.
 
     Attributes:
-        name: name of the picture, which is the same at all steps.
+        name: name of the picture, the same for all steps.
         png: content of the PNG file.
         step: number of optimizer steps taken.
     """
@@ -64,13 +65,13 @@ class LoggedPicture:
 class RunLogger(ABC):
     """Base class of loggers.
 
-    Only the main process has loggers. `credit.train.loggers.background.BackgroundLogger` calls all methods in one
-    thread of their own, so that they may wait for a network without slowing the training. An error that they raise is
-    logged as a warning, and the training goes on.
+    Only the main process has loggers. `credit.train.loggers.background.BackgroundLogger` calls all methods in a
+    separate thread, so a method may wait for a network without slowing down training. An error that a method raises is
+    logged as a warning, and training continues.
 
     Attributes:
         package: import name of the package that the logger needs.
-        extra: extra of ``setup.cfg`` that installs it; empty for loggers of plugins.
+        extra: extra in ``setup.cfg`` that installs this package; empty for loggers of plugins.
     """
 
     package: ClassVar[str]
@@ -78,21 +79,25 @@ class RunLogger(ABC):
 
     @abstractmethod
     def start(self, run: LoggedRun) -> str:
-        """Begin the record of a run, or continue that of an earlier start, and return its address for the user.
+        """Create the logger run, or continue the logger run of an earlier start.
 
-        Rows after ``run.first_step`` will come again if an earlier start was killed after its last checkpoint.
+        If an earlier start was killed after its last checkpoint, rows of steps after ``run.first_step`` are logged
+        again.
+
+        Returns:
+            The address or command with which the user can see the metrics.
         """
 
     @abstractmethod
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Add rows to the record, in the order of their steps."""
+        """Add rows of metrics, in the order of their steps, to the logger run."""
 
     def log_image(self, picture: LoggedPicture) -> None:  # noqa: B027
-        """Add a picture, such as a figure of a preview; by default it is left out."""
+        """Add a picture, such as a figure of a preview; the default implementation ignores it."""
 
     @abstractmethod
     def close(self, status: str) -> None:
-        """Complete the record.
+        """Complete the logger run.
 
         Args:
             status: ``done``, ``requeue`` if the run will be continued, or ``failed``.
@@ -110,7 +115,7 @@ def register_logger(name: str) -> Callable[[LoggerClass], LoggerClass]:
         name: entry of ``trainer.loggers`` in a config.
 
     Raises:
-        ConfigError: if another class has the name, or if the decorated class does not derive from `RunLogger`.
+        ConfigError: if a different class has the same name, or if the class does not derive from `RunLogger`.
     """
 
     def register(cls: LoggerClass) -> LoggerClass:
@@ -120,12 +125,12 @@ def register_logger(name: str) -> Callable[[LoggerClass], LoggerClass]:
 
 
 def logger_class(name: str) -> type[RunLogger]:
-    """Return the class of the logger with a name, an entry of ``trainer.loggers``.
+    """Return the logger class for a name in ``trainer.loggers``.
 
     Raises:
-        ConfigError: if no logger has the name; the message gives the most similar one.
+        ConfigError: if no logger has the name; the message suggests the most similar name.
     """
-    # The built-in loggers register themselves when they are imported, and import their packages only when they start.
+    # The import registers the built-in loggers. They import their packages only when they start.
     import credit.train.loggers.mlflow_logger
     import credit.train.loggers.tensorboard_logger
     import credit.train.loggers.wandb_logger  # noqa: F401
@@ -136,7 +141,7 @@ def logger_class(name: str) -> type[RunLogger]:
 
 
 def require_loggers(names: Iterable[str]) -> None:
-    """Require that loggers exist and that their packages are installed.
+    """Raise ConfigError unless all loggers exist and their packages are installed.
 
     Args:
         names: entries of ``trainer.loggers``.

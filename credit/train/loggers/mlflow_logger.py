@@ -1,7 +1,7 @@
-"""Logger for MLflow, on its server or in a database in the run's folder.
+"""Logger for MLflow, with an MLflow server or a database in the run folder.
 
-The environment variables of MLflow choose server and experiment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and those
-of its credentials. So no secret stands in a config.
+The environment variables of MLflow contain the server, the experiment and the credentials: MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME and others. So a config contains no secrets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from PIL import Image
 from credit.train.loggers.base import LoggedPicture, LoggedRow, LoggedRun, RunLogger, register_logger
 
 _DEFAULT_EXPERIMENT = "credit"
-# Tag by which a restarted run finds its record, because MLflow chooses the ids of its runs itself.
+# Tag with which a restarted run finds its MLflow run, because MLflow itself chooses the ids of MLflow runs.
 _ID_TAG = "credit.run_id"
-# States of a run in MLflow after the states of this package. SCHEDULED is that of a run which will be continued.
+# Status of a run in credit -> status of the run in MLflow. SCHEDULED means that the run will be continued.
 _STATUS = {"done": "FINISHED", "requeue": "SCHEDULED", "failed": "FAILED"}
-# Limits of MLflow: numbers in a request, parameters in a request, and characters of a parameter.
+# Limits of MLflow: metrics per request, parameters per request, and characters per parameter.
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
 _MAX_PARAM_LENGTH = 500
@@ -31,23 +31,26 @@ _MAX_PARAM_LENGTH = 500
 
 @register_logger("mlflow")
 class MlflowLogger(RunLogger):
-    """Logger for MLflow. Without MLFLOW_TRACKING_URI, it writes ``mlflow.db`` and ``mlflow/`` in the run's folder."""
+    """Logger for MLflow.
+
+    If MLFLOW_TRACKING_URI is not set, the logger writes ``mlflow.db`` and ``mlflow/`` into the run folder.
+    """
 
     package = "mlflow"
     extra = "mlflow"
 
     def start(self, run: LoggedRun) -> str:
-        """Begin a run with the values of the config as parameters, or continue the run with the id's tag."""
+        """Create an MLflow run with the values of the config as parameters, or continue the MLflow run of this id."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        # A server that does not answer is reported by one warning, not by one for each attempt.
+        # If the server does not answer, one warning is enough; urllib3 would log a warning for each attempt.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         address = os.environ.get("MLFLOW_TRACKING_URI")
         artifact_address = None
         if not address:
             address = f"sqlite:///{run.folder.absolute()}/mlflow.db"
-            # By default, figures would go into the folder in which the command was called.
+            # By default, MLflow would write figures into the current working directory.
             artifact_address = (run.folder.absolute() / "mlflow").as_uri()
         self._client: Any = MlflowClient(address)
         experiment_id = self._find_experiment(artifact_address)
@@ -67,7 +70,7 @@ class MlflowLogger(RunLogger):
         return f"run {self._run_id} at {address}"
 
     def _find_experiment(self, artifact_address: str | None) -> str:
-        """Return the id of the experiment that the environment names; it is created if it does not exist.
+        """Return the id of the experiment in MLFLOW_EXPERIMENT_NAME; create the experiment if it does not exist.
 
         Args:
             artifact_address: address of the files of a new experiment; None for the default of the server.
@@ -79,7 +82,7 @@ class MlflowLogger(RunLogger):
         return self._client.create_experiment(name, artifact_location=artifact_address)
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Add the rows with as few requests as possible."""
+        """Send the rows to MLflow with as few requests as possible."""
         from mlflow.entities import Metric
 
         milliseconds = int(time.time() * 1000)
@@ -91,13 +94,13 @@ class MlflowLogger(RunLogger):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
 
     def log_image(self, picture: LoggedPicture) -> None:
-        """Add the picture to the artifacts, in a folder for its step."""
+        """Add the picture to the artifacts of the MLflow run, in a folder for the step of the picture."""
         with Image.open(BytesIO(picture.png)) as image:
             self._client.log_image(self._run_id, image, f"step_{picture.step:08d}/{picture.name}.png")
 
     def close(self, status: str) -> None:
-        """Set the state of the run."""
-        # MLflow would take a run that is only interrupted for ended, and `set_terminated` would give it an end time.
+        """Set the status of the MLflow run."""
+        # `set_terminated` would set an end time, so it is not used for a run that will be continued.
         if status == "requeue":
             self._client.update_run(self._run_id, status=_STATUS[status])
         else:
@@ -105,12 +108,12 @@ class MlflowLogger(RunLogger):
 
 
 def _clean_name(name: str) -> str:
-    """Return a name in the characters that MLflow allows, such as ``blocks._.norm`` for ``blocks.*.norm``."""
+    """Replace characters that MLflow does not allow with "_": return ``blocks._.norm`` for ``blocks.*.norm``."""
     return re.sub(r"[^\w.:/ -]", "_", name)
 
 
 def _iterate_params(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, value as text) of a config and its sections."""
+    """Yield (dotted key, value as a string) for each value in a section of a config and in its subsections."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from _iterate_params(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Start of the loggers of a run, and the id by which they continue their records after a restart."""
+"""Start of the loggers of a run, and the id with which loggers continue the same logger run after a restart."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from credit.train.loggers.background import BackgroundLogger
 from credit.train.loggers.base import LoggedRun, logger_class
 from credit.utils.atomic import atomic_write_text
 
-# File in the run's folder with the id.
+# File in the run folder that contains the id of the logger run.
 _ID_FILE = "logger_id"
 
 
 def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
-    """Start the loggers of ``trainer.loggers`` and return them, without waiting for their servers.
+    """Start and return the loggers of ``trainer.loggers``, without waiting for their servers.
 
     Only the main process calls this function.
 
     Args:
         config: the config of the run.
-        first_step: number of optimizer steps that the run has taken already.
+        first_step: number of optimizer steps that the run took before this start.
 
     Raises:
         ConfigError: if a logger is unknown.
@@ -36,7 +36,7 @@ def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
         name=config.experiment,
         run_id=_obtain_run_id(folder),
         folder=folder,
-        # The record may be public, and storage options of sources may contain keys.
+        # The logger run may be public, and the storage options of data sources may contain keys.
         config=redact_config(config),
         first_step=first_step,
     )
@@ -44,7 +44,7 @@ def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
 
 
 def _obtain_run_id(folder: Path) -> str:
-    """Return the id of the run in a folder; at the first start, it is drawn and written to a file there."""
+    """Return the logger id of the run in a folder; at the first start, generate the id and write it to a file."""
     path = folder / _ID_FILE
     if path.exists():
         return path.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Logger that writes TensorBoard files into the run's folder."""
+"""Logger that writes TensorBoard files into the run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TensorBoardLogger(RunLogger):
     extra = "tensorboard"
 
     def start(self, run: LoggedRun) -> str:
-        """Open the files. TensorBoard no longer shows values that an earlier start logged after ``run.first_step``."""
+        """Open the files, and hide values of steps after ``run.first_step`` that an earlier start logged."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
@@ -28,17 +28,17 @@ class TensorBoardLogger(RunLogger):
         return f"tensorboard --logdir {folder}"
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Add each value of the rows to the curve of its name."""
+        """Add each value of the rows to the curve with the name of the metric."""
         for row in rows:
             for name, value in row.metrics.items():
                 self._writer.add_scalar(name, value, row.step)
 
     def log_image(self, picture: LoggedPicture) -> None:
-        """Add the picture to the images of its name."""
+        """Add the picture to the image series with the name of the picture."""
         with Image.open(BytesIO(picture.png)) as image:
             pixels_HWC = np.asarray(image.convert("RGB"))
         self._writer.add_image(picture.name, pixels_HWC, picture.step, dataformats="HWC")
 
     def close(self, status: str) -> None:
-        """Write what is buffered and close the files; they have no state of the run."""
+        """Write all buffered data and close the files; TensorBoard files contain no status of the run."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Detection of divergence: steps without a finite loss or gradient, and jumps of the loss."""
+"""Detection of divergence: losses or gradients that are not finite, and jumps of the loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RollbackRequired(Exception):
-    """Exception that asks the trainer to go back to a checkpoint from before `steps` and skip their samples.
+    """Exception that requests a rollback: the trainer returns to a checkpoint before `steps` and skips their samples.
 
     Attributes:
-        steps: optimizer steps, counted from 0, increasing.
-        finite: True if the loss jumped to a finite value, False if the steps were skipped because loss or gradient was
-            not finite.
+        steps: diverged optimizer steps, counted from 0, increasing.
+        finite: True if the loss jumped to a finite value; False if the loss or gradient of the steps was not finite.
         problem: description of the divergence, for messages.
     """
 
@@ -29,14 +28,14 @@ class RollbackRequired(Exception):
 
 
 class DivergenceGuard:
-    """Monitor of the losses that requires a rollback if a run diverges.
+    """Monitor of the losses that raises `RollbackRequired` if a run diverges.
 
-    All ranks call `check_step` with the same values, so all ranks come to the same decision without communication.
+    All ranks call `check_step` with the same values, so all ranks make the same decision without communication.
 
     Args:
         conf: the section trainer of the config.
-        train_state: state of the run. It stores `nonfinite_steps` and `losses`, so that a run that was interrupted
-            decides as it would have without the interruption.
+        train_state: state of the run. It stores `nonfinite_steps` and `losses`, so a resumed run makes the same
+            decisions as an uninterrupted run.
     """
 
     def __init__(self, conf: TrainerConfig, train_state: TrainState) -> None:
@@ -45,7 +44,7 @@ class DivergenceGuard:
         self._train_state = train_state
 
     def check_step(self, step: int, loss: float, is_skipped: bool) -> None:
-        """Record one optimizer step; call it for every step in turn.
+        """Record the loss of one optimizer step; the trainer calls this method once for every step, in order.
 
         Args:
             step: number of the step, counted from 0.
@@ -53,7 +52,7 @@ class DivergenceGuard:
             is_skipped: True if the step was skipped because its loss or gradient was not finite.
 
         Raises:
-            RollbackRequired: if the run must go back to a checkpoint.
+            RollbackRequired: if the run must return to an earlier checkpoint.
         """
         state = self._train_state
         if is_skipped:
@@ -69,14 +68,14 @@ class DivergenceGuard:
         spike_config = self._spike_config
         if spike_config is None:
             return
-        # A jump is measured against the median of the last losses, which one bad step hardly changes. Fewer losses than
-        # a window are not typical of the run yet, because the loss falls steeply at its start.
+        # A loss is compared with the median of the last losses, because a single bad step hardly changes the median.
+        # There is no comparison before the window is full, because the loss falls steeply at the start of a run.
         if len(state.losses) >= spike_config.window:
             typical_loss = median(state.losses)
             if loss > spike_config.factor * typical_loss:
                 problem = f"the loss jumped to {loss:.4g} from a usual {typical_loss:.4g} (trainer.loss_spike)"
                 if state.spikes < spike_config.limit:
-                    # The loss that jumped is not appended, so it does not become typical.
+                    # The loss of this step is not appended, so it does not change the median.
                     raise RollbackRequired([step], True, problem)
                 logger.warning("step %d: %s; trainer.loss_spike.limit is used up", step + 1, problem)
         state.losses = [*state.losses, loss][-spike_config.window :]

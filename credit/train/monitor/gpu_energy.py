@@ -1,4 +1,4 @@
-"""Energy that GPUs use, measured by NVIDIA's management library NVML (extra `energy`)."""
+"""Energy consumption of GPUs, measured by NVIDIA's management library NVML (extra `energy`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 class GpuEnergy:
     """Meter of the energy of one GPU, in joules.
 
-    It reads the driver's energy counter. GPUs before Volta have no counter, so their power is integrated between calls.
+    The meter reads the energy counter of the driver. GPUs older than Volta have no counter, so the meter integrates
+    their power between calls.
 
     Args:
         nvml: the module `pynvml`, initialised.
@@ -41,24 +42,24 @@ class GpuEnergy:
             self._last_joules = self._read_joules()
 
     def pop_joules(self) -> float:
-        """Return the joules since the last call or, at the first call, since this object was built; NaN on an error."""
+        """Return the energy in joules since the last call, or since the construction of the meter; NaN on an error."""
         try:
             joules = self._read_joules()
         except self._nvml.NVMLError as error:
-            logger.debug("the energy of the GPU is not known: %s", error)
+            logger.debug("the energy of the GPU is unknown: %s", error)
             return math.nan
         increase = joules - self._last_joules
         self._last_joules = joules
-        # The counter starts at 0 when the driver is loaded again; its value is then the energy since that moment.
+        # The counter starts at 0 when the driver is reloaded; its value is then the energy since the reload.
         return increase if increase >= 0 else joules
 
     def _read_counter(self) -> float:
-        """Return the joules since the driver was loaded."""
-        # NVML has millijoules.
+        """Return the energy of the GPU in joules since the driver was loaded."""
+        # NVML returns millijoules.
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
 
     def _integrate_power(self) -> float:
-        """Return the joules since this object was built, by the trapezoidal rule."""
+        """Return the energy in joules since the construction of the meter, integrated by the trapezoidal rule."""
         now = time.monotonic()
         watts = self._read_watts()
         self._integrated_joules += (now - self._last_time) * (self._last_watts + watts) / 2
@@ -67,15 +68,15 @@ class GpuEnergy:
         return self._integrated_joules
 
     def _read_watts(self) -> float:
-        """Return the present power of the GPU in watts."""
-        # NVML has milliwatts.
+        """Return the current power of the GPU in watts."""
+        # NVML returns milliwatts.
         return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
 
 class EnergyMeter:
     """Meter of the energy of this rank's GPU.
 
-    If several ranks share a GPU, the first of these ranks counts all of the GPU's energy. Building the meter is
+    If several ranks share a GPU, only the first of these ranks counts the energy of the GPU. The construction is
     collective if the device is a GPU.
 
     Args:
@@ -99,7 +100,7 @@ class EnergyMeter:
                 self._gpu = gpu
 
     def pop_joules(self) -> float:
-        """Return the joules since the last call; NaN if they are not known, 0 if another rank counts this GPU."""
+        """Return the energy in joules since the last call; NaN if it is unknown, 0 if another rank counts this GPU."""
         if self._gpu is not None:
             return self._gpu.pop_joules()
         if self._is_known:
@@ -108,9 +109,9 @@ class EnergyMeter:
 
 
 def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
-    """Return the UUID and the energy meter of the GPU that a CUDA device is, or is a part of.
+    """Return the UUID and the energy meter of the GPU of a CUDA device.
 
-    If the device is a MIG instance, which is a part of a GPU, the meter measures the whole GPU.
+    If the device is a MIG instance, which is a part of a GPU, the meter measures the complete GPU.
 
     Args:
         nvml: the module `pynvml`.
@@ -118,7 +119,7 @@ def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
             CUDA_VISIBLE_DEVICES.
 
     Raises:
-        nvml.NVMLError: if the library does not work, or does not know the GPU or its energy.
+        nvml.NVMLError: if the library does not work, does not find the GPU, or cannot measure its energy.
     """
     nvml.nvmlInit()
     try:
@@ -130,7 +131,7 @@ def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
 
 
 def _open_device(device: torch.device) -> tuple[str, GpuEnergy] | None:
-    """Return the UUID and the energy meter of the GPU of `device`, None if its energy cannot be measured."""
+    """Return the UUID and the energy meter of the GPU of `device`; None if the energy cannot be measured."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""Records of a run's progress: metrics.jsonl, loggers, a progress bar, log files and the file STATUS."""
+"""Output of a run's progress: metrics.jsonl, loggers, a progress bar, log files and the file STATUS."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 class MetricsLog:
     """Writer of ``metrics.jsonl``, which has one JSON object per line; loggers get the same values.
 
-    Only the main process writes. Rows that cannot be written because the disk is full are written with later ones.
+    Only the main process writes rows. Rows that cannot be written, because the disk is full, are written later.
 
     Args:
         folder: the run's folder.
         start_step: step of the checkpoint that the run continues. Rows of later steps are removed, so that no step has
             two rows.
-        enabled: False on all processes but the main one.
-        loggers: loggers of ``trainer.loggers``; none on all processes but the main one.
+        enabled: True on the main process, False on all other processes.
+        loggers: loggers of ``trainer.loggers``; empty on all processes other than the main process.
     """
 
     def __init__(self, folder: Path, start_step: int, enabled: bool, loggers: Sequence[BackgroundLogger] = ()) -> None:
@@ -52,23 +52,23 @@ class MetricsLog:
 
     @classmethod
     def from_config(cls, config: Config, start_step: int, enabled: bool) -> MetricsLog:
-        """Return the log of a run, with the loggers of ``trainer.loggers``.
+        """Return the `MetricsLog` of a run, with the loggers of ``trainer.loggers``.
 
         Args:
             config: the config of the run.
             start_step: step of the checkpoint that the run continues.
-            enabled: False on all processes but the main one.
+            enabled: True on the main process, False on all other processes.
         """
         loggers = open_loggers(config, start_step) if enabled else []
         return cls(Path(config.save_loc), start_step, enabled, loggers)
 
     def _open(self, start_step: int) -> None:
-        """Remove the rows after `start_step` and open the file for appending."""
+        """Remove the rows after `start_step` from the file, and open the file for appending."""
         _remove_rows_after(self._path, start_step)
         self._file = self._path.open("ab", buffering=0)
 
     def rewind(self, step: int) -> None:
-        """Remove the rows after `step`, because the run repeats those steps."""
+        """Remove the rows after `step`, because the run repeats these steps."""
         if self._file is not None:
             self.flush()
             self._file.close()
@@ -77,19 +77,19 @@ class MetricsLog:
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row; numbers that are not finite become null.
 
-        Loggers get the finite numbers of the row, and those of the mappings ``valid`` (metrics of a validation) and
-        ``early`` (scores of a preview) in it.
+        Loggers get the finite numbers of the row. They also get the finite numbers in its mappings ``valid`` (metrics
+        of a validation) and ``early`` (scores of a preview).
 
         Args:
-            row: name -> value, ready for JSON; it has the key ``step``.
+            row: name -> value that JSON can express; the key ``step`` is required.
         """
         if self._file is None:
             return
         row = _replace_nonfinite(row)
         self._pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         if self._loggers:
-            # Loggers take single numbers, so the nested mappings are flattened. The loss of a validation is not that of
-            # the step.
+            # Loggers accept single numbers, so the nested mappings are flattened. The prefixes distinguish the loss of
+            # a validation from the loss of the step.
             values = dict(row)
             for name in ("valid", "early"):
                 values |= {f"{name}/{key}": value for key, value in row.get(name, {}).items()}
@@ -99,7 +99,7 @@ class MetricsLog:
                 run_logger.log(LoggedRow(row["step"], metrics))
 
     def add_picture(self, picture: Path, step: int) -> None:
-        """Add a PNG file to the loggers."""
+        """Send a PNG file to all loggers."""
         if not self._loggers:
             return
         # The file is read now, because the next preview replaces it.
@@ -112,71 +112,72 @@ class MetricsLog:
         if self._file is None:
             return
         try:
-            # A write to an unbuffered file may take only some of the bytes; the others stay pending.
+            # A write to an unbuffered file may write only some of the bytes; the remaining bytes stay pending.
             while self._pending:
                 num_written = self._file.write(self._pending)
                 del self._pending[:num_written]
             os.fsync(self._file.fileno())
         except OSError as error:
-            logger.warning("%s: cannot be written (%s); tried again later", self._path, error.strerror)
+            logger.warning("%s: cannot be written (%s); the run tries again later", self._path, error.strerror)
 
     def close(self) -> None:
-        """Write the pending rows, close the file, and let the loggers complete their records with the run's STATUS."""
+        """Write the pending rows, close the file, and close the loggers with the status of the run."""
         if self._file is not None:
             self.flush()
             with suppress(OSError):
                 self._file.close()
         if self._loggers:
-            # STATUS cannot be written on a full disk, and may then still be that of a run at work.
+            # On a full disk, STATUS could not be written and may still be "running".
             status = read_status(self._path.parent).get("status")
             close_loggers(self._loggers, status if status in ("done", "requeue") else "failed")
 
 
 class Progress:
-    """Progress bar of the training on a terminal; without a terminal nothing is shown.
+    """Progress bar of a training run on a terminal; nothing is shown if the output is not a terminal.
 
     Args:
-        start: steps taken so far.
-        total: steps of the whole run.
-        enabled: False on all processes but the main one.
+        start: number of steps taken so far.
+        total: number of steps of the whole run.
+        enabled: True on the main process, False on all other processes.
     """
 
     def __init__(self, start: int, total: int, enabled: bool) -> None:
         self._enabled = enabled
-        # None lets the bar find out whether there is a terminal.
+        # With None, the bar is hidden if the output is not a terminal.
         is_hidden = None if enabled else True
         self._bar = ProgressBar(
             initial=start, total=total, desc="training", unit="step", disable=is_hidden, file=sys.stderr
         )
 
     def update(self) -> None:
-        """Advance by one step."""
+        """Advance the progress bar by one step."""
         self._bar.update()
 
     def rewind(self, step: int) -> None:
-        """Move the bar back to `step`, the number of steps taken after a rollback."""
+        """Move the progress bar back to `step`, the number of steps taken after a rollback."""
         self._bar.n = step
         self._bar.refresh()
 
     def show_values(self, **values: str) -> None:
-        """Show each name with its value next to the bar."""
+        """Show names and values next to the progress bar."""
         self._bar.set_postfix(values, refresh=False)
 
     def print_line(self, text: str) -> None:
-        """Print a line above the bar, unless the user asked for quiet output."""
+        """Print a line above the progress bar, unless the option ``--quiet`` is set."""
         if self._enabled and not is_quiet():
             ProgressBar.write(text, file=sys.stderr)
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Stop updating the bar; it stays on the terminal."""
+        """Stop updating the progress bar, and leave its last state on the terminal."""
         self._bar.close()
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Return the peak memory so far in GB (1e9 bytes).
+    """Return the peak memory of this process so far in GB (1e9 bytes).
 
-    For a GPU, this is the memory that torch has allocated on it; for a CPU, the resident memory of the process.
+    For a GPU, the value is the peak of the GPU memory that torch has allocated. For a CPU, the value is the peak of the
+    resident memory of the process.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
@@ -190,12 +191,12 @@ def peak_memory_gb(device: torch.device) -> float:
 def write_status(folder: Path, state: str, step: int, reason: str, job_id: str, is_error: bool = False) -> None:
     """Replace the file STATUS atomically.
 
-    If the file cannot be written, a warning is logged, because the run must not fail for that.
+    If the file cannot be written, a warning is logged, because the run must not fail for this reason.
 
     Args:
         folder: the run's folder.
-        state: ``running``, ``done``, ``requeue`` if the same command continues the run, or ``failed`` if another start
-            would fail as well.
+        state: ``running``, ``done``, ``requeue`` if the same command can continue the run, or ``failed`` if a restart
+            would fail again.
         step: step of the newest checkpoint.
         reason: reason for the state in one line, empty for none.
         job_id: id of the scheduler's job, empty for none.
@@ -213,22 +214,22 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str, 
 def write_failure(
     folder: Path, before: Mapping[str, Any], error: BaseException, step: int, job_id: str, every_rank: bool
 ) -> None:
-    """Write the error that ended a start into STATUS: ``requeue`` if another start may succeed, else ``failed``.
+    """Write the error that ended the run into STATUS: ``requeue`` if a restart may succeed, else ``failed``.
 
     Args:
         folder: the run's folder.
-        before: contents of STATUS before this start. If they have the same error and the same step, the error is
-            permanent.
+        before: contents of STATUS before this start of the run. If the error and the step in it are the same, the error
+            is permanent.
         error: the error that ended this start of the run.
         step: step of the newest checkpoint.
         job_id: id of the scheduler's job, empty for none.
-        every_rank: True if each rank calls this function. Then the first reason stays, because the other ranks only
-            report that a rank is gone.
+        every_rank: True if every rank calls this function. The first reason is then kept in STATUS, because the errors
+            of later ranks only report the loss of a rank.
     """
-    # STATUS has the first line of the message; further lines are advice.
+    # STATUS contains the first line of the message; further lines are advice.
     message_lines = str(error).splitlines()
     reason = message_lines[0] if message_lines else type(error).__name__
-    # A person may interrupt twice at the same step, which says nothing about the run.
+    # Two interrupts by the user at the same step do not mean that the run fails permanently.
     is_permanent = is_repeated_failure(before, step, reason) and not isinstance(error, KeyboardInterrupt)
     if is_permanent or not isinstance(error, RETRYABLE_ERRORS):
         write_status(folder, "failed", step, reason, job_id)
@@ -238,7 +239,7 @@ def write_failure(
 
 
 class _LateFileHandler(logging.FileHandler):
-    """Handler that creates its file, and the folder of the file, at the first message."""
+    """Log handler that creates its file, and the folder of the file, at the first message."""
 
     def _open(self) -> TextIOWrapper:
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
@@ -249,8 +250,8 @@ class _LateFileHandler(logging.FileHandler):
 def rank_log(folder: Path, rank: int) -> Iterator[None]:
     """Write log messages, and the error that ends the block, to ``logs/rank_NNNNN.log`` in the run's folder.
 
-    Messages below a warning are those of rank 0 only: the other ranks would repeat them. They have a file once they
-    have a message, so that thousands of ranks do not create as many files at the start.
+    Rank 0 writes all messages. Other ranks write only warnings and errors, because their further messages repeat the
+    messages of rank 0. Each rank creates its file at its first message, to avoid thousands of empty files.
 
     Args:
         folder: the run's folder.
@@ -261,7 +262,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
     if rank > 0:
         handler.setLevel(logging.WARNING)
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-    # The times are in UTC, as the Z behind them says.
+    # The Z after each time means UTC.
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -269,7 +270,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The error goes to the file only, because the caller that catches it shows it to the user.
+        # Write the error only to the file, because the caller prints it for the user.
         handler.handle(root.makeRecord(root.name, logging.ERROR, path.name, 0, "%s", (error,), sys.exc_info()))
         raise
     finally:
@@ -278,7 +279,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _remove_rows_after(path: Path, start_step: int) -> None:
-    """Remove the rows of steps after `start_step`, and an incomplete last line, from the metrics.jsonl at `path`."""
+    """Remove the rows of steps after `start_step`, and incomplete lines, from the file metrics.jsonl at `path`."""
     if not path.exists():
         return
     remaining_lines = []
@@ -286,7 +287,7 @@ def _remove_rows_after(path: Path, start_step: int) -> None:
         try:
             row = json.loads(line)
         except ValueError:
-            # A killed run may have left half a row.
+            # A killed run may have written only a part of its last row.
             continue
         if row["step"] <= start_step:
             remaining_lines.append(line + "\n")
@@ -294,7 +295,7 @@ def _remove_rows_after(path: Path, start_step: int) -> None:
 
 
 def _replace_nonfinite(value: Any) -> Any:
-    """Return a row, or a value of it, with None for each number that is not finite, which JSON cannot express."""
+    """Return a row or a value with None instead of each number that is not finite, because JSON has no such numbers."""
     if isinstance(value, Mapping):
         return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,6 +1,7 @@
-"""Preview of a run: a few forecasts from the validation period, scored and drawn while training goes on.
+"""Preview of a run: a few forecasts from the validation period, scored and plotted during training.
 
-A preview does not change the training: it draws no random numbers, leaves no gradients, and restores the model's mode.
+A preview does not change the training run: it uses no random numbers, leaves no gradients, and restores the mode of the
+model.
 
 Shape suffixes: B samples (one in a preview), C channels, L lead times, H latitude rows, W longitude columns.
 """
@@ -24,7 +25,7 @@ from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, require_samples
 from credit.errors import DataError
-from credit.forecast.rollout import ForecastInputs, forecast_batch, make_starts
+from credit.forecast.rollout import ForecastInputs, build_starts, forecast_batch
 from credit.forecast.stepper import Stepper
 from credit.metrics import MetricContext
 from credit.metrics.rmse import RootMeanSquareError
@@ -32,13 +33,13 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.monitor.metrics_log import MetricsLog
 from credit.train.monitor.run_files import read_preview_scores
-from credit.train.validate import any_rank_stops, evenly_spaced, shard_cases
+from credit.train.validate import any_rank_stops, select_evenly_spaced, shard_cases
 
 logger = logging.getLogger(__name__)
 
-# Function that draws a preview and returns the files that it has written. Its arguments are: the run's folder; the
-# data; step -> scores of the previews so far; channel -> (truth, forecast), both (H, W), at the last lead time of the
-# first case; the initial times; the lead time in minutes.
+# Function that plots a preview and returns the files that it has written. Its arguments are: the run folder; the reader
+# of the data; step -> scores of the previews so far; channel -> (truth, forecast), both (H, W), at the last lead time
+# of the first case; the initial times; the lead time in minutes.
 DrawPreview = Callable[
     [
         Path,
@@ -57,7 +58,7 @@ class PreviewPlan:
     """Forecasts and channels of a preview.
 
     Attributes:
-        channels: names of the channels that are scored and drawn.
+        channels: names of the channels that are scored and plotted.
         initial_times: initial times in minutes of the data's calendar, increasing.
         lead_minutes: length of each forecast in minutes.
     """
@@ -67,7 +68,7 @@ class PreviewPlan:
     lead_minutes: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return the plan as text, with times in `calendar`."""
+        """Return a one-line description of the plan, with times in `calendar`."""
         first_time = calendar.format(self.initial_times[0])
         last_time = calendar.format(self.initial_times[-1])
         period = f"{first_time} to {last_time}"
@@ -86,7 +87,7 @@ def plan_preview(
         channels: channels of the run.
         times: (N,) times of the data in minutes.
         calendar: calendar of the data.
-        valid: validation period; all forecasts lie completely in it.
+        valid: validation period, which must contain all times of all forecasts.
 
     Raises:
         ConfigError: if a channel is not an output of the model.
@@ -105,25 +106,25 @@ def plan_preview(
         initial_times = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:
         raise DataError(f"trainer.preview.lead_time: {conf.lead_time}: {error}; or shorten it") from error
-    return PreviewPlan(channel_names, evenly_spaced(initial_times, conf.cases).tolist(), lead)
+    return PreviewPlan(channel_names, select_evenly_spaced(initial_times, conf.cases).tolist(), lead)
 
 
 class Preview:
-    """Maker of previews: it forecasts with the model's present weights, writes the scores and draws them.
+    """Object that makes previews: forecasts with the model's current weights, their scores, and plots of the scores.
 
-    All ranks compute the same number of forecasts, one at a time, because the ranks of a sharded model must run it
-    together. A rank that has no case of its own left repeats one, which does not count.
+    All ranks compute the same number of forecasts, one at a time, because the ranks of a sharded model must run the
+    model together. A rank without a remaining case repeats a case, and the scores ignore this repetition.
 
     Args:
-        plan: forecasts and channels.
+        plan: forecasts and channels of each preview.
         stepper: stepper of the network, which is in eval mode during a preview.
         frames: reader of initial states, forcing and truth.
         conf: the data section of the config.
         weight_CHW: weight of each cell for each output channel. The weights of a channel sum to 1; cells that are
             always missing have weight 0.
-        mesh: this rank's position among the ranks.
+        mesh: position of this rank in the device mesh.
         folder: the run's folder.
-        draw: function that draws; its errors are logged as warnings.
+        draw: function that plots a preview, see `DrawPreview`; its errors are logged as warnings.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Preview:
         mesh: DeviceGrid, folder: Path, draw: DrawPreview,
     ) -> None:  # fmt: skip
         output_names = [channel.name for channel in stepper.channels.output]
-        # Position of each channel of the preview among the outputs.
+        # Index of each channel of the preview in the output channels.
         self._channel_index = [output_names.index(name) for name in plan.channels]
         self._plan = plan
         self._stepper = stepper
@@ -147,14 +148,14 @@ class Preview:
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, step: int, log: MetricsLog, stop: Callable[[], bool]) -> bool:
-        """Collective: make a preview and return whether it was completed.
+        """Collective: make a preview and return True if it was completed.
 
-        If a rank wants to stop, the preview is not completed and nothing is written.
+        If a rank must stop, the preview is not completed and nothing is written.
 
         Args:
             step: number of optimizer steps taken.
             log: log that receives a row with the scores, and the figures.
-            stop: function that returns whether this rank wants to stop; called before each forecast.
+            stop: function that returns True if this rank must stop; it is called before each forecast.
         """
         scores = self.score(stop)
         if scores is None:
@@ -166,14 +167,15 @@ class Preview:
         return True
 
     def score(self, stop: Callable[[], bool]) -> dict[str, float | None] | None:
-        """Collective: return the scores of all forecasts, None if a rank wanted to stop before they were complete.
+        """Collective: compute all forecasts and return their scores; return None if a rank had to stop.
 
         Args:
-            stop: function that returns whether this rank wants to stop; called before each forecast.
+            stop: function that returns True if this rank must stop; it is called before each forecast.
 
         Returns:
-            Name such as ``rmse/z500/24h`` or ``persistence/z500/24h`` -> root-mean-square error of the forecasts, or of
-            persistence, in the data's units, for every channel and lead time. A value that is not finite is None.
+            Name of a score -> value, for every channel and lead time. ``rmse/z500/24h`` is the root-mean-square error
+            of the forecasts and ``persistence/z500/24h`` the root-mean-square error of persistence, in the units of the
+            data. A value that is not finite is None.
         """
         model = self._stepper.model
         num_steps = self._plan.lead_minutes // self._conf.step_minutes
@@ -196,8 +198,8 @@ class Preview:
         # Average over the cases of all ranks.
         scores = {}
         for name, square_sum_LC in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
-            # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks. Times
-            # the number of data ranks it is the sum over all cases.
+            # The ranks of a tensor-parallel group have the same cases, so the mean over all ranks equals the mean over
+            # the data-parallel ranks. This mean times the number of data-parallel ranks is the sum over all cases.
             mean_LC = mean_over_ranks(square_sum_LC) * self._share.ranks / self._share.cases
             for hour, values in zip(lead_hours, mean_LC.sqrt().tolist(), strict=True):
                 for channel, value in zip(self._plan.channels, values, strict=True):
@@ -205,17 +207,17 @@ class Preview:
         return scores
 
     def _forecast(self, case: int, counts: bool, errors: RootMeanSquareError) -> None:
-        """Forecast from one initial time and add the errors to the sums, if the case counts.
+        """Compute the forecast of one case and add its errors to `errors`.
 
         Args:
             case: index of the initial time.
-            counts: False if the case repeats one of another rank, so that this rank only runs the model along with it.
-            errors: sums of errors, to which those of this case are added.
+            counts: False if another rank scores this case; this rank then only runs the model and adds no errors.
+            errors: sums of errors over the cases.
         """
         initial = self._plan.initial_times[case]
         step_minutes = self._conf.step_minutes
         num_steps = self._plan.lead_minutes // step_minutes
-        starts = make_starts([initial])
+        starts = build_starts([initial])
         initial_1CHW = self._read_truth(initial)
         inputs = ForecastInputs(self._frames, step_minutes, self._conf.history_len)
         self._stepper.begin_iteration()
@@ -225,7 +227,7 @@ class Preview:
                 # The ranks of a sharded model must all take this step.
                 continue
             truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)
-            # The metric takes ensembles, so the forecast gets a member dimension of length 1.
+            # The metric expects ensembles, so the forecast gets a member dimension of length 1.
             forecast_11CHW = output_BCHW[:, None, self._channel_index]
             errors.add(number, forecast_11CHW, initial_1CHW, truth_1CHW)
             is_drawn = number == num_steps - 1 and case == 0
@@ -233,22 +235,26 @@ class Preview:
                 self._set_maps(truth_1CHW[0].cpu().numpy(), forecast_11CHW[0, 0].cpu().numpy())
 
     def _read_truth(self, minutes: int) -> torch.Tensor:
-        """Return the scored channels (1, C, H, W) at a time in minutes, with 0 in cells that are always missing."""
+        """Return the true fields of the scored channels at a time, (1, C, H, W), with 0 in always missing cells.
+
+        Args:
+            minutes: the time in minutes.
+        """
         fields_CHW = self._frames.state(minutes)[self._channel_index]
         fields_CHW = np.where(self._is_missing_CHW, 0.0, fields_CHW)
         return torch.from_numpy(fields_CHW[None]).to(self._weight_CHW.device)
 
     def _set_maps(self, truth_CHW: np.ndarray, forecast_CHW: np.ndarray) -> None:
-        """Store the fields to draw, with NaN in cells that are always missing; C is the scored channels."""
+        """Store the truth and the forecast of the C scored channels for the plots, with NaN in always missing cells."""
         truth_CHW = np.where(self._is_missing_CHW, np.nan, truth_CHW)
         forecast_CHW = np.where(self._is_missing_CHW, np.nan, forecast_CHW)
         pairs = zip(truth_CHW, forecast_CHW, strict=True)
         self._maps = dict(zip(self._plan.channels, pairs, strict=True))
 
     def _draw_previews(self, step: int, scores: Mapping[str, float | None], log: MetricsLog) -> None:
-        """Draw the previews so far; an error is logged, because training must go on."""
+        """Plot the scores of all previews so far; log a warning on an error, because training must continue."""
         try:
-            # The present scores are added because their row may not be in the file: a full disk delays it.
+            # The current scores are added, because a full disk may have delayed their row in the file.
             history = {**read_preview_scores(self._folder), step: scores}
             plan = self._plan
             paths = self._draw(
@@ -257,14 +263,14 @@ class Preview:
             for path in paths:
                 log.add_picture(path, step)
         except Exception as error:
-            logger.warning("preview at step %d: not drawn (%s)", step, error or repr(error))
+            logger.warning("preview at step %d: not plotted (%s)", step, error or repr(error))
 
 
 def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
     draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
-    """Return the maker of the run's previews, None if the config has no section ``trainer.preview``.
+    """Return the `Preview` of a run; None if the config has no section ``trainer.preview``.
 
     Args:
         config: the config of the run.
@@ -272,8 +278,8 @@ def build_preview(
         valid: validation period.
         stepper: stepper of the network.
         weight_CHW: weights of the cells of the output channels, see `Preview`.
-        mesh: this rank's position among the ranks.
-        draw: function that draws the figures.
+        mesh: position of this rank in the device mesh.
+        draw: function that plots a preview, see `DrawPreview`.
 
     Raises:
         ConfigError: if a channel is not an output of the model.

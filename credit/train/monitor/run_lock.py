@@ -1,4 +1,4 @@
-"""Lock of a run's folder, with a heartbeat in ``heartbeat.json`` that shows that its job is alive."""
+"""Lock of a run folder, with a heartbeat in ``heartbeat.json`` that shows that the job is alive."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from credit.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between beats, and seconds without a beat after which a job on another host counts as dead.
+# Seconds between heartbeats, and seconds without a heartbeat after which a job on another host is treated as dead.
 BEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 # Length of heartbeat.json in bytes. It is fixed, so that rewriting the file in place needs no further disk space.
 _LENGTH = 1024
-# Stands for a file that cannot be parsed; no job has this process id or beat.
+# Contents that are used for a file that cannot be parsed; no job has this process id or beat number.
 _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
 
 
 class RunLock:
-    """Context manager that locks a run's folder and rewrites ``heartbeat.json`` in it every few seconds.
+    """Context manager that locks a run folder and rewrites ``heartbeat.json`` in the folder every few seconds.
 
-    The file names host, process and job, and has the number of beats and the present activity of the run. A job that
-    finds the file of another job on its own host checks whether the other process is alive. If the other job is on
-    another host, it waits for a beat. A process that is dead or silent has lost the lock. If two jobs find a dead
-    process at the same moment, the later job gets the lock, and the earlier one notices this at its next beat. Clocks
-    of different hosts are never compared.
+    The file contains the host, process and job of the run, the number of heartbeats, and the current activity. If a new
+    job finds the file of an old job on the same host, the new job checks whether the old process is alive. If the old
+    job is on a different host, the new job waits for its next heartbeat. A dead or silent process loses the lock. If
+    two new jobs find a dead process at the same moment, the later of them gets the lock. The other new job detects this
+    at its next heartbeat. Clocks of different hosts are never compared.
 
     Args:
         folder: the run's folder.
         job_id: id of the scheduler's job, empty for none.
         launch_id: name of the launch under torchrun, which stays the same when torchrun restarts the ranks; empty for
-            none. torchrun has ended the ranks before a restart, so a process of the same launch counts as dead.
-        beat: seconds between beats.
-        silence: seconds without a beat after which a job on another host counts as dead.
+            none. torchrun ends all ranks before a restart, so an old process of the same launch is treated as dead.
+        beat: seconds between heartbeats.
+        silence: seconds without a heartbeat after which a job on another host is treated as dead.
 
     Raises:
-        ConfigError: on entry, if another job is at work in the folder.
+        ConfigError: on entry, if another job is active in the folder.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RunLock:
         self._thread = threading.Thread(target=self._beat_until_released, name="heartbeat", daemon=True)
 
     def update(self, step: int, doing: str) -> None:
-        """Set the step and the activity that the next beat shows.
+        """Set the step and the activity that the next heartbeat writes.
 
         Args:
             step: number of optimizer steps taken.
@@ -85,28 +85,28 @@ class RunLock:
         self._contents.update(step=step, doing=doing)
 
     def require_ownership(self) -> None:
-        """Require that this process still has the lock of the folder.
+        """Raise CheckpointError unless this process still has the lock of the folder.
 
         Raises:
             CheckpointError: if the folder or the file was removed, or if another job took the lock while this process
-                was silent.
+                wrote no heartbeats.
         """
         if not self._lost.is_set():
             return
         if not self._path.parent.is_dir():
             raise CheckpointError(
-                f"save_loc: {self._path.parent} was removed while this run was at work, with all its files; the run "
-                "ends. The same command starts it anew"
+                f"save_loc: {self._path.parent} was removed with all its files while this run was active; the run "
+                "ends. The same command starts a new run"
             )
         other = self._read()
         if other is None:
             raise CheckpointError(
-                f"{self._path} was removed while this run was at work, so another job may take the folder; the run "
-                "ends. The same command continues it"
+                f"{self._path} was removed while this run was active, so another job may take the folder; the run "
+                "ends. The same command continues the run"
             )
         raise CheckpointError(
-            f"{self._path}: another job has taken this folder while this one was silent ({_describe(other)}); this one "
-            "ends and leaves the folder to it"
+            f"{self._path}: another job ({_describe(other)}) has taken this folder, because this job wrote no "
+            "heartbeat; this job ends and leaves the folder to the other job"
         )
 
     def __enter__(self) -> RunLock:
@@ -114,10 +114,11 @@ class RunLock:
             other = self._read()
             if other is not None and self._is_alive(other):
                 raise ConfigError(
-                    f'save_loc: "{self._path.parent}" is in use by {_describe(other)}; stop that one (touch '
-                    f"{self._path.parent / 'STOP'}), or choose another save_loc. If it is dead, remove {self._path}"
+                    f'save_loc: "{self._path.parent}" is in use by {_describe(other)}; stop that job (touch '
+                    f"{self._path.parent / 'STOP'}), or choose another save_loc. If the job is dead, remove "
+                    f"{self._path}"
                 )
-            logger.warning("%s was left behind by %s, which is gone", self._path, _describe(other))
+            logger.warning("%s is the file of %s, which is dead; it is removed", self._path, _describe(other))
             self._path.unlink(missing_ok=True)
         self._thread.start()
         return self
@@ -133,7 +134,7 @@ class RunLock:
                 self._path.unlink(missing_ok=True)
 
     def _create_file(self) -> bool:
-        """Create the file and return whether it was absent; of two jobs that try at once, one succeeds.
+        """Create heartbeat.json and return True; return False if it exists. Of two simultaneous jobs, one succeeds.
 
         Raises:
             ConfigError: if the folder cannot be written.
@@ -151,78 +152,78 @@ class RunLock:
     def _is_alive(self, other: dict[str, Any]) -> bool:
         """Return True if the job that wrote a heartbeat file is alive.
 
-        For a job on another host, this waits for its next beat, at most `silence` seconds.
+        For a job on another host, wait for its next heartbeat, at most `silence` seconds.
 
         Args:
             other: contents of the file.
         """
         if other["host"] == self._contents["host"]:
-            # None is the start time of a process that is not alive.
+            # The start time is None if the process was not alive when the file was written.
             if other["started"] is None:
                 return False
             return _read_process_start(other["pid"]) == other["started"]
-        # The host of the other process was lost; waiting for its silence would delay the restart by a minute.
+        # torchrun restarted this launch after the loss of the other host, so waiting a minute is not necessary.
         if self._contents["launch_id"] and other.get("launch_id") == self._contents["launch_id"]:
             return False
-        logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
+        logger.warning("%s: waiting for a heartbeat of %s", self._path, _describe(other))
         deadline = time.monotonic() + self._silence
         while time.monotonic() < deadline:
-            # Looking every second ends the wait soon after a beat.
+            # Checking every second ends the wait soon after a heartbeat.
             time.sleep(min(self._beat, 1.0))
             contents = self._read()
             if contents is None:
                 return False
-            # Another process id means that a third job has taken the folder since.
+            # A changed process id means that a third job has taken the folder in the meantime.
             if contents["beat"] != other["beat"] or contents["pid"] != other["pid"]:
                 return True
         return False
 
     def _beat_until_released(self) -> None:
-        """Rewrite the file every few seconds, until the lock is released or lost; runs in a thread."""
+        """Rewrite heartbeat.json every few seconds until the lock is released or lost; this method runs in a thread."""
         while not self._released.wait(self._beat):
-            # A file system that fails for a moment does not end the heartbeat.
+            # A temporary failure of the file system does not end the heartbeat.
             with suppress(OSError):
                 contents = self._read()
-                # A failing file system may have damaged our own file; it is written again.
+                # A failing file system may have damaged the file of this process; it is then written again.
                 if contents is not _UNREADABLE and not self._is_mine(contents):
                     self._lost.set()
                     return
                 self._contents["beat"] += 1
-                # Rewriting the same bytes in place works on a full disk, too.
+                # Overwriting the file in place also works on a full disk.
                 with self._path.open("r+b") as file:
                     file.write(self._encode())
 
     def _is_mine(self, contents: dict[str, Any] | None) -> bool:
-        """Return True if contents of the file are from this process; None stands for a missing file."""
+        """Return True if this process wrote the contents of the file; `contents` is None for a missing file."""
         if contents is None:
             return False
         return all(contents[key] == self._contents[key] for key in ("host", "pid", "started"))
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the contents of the file, None if it does not exist, `_UNREADABLE` if it stays incomplete."""
+        """Return the contents of heartbeat.json; None if it does not exist, `_UNREADABLE` if it cannot be parsed."""
         for _ in range(5):
             try:
                 return json.loads(self._path.read_bytes())
             except FileNotFoundError:
                 return None
             except ValueError:
-                # The file was read in the middle of a beat.
+                # The other process may be writing the file at this moment.
                 time.sleep(0.05)
         return _UNREADABLE
 
     def _encode(self) -> bytes:
-        """Return the contents of the file at this moment, padded to a fixed length."""
+        """Return the current contents for heartbeat.json as bytes, padded to a fixed length."""
         self._contents["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return json.dumps(self._contents).encode().ljust(_LENGTH - 1) + b"\n"
 
 
 def _read_process_start(pid: int) -> str | None:
-    """Return the start time of a process of this host, None if the process is not alive.
+    """Return the start time of a process on this host as a string; None if the process is not alive.
 
-    Ids of processes are reused, so only the id together with the start time identifies a process. The time has the unit
-    of Linux's /proc and serves for comparison only; it is "unknown" on other systems.
+    Process ids are reused, so only the id together with the start time identifies a process. The string is used only
+    for comparison. It is the start time in Linux's /proc, or "unknown" on other systems.
     """
-    # Without Linux's /proc, the process is only known to exist.
+    # Without Linux's /proc, it can only be checked that the process exists.
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -241,7 +242,7 @@ def _read_process_start(pid: int) -> str | None:
 
 
 def _describe(contents: dict[str, Any] | None) -> str:
-    """Return the job, process and host in the contents of a heartbeat file as text."""
+    """Return a string with the job, process and host in the contents of a heartbeat file."""
     if contents is None:
         return "a job"
     job = ""

@@ -1,4 +1,4 @@
-"""State of runs, read from the files in their folders."""
+"""State of training runs, read from the files in the run folders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from credit.train.monitor.run_files import (
     read_summary,
 )
 
-# Without a heartbeat for so many seconds, a run is taken for lost. A heartbeat is written every few seconds.
+# Seconds without a heartbeat after which a run is treated as lost. A heartbeat is written every few seconds.
 _SILENT_SECONDS = 300
-# Number of last rows of metrics.jsonl from which the time that is left is computed.
+# Number of last rows of metrics.jsonl that are used to estimate the remaining time.
 _RECENT_ROWS = 200
 # Folders in a run that contain no other runs, but many files.
 _SKIPPED_FOLDERS = {"checkpoints", "forecasts", "figures", "logs", "jobs"}
@@ -30,22 +30,22 @@ _SKIPPED_FOLDERS = {"checkpoints", "forecasts", "figures", "logs", "jobs"}
 
 @dataclass(frozen=True)
 class RunOverview:
-    """State of a run. None stands for what is not known.
+    """State of a training run; unknown values are None.
 
     Attributes:
         folder: folder of the run.
         state: ``running``, ``done``, ``requeue`` (stopped; the same command continues the run), ``failed``, ``lost``
-            (the run ended without a word, such as after a kill) or ``submitted`` (jobs were submitted, none has begun).
-        step: number of optimizer steps that were taken.
-        total_steps: number of optimizer steps of the run.
+            (ended without an entry in STATUS, for example after a kill) or ``submitted`` (all jobs are still waiting).
+        step: number of optimizer steps taken.
+        total_steps: number of optimizer steps of the complete run.
         loss: training loss of the last logged step.
         monitor: name of the validation metric that selects the best checkpoint; smaller is better.
-        best: best value of this metric.
-        best_step: step of this value.
-        samples_per_s: samples of all ranks per second, of the last logged step.
-        hours_left: estimated hours to the end, of a run that is running.
+        best: best value of the metric `monitor`.
+        best_step: optimizer step of the value `best`.
+        samples_per_s: samples of all ranks per second, from the last logged step.
+        hours_left: estimated hours to the end of a running run.
         last_sign: time of the last heartbeat or row of metrics.
-        activity: what the run is doing, or the reason why it stopped; empty if unknown.
+        activity: current activity of a running run, or the reason why the run stopped; empty if unknown.
         job_id: id of the scheduler's job, empty for none.
     """
 
@@ -65,19 +65,20 @@ class RunOverview:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the folders of all runs in a folder, at any depth and in the order of their names.
+    """Yield the folders of all runs in a folder and its subfolders, in alphabetical order.
 
-    A folder is that of a run if it has a file ``STATUS`` or ``jobs.json``. Jobs of a sweep belong to its trials.
+    A run folder contains a file ``STATUS`` or ``jobs.json``. The folder of a sweep, with ``sweep.json``, also contains
+    ``jobs.json``, but is not a run folder.
     """
     for root, names, files in os.walk(folder, followlinks=True):
         if "STATUS" in files or ("jobs.json" in files and "sweep.json" not in files):
             yield Path(root)
-        # The walk goes only into the folders that are left in the list.
+        # os.walk visits only the folders that remain in this list.
         names[:] = sorted(name for name in names if name not in _SKIPPED_FOLDERS and not name.startswith("."))
 
 
 def read_overview(folder: Path) -> RunOverview:
-    """Return the state of the run in a folder; files that are missing or unreadable count as unknown."""
+    """Return the state of the run in a folder; values from missing or unreadable files are unknown."""
     status = read_status(folder)
     heartbeat = read_heartbeat(folder)
     trainer = _read_trainer_section(folder)
@@ -111,7 +112,7 @@ def read_overview(folder: Path) -> RunOverview:
 
 
 def _read_trainer_section(folder: Path) -> dict[str, Any]:
-    """Return the section ``trainer`` of the run's config; empty if there is none or it cannot be read."""
+    """Return the section ``trainer`` of the run's config; an empty dict if the section is missing or unreadable."""
     try:
         config = yaml.load((folder / "config.yml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
@@ -121,7 +122,7 @@ def _read_trainer_section(folder: Path) -> dict[str, Any]:
 
 
 def _find_last_sign(folder: Path, heartbeat: dict[str, Any]) -> datetime | None:
-    """Return the time of the last heartbeat, or else of the last change of the metrics or of STATUS."""
+    """Return the time of the last heartbeat; without a heartbeat, the time of the last change of a file of the run."""
     try:
         return datetime.fromisoformat(str(heartbeat["time"]))
     except (KeyError, ValueError):
@@ -136,13 +137,13 @@ def _find_last_sign(folder: Path, heartbeat: dict[str, Any]) -> datetime | None:
 
 
 def _find_step(status: dict[str, Any], rows: list[dict[str, Any]]) -> int | None:
-    """Return the last step: that of the metrics, which are newer than the last checkpoint, or else that of STATUS."""
+    """Return the last optimizer step of a run: the step of the last metrics row, or the step in STATUS without rows."""
     steps = [row["step"] for row in rows if "step" in row]
     return steps[-1] if steps else status.get("step")
 
 
 def _find_last(rows: list[dict[str, Any]], key: str) -> float | None:
-    """Return the value of a key in the last row that has it."""
+    """Return the value of a key in the last row that contains the key; None if no row contains it."""
     for row in reversed(rows):
         if row.get(key) is not None:
             return float(row[key])
@@ -150,7 +151,7 @@ def _find_last(rows: list[dict[str, Any]], key: str) -> float | None:
 
 
 def _find_best(folder: Path, monitor: str) -> tuple[float | None, int | None]:
-    """Return the best value of a validation metric and its step, None without a validation."""
+    """Return the best value of a validation metric and its step; (None, None) if the run has no validation."""
     best, best_step = None, None
     for row in iterate_rows_with_key(folder, "valid"):
         value = row["valid"].get(monitor)
@@ -160,7 +161,10 @@ def _find_best(folder: Path, monitor: str) -> tuple[float | None, int | None]:
 
 
 def _estimate_hours_left(rows: list[dict[str, Any]], total_steps: int | None) -> float | None:
-    """Return the hours to the end at the pace of the last rows, validations and checkpoints included."""
+    """Return the estimated hours to the end of a run, from the mean time per step in the last rows.
+
+    The mean time includes validations and checkpoints. Return None if the time or the number of steps is unknown.
+    """
     timed = [row for row in rows if row.get("wall_hours") is not None]
     if total_steps is None or len(timed) < 2:
         return None

@@ -1,6 +1,6 @@
-"""Requests to stop a run: a signal, the file STOP, or the end of the job's time.
+"""Requests to stop a run: a signal, the file STOP, or the time limit of the job.
 
-A run looks for such requests between two optimizer steps.
+A run checks for stop requests between two optimizer steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credit.errors import ConfigError
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # End of the job in seconds since 1970; job scripts export it.
 JOB_END = "CREDIT_JOB_END"
-# Time between the completion of the last save and the end of the job.
+# Time in seconds between the completion of the last save and the end of the job.
 _MARGIN_SECONDS = 60.0
 
 
@@ -28,11 +28,11 @@ class StopSignal:
     Enter it as early as possible, so that no signal is missed.
 
     Args:
-        folder: the run's folder, where a file named STOP is a request. None on all ranks but one, because a thousand
-            ranks that look for it at every step are a load for a file system.
-        walltime_seconds: time that the run may take from now on, None for no limit. The run stops before it is over.
-        environ: environment variables. CREDIT_JOB_END may have the end of the job in seconds since 1970; the earlier of
-            the two ends counts.
+        folder: the run folder. A file named STOP in this folder is a request to stop. None on all ranks except one,
+            because checks by many ranks at every step would slow down the file system.
+        walltime_seconds: time limit of the run, from now on; None for no limit. The run stops before the limit.
+        environ: environment variables. CREDIT_JOB_END may contain the end of the job in seconds since 1970. If both
+            limits are set, the earlier limit applies.
 
     Raises:
         ConfigError: if CREDIT_JOB_END is not a number.
@@ -69,23 +69,25 @@ class StopSignal:
         return self._signal == signal.SIGINT
 
     def find_reason(self, ahead_seconds: float) -> str | None:
-        """Return the reason to stop now, None to go on; once there is a reason, later calls return the same one.
+        """Return the reason to stop now, or None if the run may continue.
+
+        When there is a reason, all later calls return the same reason.
 
         Args:
-            ahead_seconds: seconds that a save and the next step take. The run stops if less than these seconds and one
-                minute are left.
+            ahead_seconds: seconds that a save and the next step take. The run stops if the remaining time is less than
+                `ahead_seconds` plus one minute.
         """
         if self._reason is None:
             self._reason = self._look_for_reason(ahead_seconds)
         return self._reason
 
     def _look_for_reason(self, ahead_seconds: float) -> str | None:
-        """Return the present reason to stop: a signal, the file STOP or the end of the job's time; None for none."""
+        """Return the current reason to stop: a signal, the file STOP or a time limit; None if there is no reason."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.
         if self._stop_file is not None and os.path.exists(self._stop_file):
-            # The file is removed, or the continued run would stop at once.
+            # Remove the file, because the resumed run would otherwise stop at once.
             self._stop_file.unlink(missing_ok=True)
             return "file STOP"
         if self._end is not None:
@@ -95,22 +97,22 @@ class StopSignal:
         return None
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record the signal as a request, which the run reads between steps; a second signal interrupts at once."""
+        """Record the signal as a request to stop; raise KeyboardInterrupt at the second signal."""
         if self._signal is not None:
-            # Whoever sends a second signal does not want to wait for the save.
+            # A user who sends a second signal does not want to wait for the save.
             raise KeyboardInterrupt
         self._signal = signal.Signals(number)
 
 
 def _seconds_left(end: str) -> float:
-    """Return the seconds from now until `end`, a text with seconds since 1970.
+    """Return the seconds from now until `end`, a string with a number of seconds since 1970.
 
     Raises:
-        ConfigError: if the text is not a number.
+        ConfigError: if the string is not a number.
     """
     try:
         return float(end) - time.time()
     except ValueError as error:
         raise ConfigError(
-            f"{JOB_END}={end!r} is not a time; the job script sets it to seconds since 1970, as `date +%s` prints them"
+            f"{JOB_END}={end!r} is not a time; the job script must set it to seconds since 1970 (`date +%s`)"
         ) from error

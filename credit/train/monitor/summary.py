@@ -1,4 +1,4 @@
-"""Summary of a run at its end: the file summary.json, and a short table with the same values."""
+"""Summary at the end of a run: the file summary.json, and a short table with the same values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-# The metric skill is the RMSE divided by that of persistence, so persistence itself has this value.
+# The metric skill is the RMSE divided by the RMSE of persistence, so the skill of persistence is 1.
 PERSISTENCE_SKILL = 1.0
 
 
 def write_run_summary(
     folder: Path, meter: UsageMeter, train_state: TrainState, monitor: str, total_steps: int, length: int
 ) -> str:
-    """Collective: write summary.json on the main process and return its contents as a table, empty on other ranks.
+    """Collective: write summary.json on rank 0 and return its contents as a table; return "" on other ranks.
 
     Args:
         folder: the run's folder.
         meter: the meter of the run's resources.
         train_state: state of the run.
-        monitor: name of the metric of which `train_state.best` is a value.
+        monitor: name of the validation metric whose best value is `train_state.best`.
         total_steps: number of steps of the whole run.
         length: number of rollout steps of the last optimizer step.
     """
@@ -61,19 +61,19 @@ def write_partial_summary(
 ) -> str:
     """Write summary.json from the data of this process and return its contents as a table.
 
-    `write_run_summary` calls it on the main process. Call it directly if another rank has failed, so that a collective
-    is impossible; the energy is then the one up to the last row of metrics.jsonl.
+    `write_run_summary` calls this function on rank 0. Call this function directly if another rank has failed, because a
+    collective is then impossible. The energy in the summary then ends at the last row of metrics.jsonl.
 
     Args:
         folder: the run's folder.
         meter: the meter of the run's resources.
         train_state: state of the run.
-        monitor: name of the metric of which `train_state.best` is a value.
+        monitor: name of the validation metric whose best value is `train_state.best`.
         total_steps: number of steps of the whole run.
         length: number of rollout steps of the last optimizer step.
         peak_gb: largest peak memory of the processes whose memory is known, in GB.
     """
-    # Called for its effect: it brings the hours up to now.
+    # This call updates the hours of the meter; its return value is not used.
     meter.to_dict()
     speeds = [row["samples_per_s"] for row in iterate_rows_with_key(folder, "samples_per_s")]
     summary = build_summary(meter, train_state, monitor, length, speeds, peak_gb)
@@ -89,28 +89,28 @@ def build_summary(
     speeds: Sequence[float],
     peak_gb: float,
 ) -> dict[str, Any]:
-    """Return the contents of summary.json, without the values that are not known.
+    """Return the contents of summary.json; unknown values are omitted.
 
     Args:
         meter: the meter of the run's resources.
         train_state: state of the run.
-        monitor: name of the metric of which `train_state.best` is a value.
+        monitor: name of the validation metric whose best value is `train_state.best`.
         length: number of rollout steps of the last optimizer step.
         speeds: samples per second of each step, from metrics.jsonl.
         peak_gb: largest peak memory of the processes since the run was last started, in GB.
     """
-    # A zero in the summary would be taken for a measurement, so values of 0 become None and are left out at the end.
+    # A zero in the summary could be mistaken for a measurement, so values of 0 become None and are omitted at the end.
     spent = meter.spent
     wall_s = spent.wall_hours * 3600
-    # The energy is that of the counted steps only.
-    counted_samples = (train_state.step - spent.since) * meter.samples_a_step
+    # The energy includes only the counted steps.
+    counted_samples = (train_state.step - spent.since) * meter.samples_per_step
     device_name = "cpu"
     if meter.device.type == "cuda":
         device_name = torch.cuda.get_device_name(meter.device)
     mean_speed = spent.samples / spent.step_s if spent.step_s else None
     summary = {
         "steps": train_state.step,
-        "samples": train_state.step * meter.samples_a_step,
+        "samples": train_state.step * meter.samples_per_step,
         "counted_since_step": spent.since or None,
         "processes": meter.processes,
         "device": device_name,
@@ -136,21 +136,21 @@ def build_summary(
     }
     if spent.energy_kwh and counted_samples:
         summary["kwh_per_1000_samples"] = spent.energy_kwh / counted_samples * 1000
-    # Step 0 means that there was no validation yet.
+    # Step 0 means that there has been no validation yet.
     if train_state.best_step:
         summary["best"] = {"metric": monitor, "value": train_state.best, "step": train_state.best_step}
     return {name: value for name, value in summary.items() if value is not None}
 
 
 def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
-    """Return the summary as a table, whose lines are time, speed, memory and so on.
+    """Return the summary as a table with one line each for time, speed, memory and other values.
 
     Args:
         summary: contents of summary.json.
         folder: the run's folder.
         total_steps: number of steps of the whole run.
     """
-    # Values that are not known are missing in the summary, and their lines in the table.
+    # Unknown values are missing in the summary; the table then has no line for them.
     get = summary.get
     hours = []
     for kind in ("gpu", "process"):
@@ -158,7 +158,7 @@ def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -
         if kind_hours:
             hours.append(f"{kind_hours:.3g} {kind} hours")
     shares = {name: f"{value:.0%}" for name, value in get("time_shares").items()}
-    # title of a line -> its text, in the order of the table
+    # title of a line -> content of the line, in the order of the table
     lines = {
         "steps": f"{get('steps')} of {total_steps}, {get('samples')} samples",
         "time": f"{_format_hours(get('wall_hours'))}, {', '.join(hours)}",
@@ -176,34 +176,34 @@ def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -
         lines["energy"] = f"{get('energy_kwh'):.4g} kWh"
         # There are no samples if a run fails before its first step.
         if get("kwh_per_1000_samples"):
-            lines["energy"] += f", {get('kwh_per_1000_samples'):.3g} kWh a 1000 samples"
+            lines["energy"] += f", {get('kwh_per_1000_samples'):.3g} kWh per 1000 samples"
     best = get("best")
     if best:
         location = _describe_best(folder / "checkpoints", best["step"])
         lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {location}"
         if best["metric"] == "skill" and best["value"] >= PERSISTENCE_SKILL:
-            lines["warning"] = "a skill of 1 is persistence's: no validation was better than that"
+            lines["warning"] = "the skill of persistence is 1, and no validation was better than persistence"
     if get("counted_since_step"):
-        lines["counted"] = f"since step {get('counted_since_step')}; another run or version took those before"
+        lines["counted"] = f"since step {get('counted_since_step')}; another run or version took the earlier steps"
     return "\n".join(f"  {title:<9} {text}" for title, text in lines.items())
 
 
 def _format_rate(summary: Mapping[str, Any]) -> str:
-    """Return the operations per second on each device, such as "120 TFLOP/s a GPU, MFU 38.4% of NVIDIA H100"."""
+    """Return the operations per second on each device, such as "120 TFLOP/s per GPU, MFU 38.4% of NVIDIA H100"."""
     tflops = summary["tflops"]
     if tflops > 1:
         rate = f"{tflops:.3g} TFLOP/s"
     else:
         rate = f"{tflops * 1e3:.3g} GFLOP/s"
     unit = "process" if summary["device"] == "cpu" else "GPU"
-    text = f"{rate} a {unit}"
+    text = f"{rate} per {unit}"
     if summary.get("mfu"):
         text += f", MFU {summary['mfu']:.1%} of {summary['device']}"
     return text
 
 
 def _describe_best(checkpoints: Path, step: int) -> str:
-    """Return the path of the best validation's checkpoint, or a remark if the checkpoint could not be saved.
+    """Return the path of the checkpoint of the best validation, or a remark if this checkpoint could not be saved.
 
     Args:
         checkpoints: the run's ``checkpoints`` folder.
@@ -220,7 +220,7 @@ def _describe_best(checkpoints: Path, step: int) -> str:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json; a failure is only logged as a warning, because it must not change the outcome of the run."""
+    """Write summary.json; if the file cannot be written, log a warning, because the run must not fail for this."""
     try:
         atomic_write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     except CreditError as error:
@@ -228,7 +228,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _format_hours(hours: float) -> str:
-    """Return a duration as text, in seconds, minutes or hours."""
+    """Return a duration as a string in seconds, minutes or hours."""
     if hours < 1 / 30:
         return f"{hours * 3600:.3g} s"
     if hours < 2:
@@ -237,7 +237,7 @@ def _format_hours(hours: float) -> str:
 
 
 def _divide(amount: float | None, seconds: float) -> float | None:
-    """Return the amount per second, None if the amount is unknown (None) or amount or seconds are 0."""
+    """Return the amount per second; None if the amount is unknown (None), or if the amount or the seconds are 0."""
     if not amount or not seconds:
         return None
     return amount / seconds

@@ -1,6 +1,6 @@
 """Resource usage of a run over all its parts: time, energy, floating-point operations and speed.
 
-A part of a run is the time from one start of the program to its end. A resumed run has several parts.
+A part of a run begins with a start of the program and ends when the program ends. A resumed run has several parts.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ class Usage:
     """Resources that a run has used since its start; saved with every checkpoint.
 
     Attributes:
-        since: optimizer step at which counting started; above 0 if another run, or a version without counting, took
-            the earlier steps.
+        since: number of optimizer steps that were taken before the usage was counted; above 0 if a different run, or a
+            version of credit that does not count the usage, took these steps.
         wall_hours: wall-clock hours of all parts of the run.
-        gpu_hours: wall hours times the number of processes, if each has a GPU; else 0.
-        process_hours: wall hours times the number of processes, if they have no GPUs; else 0.
-        energy_kwh: energy of all GPUs; None if the energy of a GPU or of a period is unknown.
+        gpu_hours: wall-clock hours times the number of processes, if each process has a GPU; else 0.
+        process_hours: wall-clock hours times the number of processes, if the processes have no GPUs; else 0.
+        energy_kwh: energy of all GPUs; None if the energy of a GPU or of a part of the run is unknown.
         step_s: seconds of the optimizer steps, without validations and saves.
         wait_s: seconds of `step_s` in which the main process waited for data.
         validation_s: seconds of validations and previews.
         save_s: seconds in which training waited for checkpoints.
         samples: number of samples of the steps in `step_s`, including steps that were repeated.
-        tflop: floating-point operations of these steps on one process, in 1e12; None if they cannot be counted.
-        ideal_s: seconds that these operations take at the peak rate of the device; None if the peak rate is unknown.
+        tflop: floating-point operations of the steps in `step_s` on one process, in TFLOP; None if they cannot be
+            counted.
+        ideal_s: seconds that the operations in `tflop` would take at the peak rate of the device; None if the peak rate
+            is unknown.
     """
 
     since: int = 0
@@ -62,20 +64,20 @@ class UsageMeter:
     Args:
         device: the device of this process.
         processes: number of processes of the run.
-        flop_counter: counter of the network's operations for a micro-batch; None on a rank that neither logs nor saves
-            its usage, and so need not count them.
-        micro_batches: number of micro-batches that a process computes in an optimizer step. Each ensemble member of a
-            micro-batch counts as one, and each of n processes that share a micro-batch computes 1/n of it.
-        samples_a_step: number of samples per optimizer step, over all processes.
-        peak_rates: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        flop_counter: counter of the network's floating-point operations for a micro-batch; None on ranks other than
+            rank 0, because only rank 0 logs and saves the usage.
+        micro_batches: number of micro-batches that a process computes per optimizer step, times the number of ensemble
+            members. If n processes share a micro-batch, the number is divided by n.
+        samples_per_step: number of samples per optimizer step, over all processes.
+        peak_rates: precision -> peak rate of the device in TFLOP/s, see `FlopCounter.operations`; empty if unknown.
         energy_meter: meter of the energy of this process's GPU.
         start_time: `time.perf_counter` at the start of this part of the run.
 
     Attributes:
         device: the device of this process.
         processes: number of processes of the run.
-        peak_rates: rate -> TFLOP/s of the device; empty if they are not known.
-        samples_a_step: number of samples per optimizer step, over all processes.
+        peak_rates: precision -> peak rate of the device in TFLOP/s; empty if unknown.
+        samples_per_step: number of samples per optimizer step, over all processes.
         spent: the usage of the run so far.
     """
 
@@ -85,7 +87,7 @@ class UsageMeter:
         processes: int,
         flop_counter: FlopCounter | None,
         micro_batches: float,
-        samples_a_step: int,
+        samples_per_step: int,
         peak_rates: Mapping[str, float],
         energy_meter: EnergyMeter,
         start_time: float,
@@ -93,7 +95,7 @@ class UsageMeter:
         self.device = device
         self.processes = processes
         self.peak_rates = peak_rates
-        self.samples_a_step = samples_a_step
+        self.samples_per_step = samples_per_step
         self.spent = Usage()
         self._flop_counter = flop_counter
         self._micro_batches = micro_batches
@@ -104,11 +106,11 @@ class UsageMeter:
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
         """Continue from the usage in a checkpoint.
 
-        Time and energy of steps after the checkpoint were used, although these steps are lost, so they are added.
+        The time and energy of lost steps after the checkpoint are included in the usage.
 
         Args:
             step: number of optimizer steps of the checkpoint.
-            stored: return value of `to_dict` in the checkpoint, empty for a checkpoint that does not have it.
+            stored: return value of `to_dict` in the checkpoint; empty if the checkpoint contains no usage.
             rows: the last rows of metrics.jsonl, and the contents of summary.json.
         """
         field_names = {field.name for field in fields(Usage)}
@@ -118,19 +120,19 @@ class UsageMeter:
         rows = list(rows)
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             stored_value = getattr(self.spent, name)
-            # An energy that was unknown once stays unknown for the whole run.
+            # If the energy was unknown in one part of the run, it stays unknown for the whole run.
             if stored_value is not None:
                 logged_values = [row[name] for row in rows if name in row]
                 setattr(self.spent, name, max([stored_value, *logged_values]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the usage so far, ready for JSON; the hours are brought up to now."""
+        """Return the usage up to now as values that JSON can express."""
         self._add_elapsed_time()
         return asdict(self.spent)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of the block to the field `name` of `Usage`."""
+        """Measure the seconds of the ``with`` block and add them to the field `name` of `Usage`."""
         start_time = time.perf_counter()
         try:
             yield
@@ -139,9 +141,9 @@ class UsageMeter:
             setattr(self.spent, name, total_seconds)
 
     def pop_joules(self) -> float:
-        """Return the joules of this process's GPU since the last call, NaN if they are not known.
+        """Return the joules that this process's GPU has used since the last call; NaN if the energy is unknown.
 
-        The caller adds the joules of all ranks and passes the sum to `add_energy`.
+        The caller sums the joules of all ranks and passes the sum to `add_energy`.
         """
         return self._energy_meter.pop_joules()
 
@@ -149,32 +151,31 @@ class UsageMeter:
         """Add the energy of all ranks to the usage.
 
         Args:
-            joules: sum over all ranks; NaN if a rank does not know its energy, which makes the total unknown.
+            joules: sum over all ranks. If the sum is NaN, the total energy becomes unknown.
         """
         total_kwh = self.spent.energy_kwh
         if total_kwh is not None and math.isfinite(joules):
             # 1 kWh is 3.6e6 J.
             self.spent.energy_kwh = total_kwh + joules / 3.6e6
         else:
-            # A sum of some ranks or some steps would be mistaken for the energy of the run.
+            # A sum over only some ranks or steps could be mistaken for the energy of the run.
             self.spent.energy_kwh = None
 
     def add_steps(self, lengths: Sequence[int], seconds: float, wait: float) -> dict[str, float]:
         """Add consecutive steps and return the fields of their rows in metrics.jsonl.
 
         Args:
-            lengths: for each optimizer step, the number of its rollout steps, each of which applies the network once.
-            seconds: duration of all optimizer steps together.
-            wait: part of these seconds in which this process waited for data.
+            lengths: number of rollout steps of each optimizer step.
+            seconds: total duration of these optimizer steps.
+            wait: part of `seconds` in which this process waited for data.
 
         Returns:
-            Name of a field -> value, without the values that are not known. Hours and energy are those of the whole run
-            so far.
+            Name of a field -> value; unknown values are omitted. Hours and energy are the totals of the run so far.
         """
         self._add_elapsed_time()
         spent = self.spent
-        # Add to the totals of the run; a part that is unknown makes a total unknown.
-        samples = len(lengths) * self.samples_a_step
+        # A total of the run becomes unknown if one of its parts is unknown.
+        samples = len(lengths) * self.samples_per_step
         tflop, ideal_s = self._count_work(lengths)
         spent.samples += samples
         spent.step_s += seconds
@@ -193,10 +194,13 @@ class UsageMeter:
         return {name: value for name, value in row.items() if value is not None}
 
     def count_step_tflop(self, length: int) -> float | None:
-        """Return the operations of an optimizer step over all processes, in 1e12; None if they cannot be counted.
+        """Return the floating-point operations of one optimizer step over all processes, in TFLOP.
 
         Args:
             length: number of rollout steps of the optimizer step.
+
+        Returns:
+            The operations; None if they cannot be counted.
         """
         tflop, _ = self._count_work([length])
         if tflop is None:
@@ -204,13 +208,14 @@ class UsageMeter:
         return tflop * self.processes
 
     def count_passes(self, length: int) -> tuple[float, float] | None:
-        """Return this process's operations of an optimizer step, in the forward and in the backward pass, in 1e12.
+        """Return the floating-point operations of one optimizer step on this process, in TFLOP.
 
         Args:
             length: number of rollout steps of the optimizer step.
 
         Returns:
-            The operations; None if they cannot be counted, and on all ranks but rank 0.
+            (operations of the forward pass, operations of the backward pass); None if they cannot be counted, and on
+            all ranks other than rank 0.
         """
         passes = self._flop_counter.count_passes(length) if self._flop_counter is not None else None
         if passes is None:
@@ -219,18 +224,18 @@ class UsageMeter:
         return forward * self._micro_batches / 1e12, backward * self._micro_batches / 1e12
 
     def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
-        """Return the operations of optimizer steps on one process, and the seconds that they take at its peak rates.
+        """Return the operations of optimizer steps on one process, and their ideal duration at the peak rates.
 
         Args:
             lengths: number of rollout steps of each optimizer step.
 
         Returns:
-            The operations in 1e12, and the seconds. Both are None if the operations are not or cannot be counted; the
-            seconds are None if the peak rates are not known.
+            (operations in TFLOP, ideal duration in seconds). Both are None if the operations are not counted; the
+            duration is also None if the peak rates are unknown.
         """
         if self._flop_counter is None:
             return None, None
-        # rate -> operations of all steps for one micro-batch. Steps of the same length have the same operations.
+        # precision -> operations of all steps for one micro-batch. Steps of the same length have the same operations.
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
             counts = self._flop_counter.operations(length)
@@ -246,7 +251,7 @@ class UsageMeter:
         return sum(tflop_by_rate.values()), ideal_s
 
     def _add_elapsed_time(self) -> None:
-        """Add the time since the last call to the hours of the usage."""
+        """Add the time since the last call to the hours in `spent`."""
         now = time.perf_counter()
         hours = (now - self._last_time) / 3600
         self._last_time = now
@@ -261,33 +266,33 @@ def build_usage_meter(
     assets: ModelAssets,
     device: torch.device,
     mesh: DeviceGrid,
-    samples_a_step: int,
+    samples_per_step: int,
     peak_rates: Mapping[str, float],
     start_time: float,
 ) -> UsageMeter:
-    """Collective if the device is a GPU: return the meter of a run.
+    """Collective if the device is a GPU: return the usage meter of a run.
 
     Args:
         config: the config of the run.
         assets: the assets of the model.
         device: the device of this process.
-        mesh: this rank's position among the ranks.
-        samples_a_step: number of samples per optimizer step, over all processes.
-        peak_rates: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        mesh: position of this rank in the device mesh.
+        samples_per_step: number of samples per optimizer step, over all processes.
+        peak_rates: precision -> peak rate of the device in TFLOP/s, see `FlopCounter.operations`; empty if unknown.
         start_time: `time.perf_counter` at the start of this part of the run.
     """
     degrees = mesh.degrees
-    # Each member of an ensemble is a batch of its own. That members are computed twice is not counted as work.
+    # Each ensemble member is a separate batch. Recomputing members does not count as work.
     micro_batches = config.trainer.grad_accum_every * config.trainer.members
-    # Tensor-parallel ranks and those that divide the fields share the operations of each batch, and the ranks of an
-    # ensemble group the members.
+    # The ranks of a tensor-parallel or domain group share the operations of each batch. The ranks of an ensemble group
+    # share the members.
     micro_batches /= degrees.ranks_per_sample
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
-    # Counting takes a second or more of a CPU, and only rank 0 writes the rows, the checkpoints and the summary.
+    # Counting takes a second or more on a CPU, and only rank 0 writes the rows, the checkpoints and the summary.
     flop_counter = FlopCounter(config, assets, sharded) if mesh.rank == 0 else None
     energy_meter = EnergyMeter(device)
     return UsageMeter(
-        device, degrees.world, flop_counter, micro_batches, samples_a_step, peak_rates, energy_meter, start_time
+        device, degrees.world, flop_counter, micro_batches, samples_per_step, peak_rates, energy_meter, start_time
     )
 
 
@@ -299,7 +304,7 @@ def _divide(amount: float | None, seconds: float) -> float | None:
 
 
 def _sum(total: float | None, addend: float | None) -> float | None:
-    """Return the sum, None if either summand is unknown."""
+    """Return the sum of a total and an addend; None if one of them is unknown."""
     if total is None or addend is None:
         return None
     return total + addend

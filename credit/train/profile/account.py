@@ -1,4 +1,4 @@
-"""Account of one rank: seconds, bytes and peak rates of its steps, and their reduction over the ranks."""
+"""Time account of one rank (seconds, bytes and peak rates of its steps), and the accounts of all ranks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from credit.utils.profiling.phases import Phase
 
 @dataclass(frozen=True)
 class RankAccount:
-    """Mean step of one rank.
+    """Times and bytes of one rank, as means per step.
 
     Attributes:
-        wall: seconds of a step.
-        seconds: phase -> seconds a step; the phases are disjoint, and communication is the exposed part.
-        processor: phase -> processor seconds a step of the main thread in it; empty on a GPU.
+        wall: elapsed seconds per step.
+        seconds: phase -> seconds per step; the phases are disjoint, and communication is the exposed part.
+        processor: phase -> processor seconds per step of the main thread in this phase; empty on a GPU.
         rates: measured peak rates.
-        idle: seconds a step in which a GPU had nothing to do; 0 on a CPU.
-        hidden_communication: seconds a step of communication while the rank computed.
-        hidden_loader: seconds a step that the loader's threads worked while the rank did not wait for them.
-        hidden_checkpoint: seconds a step that the thread of checkpoints wrote.
-        hidden_copy: seconds a step of copies to and from a GPU while it computed.
-        sent_bytes: bytes a step that the rank sent in collectives; None if unknown.
-        loaded_bytes: bytes a step of the samples that the rank read, uncompressed.
-        updated_bytes: bytes a step that the optimizer reads and writes; None if unknown.
+        idle: seconds per step in which the GPU had no work; 0 on a CPU.
+        hidden_communication: seconds per step of communication during which the rank computed.
+        hidden_loader: seconds per step in which the threads of the loader worked and the rank did not wait for them.
+        hidden_checkpoint: seconds per step in which the checkpoint thread wrote and the rank did not wait for it.
+        hidden_copy: seconds per step of copies from the host to a GPU during which the GPU computed.
+        sent_bytes: bytes per step that the rank sent in collectives; None if unknown.
+        loaded_bytes: bytes per step of the samples that the rank read, uncompressed.
+        updated_bytes: bytes per step that the optimizer reads and writes; None if unknown.
     """
 
     wall: float
@@ -47,16 +47,16 @@ class RankAccount:
 
     @property
     def accounted(self) -> float:
-        """Seconds a step of all phases."""
+        """Seconds per step in all phases, including the idle time of a GPU."""
         return sum(self.seconds.values()) + self.idle
 
     @property
     def work(self) -> float:
-        """Seconds a step in which the rank does not wait for other ranks."""
+        """Seconds per step in which the rank does not wait for other ranks."""
         return self.wall - self.seconds.get(Phase.COMMUNICATION, 0.0)
 
     def to_values(self) -> list[float]:
-        """Return all numbers in a fixed order; NaN for those that are not known."""
+        """Return all numbers of the account as a list in a fixed order, with NaN for unknown numbers."""
         values = [self.seconds.get(name, 0.0) for name in Phase]
         values += [self.processor.get(name, 0.0) for name in Phase]
         for name in _scalar_names():
@@ -67,7 +67,7 @@ class RankAccount:
 
     @classmethod
     def from_values(cls, values: list[float]) -> RankAccount:
-        """Return the account with these numbers, from `to_values`."""
+        """Return the account for a list of numbers from `to_values`."""
         numbers = iter(values)
         seconds = {name: next(numbers) for name in Phase}
         processor = {name: next(numbers) for name in Phase}
@@ -82,7 +82,7 @@ class RankSummary:
 
     Attributes:
         accounts: account of each rank.
-        slowest: the rank with the most work, which the others wait for.
+        slowest: number of the rank with the largest `RankAccount.work`; the other ranks wait for this rank.
     """
 
     accounts: list[RankAccount]
@@ -94,7 +94,7 @@ class RankSummary:
 
 
 def gather_accounts(account: RankAccount) -> RankSummary:
-    """Collective: return the accounts of all ranks, on every rank; a rank sends some hundred bytes."""
+    """Collective: return the accounts of all ranks, on every rank. Each rank sends a few hundred bytes."""
     values = torch.tensor(account.to_values(), dtype=torch.float64)
     if not dist.is_initialized():
         return RankSummary([account])
@@ -111,10 +111,10 @@ def _scalar_names() -> Iterator[str]:
 
 
 def _to_float(value: float | None) -> float:
-    """Return a number, NaN for None."""
+    """Return the value, or NaN if it is None."""
     return math.nan if value is None else value
 
 
 def _from_float(value: float) -> float | None:
-    """Return a number, None for NaN."""
+    """Return the value, or None if it is NaN."""
     return None if math.isnan(value) else value

@@ -1,7 +1,7 @@
-"""Peak rates of the machine at hand, measured in a few seconds: matrix products, memory, collectives.
+"""Peak rates of this machine, measured in a few seconds: matrix products, memory and collectives.
 
-The shares in the table of a profile refer to them, not to a data sheet. So they are shares of what a program can reach
-on this device with this number of threads.
+The table of a profile shows shares of these measured peak rates. A program can therefore reach 100 % on this device
+with this number of threads, which is often not true of the rates in a data sheet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from credit.train.profile.collectives import sent_bytes
+from credit.train.profile.collectives import compute_sent_bytes
 
 _REPETITIONS = 5
 _MEMORY_BYTES = 128 * 2**20
@@ -26,7 +26,7 @@ class MachineRates:
 
     Attributes:
         flops: FLOP/s of a large matrix product in the precision of the network.
-        memory: bytes/s that a large copy reads and writes.
+        memory: bytes/s that a large copy in memory reads and writes.
         collective: bytes/s that this rank sends in an all-reduce over all ranks; None with a single rank.
     """
 
@@ -43,7 +43,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> MachineRates:
         dtype: dtype of the matrix product.
     """
     is_gpu = device.type == "cuda"
-    # Large enough to reach the peak rate, small enough for a fraction of a second.
+    # The matrices are large enough to reach the peak rate, and small enough for a fraction of a second.
     n = 1024
     if is_gpu:
         n = 8192
@@ -51,21 +51,21 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> MachineRates:
         n = 4096
     a = torch.randn(n, n, device=device).to(dtype)
     b = torch.randn(n, n, device=device).to(dtype)
-    # Each of the n * n results takes n multiplications and n additions.
-    flops = 2 * n**3 / _fastest(lambda: a @ b, device)
+    # Each of the n * n results needs n multiplications and n additions.
+    flops = 2 * n**3 / _time_fastest_call(lambda: a @ b, device)
     source = torch.ones(_MEMORY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    memory = 2 * _MEMORY_BYTES / _fastest(lambda: target.copy_(source), device)
+    memory = 2 * _MEMORY_BYTES / _time_fastest_call(lambda: target.copy_(source), device)
     collective = None
     if dist.is_initialized() and dist.get_world_size() > 1:
         values = torch.zeros(_COLLECTIVE_BYTES // 4, device=device)
-        num_bytes = sent_bytes("all_reduce", _COLLECTIVE_BYTES, _COLLECTIVE_BYTES, dist.get_world_size())
-        collective = num_bytes / _fastest(lambda: dist.all_reduce(values), device)
+        num_bytes = compute_sent_bytes("all_reduce", _COLLECTIVE_BYTES, _COLLECTIVE_BYTES, dist.get_world_size())
+        collective = num_bytes / _time_fastest_call(lambda: dist.all_reduce(values), device)
     return MachineRates(flops, memory, collective)
 
 
-def _fastest(function: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of some calls, of which the first warms up and does not count."""
+def _time_fastest_call(function: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of the fastest of `_REPETITIONS` calls of a function, after one warm-up call."""
     seconds = []
     for _ in range(_REPETITIONS + 1):
         _synchronize(device)

@@ -1,11 +1,11 @@
-"""Time of a GPU in a recorded timeline, divided among the phases of the step.
+"""Time of a GPU in each phase of a step, computed from a recorded timeline.
 
-A GPU works behind the host, so the phases of the host are not those of the GPU. Each kernel belongs to the phase in
-which the host launched it, and so does a copy from the GPU to itself or to the host. Copies from the host to the GPU
-bring batches. At each moment the GPU is in exactly one state: it computes; or it only communicates, which
-is exposed communication; or it only copies from the host; or it has nothing to do.
+A GPU runs a kernel some time after the host has launched it. So each kernel is assigned to the phase in which the host
+launched it. Copies within the GPU and from the GPU to the host are assigned in the same way. Copies from the host to
+the GPU transfer batches. At each moment, the GPU is in exactly one state: it computes; or it only communicates
+(exposed communication); or it only copies from the host; or it has no work.
 
-Events are those of a Chrome trace that torch's profiler exports: ``ts`` and ``dur`` are microseconds.
+Events are the events of a Chrome trace that torch's profiler exports; ``ts`` and ``dur`` are in microseconds.
 """
 
 from __future__ import annotations
@@ -16,34 +16,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from credit.train.profile.collectives import BYTES_PER_VALUE, sent_bytes
-from credit.train.profile.spans import CLOSED_PHASES, Interval, intersect, merge_intervals, subtract, total
+from credit.train.profile.collectives import BYTES_PER_VALUE, compute_sent_bytes
+from credit.train.profile.spans import (
+    CLOSED_PHASES,
+    Interval,
+    intersect_intervals,
+    merge_intervals,
+    subtract_intervals,
+    total,
+)
 from credit.utils.profiling.phases import Phase
 
 # Categories of events in a trace.
 _KERNELS = ("kernel", "gpu_memset")
 _COPY = "gpu_memcpy"
-# Begin of the names of copies from the host, such as "Memcpy HtoD (Pinned -> Device)".
+# Prefix of the names of copies from the host, such as "Memcpy HtoD (Pinned -> Device)".
 _HOST_TO_DEVICE = "Memcpy HtoD"
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ANNOTATION = "user_annotation"
-# Kernels of NCCL before and since 2.19, and of AMD's RCCL.
+# Prefixes of the names of collective kernels in NCCL and in AMD's RCCL.
 _COLLECTIVE_KERNELS = ("nccl", "rccl")
-# A GPU that has nothing to do in these phases waits for them.
+# If the GPU has no work while the host is in one of these phases, the GPU waits for this phase.
 _WAITED_FOR = (Phase.LOADER, Phase.COPY, Phase.LOGGING, Phase.CHECKPOINT, Phase.VALIDATION)
 
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """Seconds of a GPU in some steps.
+    """Time of a GPU in each phase, summed over some steps.
 
     Attributes:
-        wall: seconds of the steps.
+        wall: elapsed seconds of the steps.
         seconds: phase -> seconds; communication is the exposed part. The phases and `idle` are disjoint.
         hidden_communication: seconds of communication during which the GPU also computed.
         hidden_copies: seconds of copies from the host during which the GPU also computed or communicated.
-        idle: seconds in which the GPU had nothing to do because the host had launched nothing more.
-        sent_bytes: bytes that this rank sent in collectives; None if the trace does not tell.
+        idle: seconds in which the GPU had no work, because the host had launched no further kernel.
+        sent_bytes: bytes that this rank sent in collectives; None if the trace does not contain the sizes.
     """
 
     wall: float
@@ -54,38 +61,38 @@ class DeviceAccount:
     sent_bytes: float | None
 
 
-def account_for_device(events: Iterable[Mapping[str, Any]], windows: Sequence[Interval]) -> DeviceAccount:
-    """Return the time of a GPU in each phase.
+def compute_gpu_phase_times(events: Iterable[Mapping[str, Any]], windows: Sequence[Interval]) -> DeviceAccount:
+    """Return the time of a GPU in each phase of the steps.
 
     Args:
         events: events of the trace.
-        windows: (start, end) of the steps in microseconds, on the clock of the trace, disjoint and in increasing order.
+        windows: (start, end) of the steps in microseconds on the clock of the trace; disjoint and in increasing order.
     """
     windows = merge_intervals(windows)
     complete_events = [event for event in events if event.get("ph") == "X"]
     host_phases = _HostPhases(complete_events)
     work = _sort_work(complete_events, host_phases)
 
-    # The states of the GPU, each without the time of those before it.
+    # `busy` contains the time of all states so far. Each further state gets only its time outside of `busy`.
     seconds: dict[Phase, float] = defaultdict(float)
     busy: list[Interval] = []
     for name, intervals in work.compute.items():
-        remainder = subtract(intersect(merge_intervals(intervals), windows), busy)
+        remainder = subtract_intervals(intersect_intervals(merge_intervals(intervals), windows), busy)
         if name is not None:
             seconds[name] += total(remainder) / 1e6
         busy = merge_intervals(busy + remainder)
-    all_communication = intersect(merge_intervals(work.communication), windows)
-    exposed_communication = subtract(all_communication, busy)
+    all_communication = intersect_intervals(merge_intervals(work.communication), windows)
+    exposed_communication = subtract_intervals(all_communication, busy)
     seconds[Phase.COMMUNICATION] += total(exposed_communication) / 1e6
     busy = merge_intervals(busy + exposed_communication)
-    all_copies = intersect(merge_intervals(work.copies), windows)
-    exposed_copies = subtract(all_copies, busy)
+    all_copies = intersect_intervals(merge_intervals(work.copies), windows)
+    exposed_copies = subtract_intervals(all_copies, busy)
     seconds[Phase.COPY] += total(exposed_copies) / 1e6
     busy = merge_intervals(busy + exposed_copies)
 
-    # The rest of the time belongs to the phase of the host that the GPU waits for, else to the launches.
+    # The remaining time is assigned to the phase of the host that the GPU waits for, or otherwise to `idle`.
     idle = 0.0
-    for start, end, name in host_phases.divide(subtract(windows, busy)):
+    for start, end, name in host_phases.divide(subtract_intervals(windows, busy)):
         if name in _WAITED_FOR:
             seconds[name] += (end - start) / 1e6
         elif name is not None:
@@ -101,7 +108,7 @@ def account_for_device(events: Iterable[Mapping[str, Any]], windows: Sequence[In
 
 
 class _HostPhases:
-    """Phases of the host over time, the innermost at each moment.
+    """Innermost phase of the host at each time.
 
     Args:
         events: events of the trace.
@@ -110,8 +117,8 @@ class _HostPhases:
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         names = set(Phase)
         annotations = [event for event in events if event.get("cat") == _ANNOTATION and event["name"] in names]
-        # Each change of the phase: (time, the phase from there on). An inner phase begins after the outer one, and the
-        # outer one goes on when it ends.
+        # Times at which the phase changes, and the phase after each change. When an inner phase ends, the outer phase
+        # continues.
         self._times: list[float] = []
         self._names: list[Phase | None] = []
         stack: list[tuple[float, Phase]] = []
@@ -125,14 +132,14 @@ class _HostPhases:
         self._close_until(stack, float("inf"))
 
     def find(self, time: float) -> Phase | None:
-        """Return the innermost phase at a time, None outside of all phases."""
+        """Return the innermost phase at a time; None outside of all phases."""
         index = bisect.bisect_right(self._times, time) - 1
         if index < 0:
             return None
         return self._names[index]
 
     def divide(self, intervals: Iterable[Interval]) -> Iterable[tuple[float, float, Phase | None]]:
-        """Yield each interval in pieces (start, end, phase), within which the phase does not change."""
+        """Yield (start, end, phase) for the pieces of the intervals; the phase is constant within each piece."""
         for start, end in intervals:
             while start < end:
                 index = bisect.bisect_right(self._times, start)
@@ -143,14 +150,14 @@ class _HostPhases:
                 start = piece_end
 
     def _close_until(self, stack: list[tuple[float, Phase]], time: float) -> None:
-        """Leave the open phases that end at or before a time."""
+        """Remove the phases that end at or before a time from the stack of open phases."""
         while stack and stack[-1][0] <= time:
             end, _ = stack.pop()
             outer_name = stack[-1][1] if stack else None
             self._change(end, outer_name)
 
     def _change(self, time: float, name: Phase | None) -> None:
-        """Add a change of the phase; of several at the same time the last counts."""
+        """Add a change of the phase; if several changes have the same time, the last change is used."""
         if self._times and self._times[-1] == time:
             self._names[-1] = name
         else:
@@ -160,10 +167,11 @@ class _HostPhases:
 
 @dataclass(frozen=True)
 class _DeviceWork:
-    """Intervals of the work of a GPU, in microseconds; those of different streams may overlap.
+    """Intervals in which a GPU works, in microseconds; intervals of different streams may overlap.
 
     Attributes:
-        compute: phase in which the host launched the work -> intervals; copies on the GPU and to the host are work.
+        compute: phase in which the host launched the work -> intervals of kernels, of copies within the GPU and of
+            copies to the host.
         communication: intervals of collectives.
         copies: intervals of copies from the host.
         collective_kernels: events of the collectives.
@@ -176,7 +184,7 @@ class _DeviceWork:
 
 
 def _sort_work(events: Sequence[Mapping[str, Any]], host_phases: _HostPhases) -> _DeviceWork:
-    """Return the work of a GPU, sorted by its kind.
+    """Return the work of a GPU, separated into computation, communication and copies from the host.
 
     Args:
         events: events of the trace.
@@ -199,7 +207,7 @@ def _sort_work(events: Sequence[Mapping[str, Any]], host_phases: _HostPhases) ->
 
 
 def _find_launch_times(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the correlation number of a kernel -> time at which the host launched it."""
+    """Return a dict: correlation number of a kernel -> time at which the host launched the kernel."""
     launch_times = {}
     for event in events:
         if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {}):
@@ -208,7 +216,7 @@ def _find_launch_times(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _count_sent_bytes(collective_kernels: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the bytes that this rank sent in collectives, None if a kernel does not tell its size."""
+    """Return the bytes that this rank sent in collectives; None if the event of a collective contains no size."""
     num_bytes = 0.0
     for event in collective_kernels:
         args = event["args"]
@@ -217,5 +225,5 @@ def _count_sent_bytes(collective_kernels: Sequence[Mapping[str, Any]]) -> float 
         value_bytes = BYTES_PER_VALUE.get(args.get("dtype"), 4)
         input_bytes = args["In msg nelems"] * value_bytes
         output_bytes = args["Out msg nelems"] * value_bytes
-        num_bytes += sent_bytes(args["Collective name"], input_bytes, output_bytes, args["Group size"])
+        num_bytes += compute_sent_bytes(args["Collective name"], input_bytes, output_bytes, args["Group size"])
     return num_bytes

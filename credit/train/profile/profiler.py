@@ -1,9 +1,9 @@
 """Profile of some steps of a run: a table of the phases and a timeline, in the folder ``profile`` of the run.
 
-The profile has two parts, because torch's profiler slows down steps with many small operations. In the first part only
-the phases are timed, and the table comes from it. In the second part torch's profiler records a few steps for the
-timeline. Two values come from this second part: the hidden communication, and all times of a GPU, which works behind
-the host.
+The profile has two parts, because torch's profiler slows down steps with many small operations. The first part only
+measures the times of the phases, for the table. In the second part, torch's profiler records a few steps for the
+timeline. The table uses two values of the second part: the hidden communication, and all times of a GPU. The host
+cannot measure the times of a GPU, because the GPU runs each kernel some time after its launch.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from credit.train.monitor.flops import choose_rate
 from credit.train.profile import table
 from credit.train.profile.account import RankAccount, RankSummary, gather_accounts
 from credit.train.profile.calibration import measure_rates
-from credit.train.profile.collectives import count_sent_bytes, newest_collective, timed_waits
-from credit.train.profile.device_trace import account_for_device
+from credit.train.profile.collectives import count_sent_bytes, find_newest_collective, timed_waits
+from credit.train.profile.device_trace import compute_gpu_phase_times
 from credit.train.profile.request import TRACED_STEPS, ProfileRequest
 from credit.train.profile.spans import (
     Interval,
     SpanRecorder,
     StepAccount,
-    account_for,
-    intersect,
+    compute_phase_times,
+    intersect_intervals,
     merge_intervals,
-    subtract,
+    subtract_intervals,
     total,
 )
-from credit.train.profile.timeline import STEP, Timeline, add_threads, find_collectives, find_steps, write_trace
+from credit.train.profile.timeline import STEP, Timeline, add_thread_phases, find_collectives, find_steps, write_trace
 from credit.utils.atomic import atomic_write_text
 from credit.utils.profiling.phases import Phase, recorded_by
 from credit.utils.progress import ProgressBar, is_quiet
@@ -52,36 +52,36 @@ FOLDER = "profile"
 
 @contextmanager
 def profiled(request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> Iterator[None]:
-    """Collective: context in which the steps of a request are profiled.
+    """Collective: context manager that profiles the requested steps of the trainer.
 
     Args:
         request: steps to be profiled.
         parts: the components of the trainer.
-        steps_taken: optimizer steps before this start of the run.
+        steps_taken: number of optimizer steps before this start of the run.
 
     Raises:
-        ConfigError: if the run does not take these steps.
+        ConfigError: if the run does not include all requested steps.
     """
     profiler = StepProfiler(request, parts, steps_taken)
     with profiler.resources:
         yield
-        # After an error this is not reached, because the other ranks may be gone.
+        # This line is not reached after an error, because other ranks may no longer exist.
         profiler.finish()
 
 
 class StepProfiler:
-    """Recorder that profiles some steps and then writes table and timeline; building it is collective.
+    """Recorder that profiles some steps and then writes table and timeline; its construction is collective.
 
     Args:
         request: steps to be profiled.
         parts: the components of the trainer.
-        steps_taken: optimizer steps before this start of the run.
+        steps_taken: number of optimizer steps before this start of the run.
 
     Attributes:
-        resources: what is in use until the profile is complete; the caller closes it in any case.
+        resources: stack of the contexts that are open until the profile is complete; the caller must close it.
 
     Raises:
-        ConfigError: if the run does not take these steps.
+        ConfigError: if the run does not include all requested steps.
     """
 
     def __init__(self, request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> None:
@@ -93,13 +93,13 @@ class StepProfiler:
         if parts.device.type == "cpu" and self._rate == "tf32":
             # A CPU has no TF32.
             self._rate = "float32"
-        # Both before the first step, so that their time does not count as that of a step. Counting takes a second, and
-        # would otherwise happen when the first rows are logged.
+        # The operations are counted and the rates measured before the first step, so that no step includes this time.
+        # Counting takes a second; without a profile it happens when the first rows are logged.
         self._passes = self._count_passes()
         dtype = torch.bfloat16 if self._rate == "bfloat16" else torch.float32
         self._rates = measure_rates(parts.device, dtype)
         if parts.device.type == "cuda":
-            # The memory of the measurement is not that of the run, whose peak metrics.jsonl shows.
+            # The peak memory in metrics.jsonl must not include the memory of this measurement.
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(parts.device)
         self._recorder = SpanRecorder()
@@ -113,15 +113,18 @@ class StepProfiler:
         self._sent_bytes: float | None = None
         self._is_complete = False
         self.resources = ExitStack()
-        # The code of the steps finds this object as the recorder.
+        # From now on, the phases of the training step are recorded in this object.
         self.resources.enter_context(recorded_by(self))
 
     def span(self, name: Phase) -> Any:
-        """Return a context that records a phase."""
+        """Return a context manager that records the ``with`` block as a phase."""
         return self._recorder.span(name)
 
     def begin_step(self, step: int) -> None:
-        """Collective at the first and last steps of a part of the profile; see `Recorder.begin_step`."""
+        """Begin or end a part of the profile if a step begins that requires it; see `Recorder.begin_step`.
+
+        This method is collective at the end of the profile.
+        """
         now = time.perf_counter()
         number = step + 1
         index = number - self._first_step
@@ -129,18 +132,18 @@ class StepProfiler:
         if self._is_complete or (index < 0 and not self._is_in_step):
             return
         if self._is_in_step and index != len(self._timed_windows) + len(self._traced_windows) + 1:
-            # The run has gone back to a checkpoint: the step before this one did not end, and others would come twice.
-            logger.warning("--profile: the run went back to an earlier step, so the profile ends here")
+            # After a rollback, the previous step is incomplete and the run repeats earlier steps.
+            logger.warning("--profile: the run returned to an earlier step, so the profile ends here")
             self.finish()
             return
-        # The step before this one has ended.
+        # The previous step has ended.
         if self._timeline is not None:
             self._step_range.__exit__(None, None, None)
             self._traced_windows.append((self._step_start, now))
         elif self._is_in_step:
             self._timed_windows.append((self._step_start, now))
         self._is_in_step = True
-        # Without a gap between steps, so that their windows become one.
+        # The next window begins at the end of the last window, so that consecutive windows can be merged.
         self._step_start = now
         if index == 0:
             self._begin_timing()
@@ -158,7 +161,10 @@ class StepProfiler:
             self._step_range.__enter__()
 
     def finish(self) -> None:
-        """Collective: write table and timeline of the steps so far, unless that is done, or no step is complete."""
+        """Collective: write table and timeline of the completed steps; do nothing in later calls.
+
+        If no step is complete, log a warning instead.
+        """
         if self._is_complete:
             return
         self._is_complete = True
@@ -177,28 +183,29 @@ class StepProfiler:
             logger.warning("--profile: no measured step was completed, so there is no table")
 
     def _begin_timing(self) -> None:
-        """Begin to record phases and waits for collectives."""
+        """Start to record phases and waits for collectives."""
         self._recorder.spans.clear()
         if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
             self.resources.enter_context(timed_waits())
-            self._newest_collective = newest_collective()
+            self._newest_collective = find_newest_collective()
 
     def _end_timing(self) -> None:
-        """Read the bytes that were sent during the timed steps, as long as torch remembers them."""
+        """Read the number of bytes that were sent during the timed steps from torch's record of collectives."""
         if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
             num_bytes = count_sent_bytes(self._newest_collective)
             self._sent_bytes = None if num_bytes is None else num_bytes / len(self._timed_windows)
 
     def _write(self, trace: dict[str, Any] | None) -> None:
-        """Collective: gather the accounts of all ranks; rank 0 writes the table, the chosen rank the timeline.
+        """Collective: gather the accounts of all ranks, and write table and timeline.
 
-        If a file cannot be written, a warning is logged, because the run must not fail for that.
+        Rank 0 writes the table, and the rank `ProfileRequest.trace_rank` writes the timeline. If a file cannot be
+        written, a warning is logged, because the run must not fail for this reason.
 
         Args:
-            trace: Chrome trace of this rank; None if the run ended before it was recorded.
+            trace: Chrome trace of this rank; None if the run ended before the trace was recorded.
         """
         spans = [span for span in self._recorder.spans if span.thread == self._recorder.main_thread]
-        host_account = account_for(spans, self._timed_windows)
+        host_account = compute_phase_times(spans, self._timed_windows)
         summary = gather_accounts(self._build_account(host_account, trace))
         try:
             self._write_files(summary, host_account, trace)
@@ -206,12 +213,12 @@ class StepProfiler:
             logger.warning("--profile: not written: %s", error)
 
     def _write_files(self, summary: RankSummary, host_account: StepAccount, trace: dict[str, Any] | None) -> None:
-        """Write the table on rank 0, and the timeline on the chosen rank.
+        """Write the table on rank 0, and the timeline on the rank `ProfileRequest.trace_rank`.
 
         Args:
             summary: accounts of all ranks.
             host_account: account of the host in all timed steps.
-            trace: Chrome trace of this rank; None if the run ended before it was recorded.
+            trace: Chrome trace of this rank; None if the run ended before the trace was recorded.
 
         Raises:
             CreditError, OSError: if a file cannot be written.
@@ -226,7 +233,7 @@ class StepProfiler:
                 offset = find_steps(trace["traceEvents"])[0][0] - self._traced_windows[0][0] * 1e6
                 write_trace(
                     folder / trace_name,
-                    add_threads(trace, self._traced_spans(), self._recorder.main_thread, offset),
+                    add_thread_phases(trace, self._traced_spans(), self._recorder.main_thread, offset),
                 )
         if not parts.launch.is_main:
             return
@@ -253,18 +260,18 @@ class StepProfiler:
         atomic_write_text(folder / "table.json", json.dumps(content, indent=1) + "\n")
         atomic_write_text(folder / "table.txt", text)
         if not is_quiet():
-            ProgressBar.write(f"\n{text}\nThe table is in {folder}; the run goes on.", file=sys.stderr)
+            ProgressBar.write(f"\n{text}\nThe table is in {folder}; the run continues.", file=sys.stderr)
 
     def _uses_device_clock(self, trace: dict[str, Any] | None) -> bool:
-        """Return True if the phases are those of a GPU, which works behind the host."""
+        """Return True if the times of the phases come from the timeline of a GPU, and not from the host clock."""
         return self._parts.device.type == "cuda" and trace is not None
 
     def _build_account(self, host_account: StepAccount, trace: dict[str, Any] | None) -> RankAccount:
-        """Return the account of a mean step of this rank.
+        """Return the account of this rank, with means per step.
 
         Args:
             host_account: account of the host in all timed steps.
-            trace: Chrome trace of this rank; None without one.
+            trace: Chrome trace of this rank; None if it was not recorded.
         """
         parts = self._parts
         num_steps = len(self._timed_windows)
@@ -272,12 +279,12 @@ class StepProfiler:
             "rates": self._rates,
             "hidden_loader": self._hidden_seconds(Phase.LOADER) / num_steps,
             "hidden_checkpoint": self._hidden_seconds(Phase.CHECKPOINT) / num_steps,
-            "loaded_bytes": float(parts.order.bytes_a_step),
+            "loaded_bytes": float(parts.order.bytes_per_step),
             "updated_bytes": _count_updated_bytes(parts),
         }
         if self._uses_device_clock(trace):
             steps = find_steps(trace["traceEvents"])
-            account = account_for_device(trace["traceEvents"], steps)
+            account = compute_gpu_phase_times(trace["traceEvents"], steps)
             num_traced = len(steps)
             return RankAccount(
                 wall=account.wall / num_traced,
@@ -299,9 +306,9 @@ class StepProfiler:
         )
 
     def _hidden_seconds(self, name: Phase) -> float:
-        """Return the seconds of the timed steps in which other threads are in a phase that the main thread is not in.
+        """Return the seconds in which other threads are in a phase and the main thread is not in this phase.
 
-        The seconds of several threads add up.
+        The sum includes all timed steps and all other threads.
         """
         windows = merge_intervals(self._timed_windows)
         waits: list[Interval] = []
@@ -316,39 +323,41 @@ class StepProfiler:
         waits = merge_intervals(waits)
         seconds = 0.0
         for intervals in threads.values():
-            work = intersect(merge_intervals(intervals), windows)
-            seconds += total(subtract(work, waits))
+            work = intersect_intervals(merge_intervals(intervals), windows)
+            seconds += total(subtract_intervals(work, waits))
         return seconds
 
     def _hidden_communication(self, trace: dict[str, Any] | None) -> float:
-        """Return the seconds a step in which gloo works and the main thread does not wait, in the traced steps.
+        """Return the seconds per traced step in which gloo communicates and the main thread does not wait.
 
         Args:
-            trace: Chrome trace of this rank; None without one.
+            trace: Chrome trace of this rank; None if it was not recorded.
         """
         if trace is None:
             return 0.0
         steps = find_steps(trace["traceEvents"])
         offset = steps[0][0] - self._traced_windows[0][0] * 1e6
-        collectives = intersect(merge_intervals(find_collectives(trace["traceEvents"])), merge_intervals(steps))
+        collectives = intersect_intervals(
+            merge_intervals(find_collectives(trace["traceEvents"])), merge_intervals(steps)
+        )
         waits = []
         for span in self._traced_spans():
             if span.name == Phase.COMMUNICATION and span.thread == self._recorder.main_thread:
                 waits.append((span.start * 1e6 + offset, span.end * 1e6 + offset))
-        hidden = subtract(collectives, merge_intervals(waits))
+        hidden = subtract_intervals(collectives, merge_intervals(waits))
         return total(hidden) / 1e6 / len(steps)
 
     def _traced_spans(self) -> list[Any]:
-        """Return the recorded phases that end after the first traced step has begun."""
+        """Return the recorded phases that end after the start of the first traced step."""
         start = self._traced_windows[0][0]
         return [span for span in self._recorder.spans if span.end > start]
 
     def _count_passes(self) -> tuple[float, float] | None:
-        """Return the mean operations of a timed step in the forward and the backward pass, in 1e12; None if unknown."""
+        """Return the mean operations per timed step in the forward and the backward pass, in TFLOP; None if unknown."""
         num_steps = self._request.num_steps
         forward = backward = 0.0
         for step in range(self._first_step - 1, self._first_step - 1 + num_steps):
-            length = self._parts.training_step.counted(step)[-1]
+            length = self._parts.training_step.list_loss_steps(step)[-1]
             passes = self._parts.meter.count_passes(length)
             if passes is None:
                 return None
@@ -358,12 +367,12 @@ class StepProfiler:
 
 
 def _count_updated_bytes(parts: TrainingComponents) -> float | None:
-    """Return the bytes that clipping, AdamW and the average read and write in a step; None for other optimizers.
+    """Return the bytes that an optimizer step of AdamW reads and writes in memory; None for other optimizers.
 
-    The norm reads the gradient; AdamW reads weight, gradient and both moments, and writes all but the gradient; the
-    average is read with the weight, and written.
+    The gradient norm reads the gradient. AdamW reads weight, gradient and two moments, and writes weight and moments.
+    The moving average reads the weight and the average, and writes the average.
     """
-    # Muon is a subclass, and has other passes.
+    # Muon is a subclass of AdamW and reads and writes different amounts.
     if type(parts.optimizer) is not AdamW:
         return None
     passes = 8 if parts.average is None else 11

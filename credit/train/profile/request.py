@@ -1,4 +1,4 @@
-"""Steps that a profile measures, from the text after ``--profile``."""
+"""Steps that a profile measures, parsed from the value of the option ``--profile``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from credit.errors import ConfigError
 
-# Steps of this start of the run that are not measured: they compile, fill caches and start the loader.
+# Number of first steps of a start that are not measured, because they compile, fill caches and start the loader.
 WARM_UP_STEPS = 5
-# Steps after the measured ones that are recorded for the timeline; each has thousands of events.
+# Number of steps after the measured steps that are recorded for the timeline; each step has thousands of events.
 TRACED_STEPS = 2
 DEFAULT_STEPS = 20
 MAX_STEPS = 1000
@@ -39,11 +39,11 @@ class ProfileRequest:
             world: number of ranks.
 
         Raises:
-            ConfigError: if the run does not take these steps, or has no rank `trace_rank`.
+            ConfigError: if the run does not include all these steps, or has no rank `trace_rank`.
         """
         if self.trace_rank >= world:
             raise ConfigError(
-                f"--profile-rank {self.trace_rank}: ranks are counted from 0 and the run has {world}; choose at most "
+                f"--profile-rank {self.trace_rank}: the run has {world} ranks, counted from 0; choose at most "
                 f"{world - 1}"
             )
         first_step = self.first_step
@@ -55,7 +55,7 @@ class ProfileRequest:
                 f"measured, and this run continues after step {steps_taken}; begin at {steps_taken + 2} or later"
             )
         last_recorded = first_step + self.num_steps - 1 + TRACED_STEPS
-        # The end of a step is the begin of the next one.
+        # The profile ends each step when the next step begins.
         if last_recorded >= total_steps:
             raise ConfigError(
                 f"--profile measures steps {first_step} to {first_step + self.num_steps - 1} and records "
@@ -66,10 +66,13 @@ class ProfileRequest:
 
 
 def parse_steps(text: str) -> ProfileRequest:
-    """Return the request of a command line: ``20`` for the number of steps, or ``100:119`` for the first and the last.
+    """Return the `ProfileRequest` for the value of ``--profile`` on the command line.
+
+    Args:
+        text: number of steps such as ``20``, or first and last step such as ``100:119``.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is neither, or the numbers are out of range.
+        argparse.ArgumentTypeError: if `text` has a different form, or the numbers are out of range.
     """
     if "=" in text:
         raise argparse.ArgumentTypeError(
@@ -96,10 +99,10 @@ def parse_steps(text: str) -> ProfileRequest:
 
 
 def parse_rank(text: str) -> int:
-    """Return the rank of a command line.
+    """Return the rank for the value of ``--profile-rank`` on the command line.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is not a whole number of 0 or more.
+        argparse.ArgumentTypeError: if `text` is not an integer of 0 or more.
     """
     if re.fullmatch(r"\d+", text, re.ASCII) is None:
         raise argparse.ArgumentTypeError(f"{text!r} must be the number of a rank, from 0")

@@ -18,7 +18,7 @@ import torch
 from credit.utils.profiling.phases import Phase
 
 Interval = tuple[float, float]
-# Phases whose inner phases are not counted separately.
+# Phases that include the time of their inner phases.
 CLOSED_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION)
 
 
@@ -27,10 +27,10 @@ class Span(NamedTuple):
 
     Attributes:
         name: the phase.
-        start: time at which it begins.
-        end: time at which it ends.
-        thread: id of its thread, as the operating system numbers threads.
-        processor: processor time of the thread in it, in seconds.
+        start: time at which the phase begins.
+        end: time at which the phase ends.
+        thread: id of the thread in the operating system.
+        processor: processor time of the thread during the phase, in seconds.
     """
 
     name: Phase
@@ -45,8 +45,8 @@ class SpanRecorder:
 
     Attributes:
         spans: the phases that have ended, in the order of their ends.
-        main_thread: id of the thread that built the recorder, which takes the steps.
-        traces: True while the profiler of torch records; phases of the main thread then show in its timeline.
+        main_thread: id of the thread that built the recorder; this thread runs the training steps.
+        traces: True while the profiler of torch records; its timeline then includes the phases of the main thread.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SpanRecorder:
 
     @contextmanager
     def span(self, name: Phase) -> Iterator[None]:
-        """Record the block as a phase of the calling thread."""
+        """Context manager that records the ``with`` block as a phase of the calling thread."""
         thread = threading.get_native_id()
         annotation = None
         if self.traces and thread == self.main_thread:
@@ -74,14 +74,15 @@ class SpanRecorder:
 
 @dataclass(frozen=True)
 class StepAccount:
-    """Seconds of the main thread in some steps.
+    """Time of the main thread in each phase, summed over some steps.
 
     Attributes:
-        wall: seconds of the steps.
-        seconds: phase -> seconds in it and in no inner phase.
-        processor: phase -> processor time of the thread in it and in no inner phase; without phases that only begin or
-            only end in the windows.
-        communication: phase -> seconds of the communication inside of it, a division of that of `seconds`.
+        wall: elapsed seconds of the steps.
+        seconds: phase -> seconds in this phase, without its inner phases.
+        processor: phase -> processor seconds in this phase, without its inner phases. Phases that are only partly
+            inside the steps are ignored.
+        communication: phase -> seconds of communication inside this phase; the key None is communication outside of all
+            other phases. The sum over all keys is the communication in `seconds`.
     """
 
     wall: float
@@ -90,19 +91,19 @@ class StepAccount:
     communication: dict[Phase | None, float]
 
 
-def account_for(spans: Iterable[Span], windows: Sequence[Interval]) -> StepAccount:
-    """Return the seconds of each phase in some windows of time.
+def compute_phase_times(spans: Iterable[Span], windows: Sequence[Interval]) -> StepAccount:
+    """Return the seconds of each phase within some time windows.
 
     Args:
-        spans: phases of one thread; any two of them are nested or do not overlap.
+        spans: phases of one thread; any two phases are nested or do not overlap.
         windows: (start, end) of the steps.
     """
-    # Consecutive steps become one window, which makes the search in them short.
+    # Consecutive steps are merged into one window, so that the search in the windows is short.
     windows = merge_intervals(windows)
     seconds: dict[Phase, float] = defaultdict(float)
     processor: dict[Phase, float] = defaultdict(float)
     communication: dict[Phase | None, float] = defaultdict(float)
-    # Open phases, from the outermost; each with the phase whose account its time goes to.
+    # Stack of open phases, the outermost phase first, each with the phase that its time is added to.
     stack: list[tuple[Span, Phase]] = []
     # An outer phase begins no later than an inner one, and ends no earlier.
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
@@ -118,7 +119,7 @@ def account_for(spans: Iterable[Span], windows: Sequence[Interval]) -> StepAccou
             if outer_name in CLOSED_PHASES:
                 name = outer_name
             if outer_name == Phase.COMMUNICATION:
-                # A wait inside of a wait is already counted for the phase around both.
+                # The outer wait has already been added to the communication of the enclosing phase.
                 name = Phase.COMMUNICATION
             elif name == Phase.COMMUNICATION:
                 communication[outer_name] += length
@@ -132,7 +133,7 @@ def account_for(spans: Iterable[Span], windows: Sequence[Interval]) -> StepAccou
 
 
 def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union of some intervals as disjoint intervals in increasing order, without empty ones."""
+    """Return the union of intervals as disjoint intervals in increasing order; empty intervals are dropped."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -144,8 +145,8 @@ def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return the intersection of two unions of intervals, each disjoint and in increasing order."""
+def intersect_intervals(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Return the intersection of two lists of intervals; each list is disjoint and in increasing order."""
     common: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -153,7 +154,7 @@ def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Int
         end = min(first[i][1], second[j][1])
         if start < end:
             common.append((start, end))
-        # The interval that ends first overlaps nothing more.
+        # The interval that ends first cannot overlap any later interval.
         if first[i][1] <= second[j][1]:
             i += 1
         else:
@@ -161,11 +162,16 @@ def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Int
     return common
 
 
-def subtract(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return the part of a union of intervals that is outside of another, each disjoint and in increasing order."""
+def subtract_intervals(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of the intervals in `first` that no interval in `second` covers.
+
+    Args:
+        first: disjoint intervals in increasing order.
+        second: disjoint intervals in increasing order.
+    """
     if not first:
         return []
-    # The gaps between the intervals of the second union, up to the ends of the first one.
+    # Gaps between the intervals of `second`, within the range of `first`.
     gaps: list[Interval] = []
     gap_start = min(first[0][0], second[0][0]) if second else first[0][0]
     for start, end in second:
@@ -174,15 +180,15 @@ def subtract(first: Sequence[Interval], second: Sequence[Interval]) -> list[Inte
         gap_start = end
     if gap_start < first[-1][1]:
         gaps.append((gap_start, first[-1][1]))
-    return intersect(first, gaps)
+    return intersect_intervals(first, gaps)
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Return the length of all intervals together."""
+    """Return the sum of the lengths of all intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def _overlap(interval: Interval, windows: Sequence[Interval]) -> float:
-    """Return the length of an interval inside of some windows."""
+    """Return the length of the part of an interval that is inside the windows."""
     start, end = interval
     return sum(max(0.0, min(end, window_end) - max(start, window_start)) for window_start, window_end in windows)

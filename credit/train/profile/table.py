@@ -1,4 +1,4 @@
-"""Table of a profile: a line for each phase of a step, with its share of the step and of the machine's peak."""
+"""Table of a profile: a line for each phase of a step, with its share of the step time and of the peak rate."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class ProfiledSteps:
         first: number of the first measured step, from 1.
         last: number of the last measured step.
         step_seconds: seconds of each measured step on the writing rank.
-        clock: clock that the phases were measured with: ``host``, or ``device`` for the timeline of a GPU.
-        device: the device, in words.
+        clock: clock that measured the phases: ``host``, or ``device`` for the timeline of a GPU.
+        device: name of the GPU, or CPU.
         threads: number of threads of torch on a rank.
         precision: precision in which the network computes.
-        passes: operations of a step on a rank in the forward and in the backward pass, in 1e12; None if unknown.
-        communication_within: phase -> seconds a step of the exposed communication inside of it, on the writing rank.
+        passes: floating-point operations per step and rank in the forward and in the backward pass, in TFLOP; None if
+            unknown.
+        communication_within: phase -> seconds per step of exposed communication inside this phase, on the writing rank.
         trace: name of the file with the timeline; None if the run ended before it was recorded.
         trace_steps: number of steps in the timeline.
     """
@@ -50,19 +51,19 @@ class Line:
     """Line of the table.
 
     Attributes:
-        name: name of the phase, or of what the line sums up.
-        kind: ``phase`` for a part of the step, ``rest`` for the time outside of all phases, ``step`` for the whole
+        name: name of the phase, or of the sum in this line.
+        kind: ``phase`` for a part of the step, ``rest`` for the time outside of all phases, ``step`` for the complete
             step, ``hidden`` for work at the same time as the phases.
-        seconds: seconds a step on the slowest rank.
-        share: share of the step.
-        min_seconds: least seconds of a rank.
-        median_seconds: median over the ranks.
-        max_seconds: most seconds of a rank.
-        processor_seconds: processor seconds a step of the main thread on the slowest rank; None if not measured. Where
-            they are less than the seconds, the thread waits: for another thread, the disk, or its turn on a busy core.
-        tflop: floating-point operations a step of a rank, in 1e12; None if unknown or not counted.
-        bytes: bytes a step of a rank; None if unknown or not counted.
-        peak_share: share of the measured peak rate; None if unknown.
+        seconds: seconds per step on the slowest rank.
+        share: fraction of the step time.
+        min_seconds: smallest seconds per step of all ranks.
+        median_seconds: median of the seconds per step over all ranks.
+        max_seconds: largest seconds per step of all ranks.
+        processor_seconds: processor seconds per step of the main thread on the slowest rank; None if not measured. If
+            they are less than `seconds`, the thread waits for another thread, for the disk or for a busy core.
+        tflop: floating-point operations per step and rank, in TFLOP; None if unknown or not counted.
+        bytes: bytes per step and rank; None if unknown or not counted.
+        peak_share: fraction of the measured peak rate; None if unknown.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Line:
 
 
 def build_lines(summary: RankSummary, steps: ProfiledSteps) -> list[Line]:
-    """Return the lines of the table: the phases, the rest, the step, and the hidden work."""
+    """Return the lines of the table: the phases, the time outside of all phases, the step, and the hidden work."""
     account = summary.accounts[summary.slowest]
     lines = []
 
@@ -109,7 +110,7 @@ def build_lines(summary: RankSummary, steps: ProfiledSteps) -> list[Line]:
 
 
 def _phase_amounts(name: Phase, account: RankAccount, steps: ProfiledSteps) -> dict[str, float | None]:
-    """Return operations, bytes and share of the peak of a phase, as far as they are known."""
+    """Return the known operations, bytes and peak share of a phase, as keyword arguments for `Line`."""
     seconds = account.seconds.get(name, 0.0)
     if name in (Phase.FORWARD, Phase.BACKWARD) and steps.passes is not None:
         tflop = steps.passes[name == Phase.BACKWARD]
@@ -120,7 +121,7 @@ def _phase_amounts(name: Phase, account: RankAccount, steps: ProfiledSteps) -> d
             "peak_share": _rate_share(account.updated_bytes, seconds, account.rates.memory),
         }
     if name == Phase.COMMUNICATION:
-        # A collective sends its bytes in its whole time, exposed and hidden.
+        # A collective sends its bytes during its exposed and its hidden time.
         all_seconds = seconds + account.hidden_communication
         return {
             "bytes": account.sent_bytes,
@@ -132,19 +133,25 @@ def _phase_amounts(name: Phase, account: RankAccount, steps: ProfiledSteps) -> d
 
 
 def _flop_share(tflop: float | None, seconds: float, account: RankAccount) -> float | None:
-    """Return the share of the peak rate of matrix products that operations in this time reach."""
+    """Return the operations per second as a fraction of the peak rate of matrix products; None if unknown.
+
+    Args:
+        tflop: number of operations in TFLOP.
+        seconds: duration of the operations.
+        account: account of the rank, with the measured peak rates.
+    """
     return _rate_share(None if tflop is None else tflop * 1e12, seconds, account.rates.flops)
 
 
 def _rate_share(amount: float | None, seconds: float, rate: float | None) -> float | None:
-    """Return amount / seconds / rate, None if one of them is unknown or no time was spent."""
+    """Return amount / seconds / rate; None if a value is unknown or 0."""
     if not amount or not seconds or not rate:
         return None
     return amount / seconds / rate
 
 
 def to_json(summary: RankSummary, steps: ProfiledSteps, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the contents of the JSON file."""
+    """Return the contents of table.json."""
     account = summary.accounts[summary.slowest]
     content = asdict(steps)
     step_seconds = content.pop("step_seconds")
@@ -166,10 +173,10 @@ def to_json(summary: RankSummary, steps: ProfiledSteps, lines: Sequence[Line]) -
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """Return the table as text.
+    """Return the contents of table.txt.
 
     Args:
-        content: the contents of the JSON file.
+        content: the contents of table.json, from `to_json`.
     """
     ranks = content["ranks"]
     step_seconds, rates = content["step_seconds"], content["peak_rates"]
@@ -197,7 +204,7 @@ def render(content: Mapping[str, Any]) -> str:
             continue
         lines.append(_render_line(line, ranks))
         if line["kind"] == "step":
-            lines.append("At the same time, hidden behind these phases:")
+            lines.append("At the same time as these phases (hidden):")
     if lines[-1].startswith("At the same time"):
         lines.pop()
     lines += ["", f"The phases explain {content['accounted_share']:.1%} of the step."]
@@ -209,9 +216,9 @@ def render(content: Mapping[str, Any]) -> str:
         slowest = content["slowest_rank"]
         others = [seconds for rank, seconds in enumerate(work) if rank != slowest]
         lines.append(
-            f"The slowest rank is {slowest}: without waiting for others a step takes it "
-            f"{_milliseconds(work[slowest])} ms, the other ranks {_milliseconds(min(others))} to "
-            f"{_milliseconds(max(others))} ms. The columns before min are those of rank {slowest}."
+            f"The slowest rank is rank {slowest}: without waiting for other ranks, its step takes "
+            f"{_milliseconds(work[slowest])} ms, and a step of the other ranks {_milliseconds(min(others))} to "
+            f"{_milliseconds(max(others))} ms. The columns before min show the values of rank {slowest}."
         )
     if content["trace"] is not None:
         lines.append(f"Timeline of the {content['trace_steps']} steps after these: {content['trace']}")
@@ -219,7 +226,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def _render_line(line: Mapping[str, Any], ranks: int) -> str:
-    """Return a line of the table as text."""
+    """Return a line of the table as a string with aligned columns."""
     processor_seconds = line["processor_seconds"]
     tflop, num_bytes, peak_share = line["tflop"], line["bytes"], line["peak_share"]
     columns = [
@@ -236,12 +243,12 @@ def _render_line(line: Mapping[str, Any], ranks: int) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Return seconds as text in milliseconds."""
+    """Return a time in seconds as a string in milliseconds."""
     return _format(seconds * 1e3)
 
 
 def _format(number: float) -> str:
-    """Return a number as text, with two decimals below 100 and none above."""
+    """Return a number as a string, with two decimals below 100 and without decimals from 100."""
     if abs(number) >= 100:
         return f"{number:.0f}"
     return f"{number:.2f}"

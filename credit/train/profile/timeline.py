@@ -16,12 +16,12 @@ from torch.profiler import ProfilerActivity
 from credit.train.profile.spans import Interval, Span
 from credit.utils.atomic import atomic_write
 
-# Name of the range around each step, followed by the number of the step.
+# Prefix of the name of a step in the timeline, followed by the number of the step.
 STEP = "step "
 
 
 class Timeline:
-    """Recording of torch's profiler, whose clock is brought to that of `time.perf_counter`.
+    """Recording of torch's profiler. The recording starts when the object is built.
 
     Args:
         device: the device of this process.
@@ -31,20 +31,20 @@ class Timeline:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # Without it the library behind the profiler prints a line at its start and its end.
+        # Without this variable, Kineto, the library that torch's profiler uses, prints lines at its start and end.
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")
         self._device = device
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
 
     def stop(self) -> None:
-        """End the recording, after the GPU has finished its queued work."""
+        """Wait until the GPU has finished its queued work, and end the recording."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._profiler.stop()
 
     def export(self) -> dict[str, Any]:
-        """Return the Chrome trace."""
+        """Return the recording as a Chrome trace, a dict with the key ``traceEvents``."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profiler.export_chrome_trace(str(path))
@@ -53,17 +53,17 @@ class Timeline:
 
 
 def find_steps(events: Iterable[Mapping[str, Any]]) -> list[Interval]:
-    """Return (start, end) of the ranges of the steps in a trace, in microseconds on its clock."""
+    """Return (start, end) of each step in a trace, in microseconds on the clock of the trace."""
     steps = []
     for event in events:
-        # On a GPU there is a second range with the same name, for the kernels.
+        # On a GPU, the trace has a second event with the same name but a different category, for the kernels.
         if event.get("cat") == "user_annotation" and event["name"].startswith(STEP):
             steps.append((event["ts"], event["ts"] + event["dur"]))
     return sorted(steps)
 
 
 def find_collectives(events: Iterable[Mapping[str, Any]]) -> list[Interval]:
-    """Return (start, end) of gloo's collectives in a trace, from the call to the end, in microseconds on its clock."""
+    """Return (start, end) of each gloo collective in a trace, in microseconds on the clock of the trace."""
     collectives = []
     for event in events:
         if event.get("ph") == "X" and event["name"].startswith("gloo:"):
@@ -71,16 +71,16 @@ def find_collectives(events: Iterable[Mapping[str, Any]]) -> list[Interval]:
     return collectives
 
 
-def add_threads(
+def add_thread_phases(
     trace: Mapping[str, Any], spans: Iterable[Span], main_thread: int, clock_offset: float
 ) -> dict[str, Any]:
-    """Return a trace with the phases of the other threads, which torch's profiler does not record.
+    """Return a copy of a trace with the phases of further threads, because torch's profiler does not record them.
 
     Args:
         trace: the Chrome trace of this process.
         spans: phases of all threads.
-        main_thread: id of the thread whose phases are in the trace already.
-        clock_offset: microseconds to add to `time.perf_counter` in microseconds for the clock of the trace.
+        main_thread: id of the thread whose phases the trace already contains.
+        clock_offset: clock of the trace minus `time.perf_counter`, in microseconds.
     """
     events = list(trace["traceEvents"])
     process = next(event["pid"] for event in events if event.get("cat") == "user_annotation")
@@ -107,7 +107,7 @@ def add_threads(
 
 
 def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
-    """Write a compressed Chrome trace, which Perfetto opens.
+    """Write a Chrome trace as a gzip file, which Perfetto can open.
 
     Raises:
         CreditError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""Decorator for loops that numba compiles, with the options that all of them share."""
+"""Decorator for loops that numba compiles, with the same options for all loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba import njit
 
 logger = logging.getLogger(__name__)
 
-# Sums may be reordered for the processor's vectors. The flags that assume finite values are left out on purpose.
+# The compiler may reorder sums to use vector instructions. Flags that assume finite values are deliberately not set.
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
 
 
@@ -25,7 +25,7 @@ def compiled(function: Callable) -> Callable:
     try:
         kernel = njit(cache=True, **OPTIONS)(function)
     except RuntimeError:
-        # Neither the package's folder nor the home folder can be written.
+        # Neither the folder of the package nor the home folder is writable, so there is no cache.
         kernel = njit(**OPTIONS)(function)
 
     @functools.wraps(function)
@@ -33,7 +33,7 @@ def compiled(function: Callable) -> Callable:
         try:
             kernel(*arguments)
         except OSError as error:
-            # The disk is full, but the code was compiled in memory before it could not be saved.
+            # The compiled code cannot be saved, because the disk is full, but it is available in memory.
             logger.debug("%s: compiled for this process only (%s)", function.__name__, error)
             kernel(*arguments)
 

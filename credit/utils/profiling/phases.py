@@ -1,8 +1,8 @@
 """Marks of the phases of a training step, such as forward and optimizer, for `credit train --profile`.
 
-The code of a step marks its phases with `phase` and `in_phase`, and its begin with `begin_step`. Unless a recorder is
-in use these marks do nothing, at a cost of a fraction of a microsecond each. Phases may be nested: the time of an inner
-phase does not count for the outer one.
+The code of a training step marks its phases with `phase` and `in_phase`, and its start with `begin_step`. Without a
+recorder, each mark does nothing and takes a fraction of a microsecond. Phases may be nested; the time of an inner phase
+is not included in the outer phase.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ class Phase(StrEnum):
 
 
 class Recorder(Protocol):
-    """Receiver of the marks."""
+    """Interface of an object that records the phases of training steps."""
 
     def span(self, name: Phase) -> AbstractContextManager[object]:
-        """Return a context that records a phase in the thread that enters it."""
+        """Return a context manager that records a phase in the thread that enters it."""
 
     def begin_step(self, step: int) -> None:
-        """Record that optimizer step `step` (from 0) begins, in the main thread and outside of any phase."""
+        """Record the start of optimizer step `step` (from 0); called in the main thread, outside of any phase."""
 
 
 _recorder: Recorder | None = None
-# One object for all calls without a recorder, because building one would cost more than entering it.
+# Context manager for all calls without a recorder; it is shared, because building it takes longer than entering it.
 _NO_PHASE = nullcontext()
 
 
 def phase(name: Phase) -> AbstractContextManager[object]:
-    """Return a context whose block is a phase of the training step."""
+    """Return a context manager that marks its ``with`` block as a phase of the training step."""
     if _recorder is None:
         return _NO_PHASE
     return _recorder.span(name)
 
 
 def in_phase(name: Phase) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of functions whose calls are a phase of the training step."""
+    """Return a decorator that marks each call of the decorated function as a phase of the training step."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -71,14 +71,14 @@ def in_phase(name: Phase) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def begin_step(step: int) -> None:
-    """Mark the begin of optimizer step `step` (from 0), which ends when the next one begins."""
+    """Mark the start of optimizer step `step` (from 0); a step ends when the next step starts."""
     if _recorder is not None:
         _recorder.begin_step(step)
 
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Context in which `recorder` receives the marks of all threads."""
+    """Context manager in which `recorder` records the phases of all threads."""
     global _recorder
     previous_recorder = _recorder
     _recorder = recorder

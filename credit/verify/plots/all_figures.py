@@ -27,7 +27,7 @@ def draw_all_figures(
     Args:
         verification: the scores and the example forecast.
         reader: reader of the truth.
-        log: training log of the run; None leaves out the figure of the loss.
+        log: training log of the run; None to omit the figure of the loss.
         folder: folder for the figures; it must exist.
 
     Returns:
@@ -40,32 +40,32 @@ def draw_all_figures(
     channels = verification.figure_channels
     lead_hours = [lead / 60 for lead in verification.figure_leads]
 
-    # Scores by lead time.
     caption = (
         "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of blocks "
-        f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has none."
+        f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has no interval."
     )
     path = style.save_figure(folder / "skill.png", scores.plot_skill, table, channels)
     figures = [(caption, path)]
     if "crps" in table.dataset:
         caption = (
-            "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
-            "over the error of the mean, corrected for the number of members: below 1 the ensemble is overconfident."
+            "Top: continuous ranked probability score by lead time; for single forecasts, the mean absolute error. "
+            "Bottom: spread divided by the error of the ensemble mean, corrected for the number of members; below 1, "
+            "the ensemble is overconfident."
         )
         path = style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels)
         figures.append((caption, path))
-    # There may be ranks of another forecast only, if the model is a single forecast.
+    # If the model is a single forecast, the table may contain ranks of other forecasts, but not of the model.
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
         figures += _draw_calibration(table, channels, lead_hours, folder)
 
-    # Comparison with other forecasts, the example, spectra and training.
     figures += scores.draw_scorecards(table, folder)
     figures += draw_example(verification, reader, folder)
     if verification.spectra:
         caption = (
-            f"Power by total wavenumber, up to {int(table.dataset['wavenumber'][-1])}, the largest that the grids of "
-            "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
-            "ratio below 1: the forecast is too smooth."
+            "Top: power by total wavenumber. Below: this power divided by the power of the truth; a ratio below 1 "
+            f"means that the forecast is too smooth. Wavenumber {int(table.dataset['wavenumber'][-1])} is the largest "
+            "that the grids of the scores, of the truth and of all forecasts resolve. For an ensemble, the first "
+            "member is shown."
         )
         path = style.save_figure(folder / "spectra.png", spectra.plot_spectra, table, channels)
         figures.append((caption, path))
@@ -83,22 +83,23 @@ def _draw_calibration(
     Args:
         table: the scores.
         channels: names of the channels of the rank histograms.
-        lead_hours: lead times in hours, one line each.
+        lead_hours: lead times in hours; each lead time is one line.
         folder: folder for the figures; it must exist.
 
     Returns:
         (caption, path) of each figure.
     """
-    caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
+    caption = "Rank of the truth among the members. A U shape means too little spread; a slope means a bias."
     path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
     figures = [(caption, path)]
     if table.events:
         caption = (
-            "Observed frequency of an event by forecast probability, and how often each probability was forecast. "
-            "On the diagonal the probabilities are reliable; a flatter curve is overconfident. A consistent "
-            "ensemble of few members is a little flatter. Bars: 95 % intervals of the observed frequency, by "
-            f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has "
-            "none, nor has a probability that was forecast on few days."
+            "Top: observed frequency of an event by forecast probability. Bottom: frequency with which each "
+            "probability was forecast. Probabilities on the diagonal are reliable; a flatter curve means "
+            "overconfidence. The curve of a consistent ensemble with few members is slightly flatter than the "
+            "diagonal. Bars: 95 % intervals of the observed frequency, by resampling of blocks of days. A lead time "
+            f"with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has no interval, and a probability that was forecast "
+            "on few days has no interval."
         )
         path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
         figures.append((caption, path))

@@ -1,4 +1,4 @@
-"""Animated GIF files that show truth and forecast side by side at successive lead times.
+"""Animated GIF files that show truth and forecast next to each other at successive lead times.
 
 Shapes: H x W cells of the grid of the frames.
 """
@@ -21,20 +21,20 @@ from credit.drawing.maps import (
     MISSING_COLOR,
     WIDE_COLORBAR,
     MapBackground,
+    compute_robust_range,
     create_map_axes,
     draw_map,
-    robust_range,
 )
-from credit.drawing.style import STYLE, add_title, display_units, new_figure
+from credit.drawing.style import STYLE, add_title, create_figure, find_display_units
 from credit.utils.atomic import atomic_write
 
-# Pixels per inch.
+# Pixels per inch of the frames.
 _DPI = 110
-# Duration of a frame. The last one stays longer, so that the viewer sees where the animation ends.
+# Duration of a frame. The last frame is shown longer, so that the viewer notices the end of the animation.
 _FRAME_MILLISECONDS = 250
 _LAST_FRAME_MILLISECONDS = 1500
-# Numbers of colours for the field, and of greys for lines and letters. With one colour for missing cells they make 128
-# colours, which need only 7 bits a pixel.
+# Numbers of colours for the field, and of greys for lines and letters. With one colour for missing cells, there are 128
+# colours, which need only 7 bits per pixel.
 _FIELD_COLORS = 96
 _GREYS = 31
 
@@ -43,7 +43,9 @@ def write_animation(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
     initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Path:  # fmt: skip
-    """Write an animated GIF with one frame for each lead time, all in the same colour scale, and return its path.
+    """Write an animated GIF with a frame for each lead time, and return its path.
+
+    All frames have the same colour scale.
 
     Args:
         path: path of the file.
@@ -62,7 +64,7 @@ def write_animation(
         first_image, *other_images = _draw_frames(
             channel, units, frames, forecast_name, initial_time, calendar, background
         )
-    # The last frame stays longer before the animation starts again.
+    # The last frame is shown longer before the animation starts again.
     durations = [_FRAME_MILLISECONDS] * len(other_images) + [_LAST_FRAME_MILLISECONDS]
 
     def save(temporary: Path) -> None:
@@ -87,14 +89,14 @@ def _draw_frames(
 
     All frames have the same palette, so that the colour of a value does not change from frame to frame.
     """
-    # One colour scale for all frames, in the units of figures.
-    factor, units = display_units(units)
+    # The colour scale of all frames is in the units of figures.
+    factor, units = find_display_units(units)
     scaled_frames = {}
     for lead, fields in frames.items():
         scaled_frames[lead] = [factor * field for field in fields]
-    low, high = robust_range(list(itertools.chain.from_iterable(scaled_frames.values())))
+    low, high = compute_robust_range(list(itertools.chain.from_iterable(scaled_frames.values())))
     # The maps are drawn once; only their values and titles change from frame to frame.
-    figure = new_figure(8.6, 3.4)
+    figure = create_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = create_map_axes(figure, 1, 2)[0]
@@ -110,7 +112,7 @@ def _draw_frames(
             mesh.set_array(field[:, background.column_order])
         canvas.draw()
         if number == 0:
-            # Later titles of another length must not move the maps.
+            # Later titles of a different length must not move the maps.
             figure.set_layout_engine("none")
         yield _quantize(np.asarray(canvas.buffer_rgba())[..., :3], palette)
 
@@ -118,13 +120,13 @@ def _draw_frames(
 def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
     """Return a palette image in which each pixel has the nearest colour of the palette.
 
-    Distances are computed once for each different colour of the pixels, of which there are few.
+    The pixels have few different colours, so distances are computed once for each different colour.
 
     Args:
         pixels: (height, width, 3) uint8 red, green and blue.
         palette: (128, 3) uint8 red, green and blue.
     """
-    # Each colour becomes one number (red, green and blue in 8 bits each), so that equal colours are found quickly.
+    # Each colour is converted to one number (8 bits each for red, green and blue), to find equal colours fast.
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
     unique_codes, inverse = np.unique(codes, return_inverse=True)
     red = unique_codes >> 16
@@ -140,7 +142,7 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
 
 
 def _build_palette() -> np.ndarray:
-    """Return the 128 colours of the animation, (128, 3) uint8: for the field, then greys, then for missing cells."""
+    """Return the 128 colours of the animation, (128, 3) uint8: field colours, greys, then the missing-cell colour."""
     field = colormaps[FIELD_COLORMAP](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
     missing = [to_rgb(MISSING_COLOR)]

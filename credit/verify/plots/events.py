@@ -9,24 +9,24 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from credit.drawing.style import MIN_WIDTH, add_legend, add_title, new_figure
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, create_figure
 from credit.verify.scores.reliability import OBSERVED_FREQUENCY, POINT_NAMES
 from credit.verify.significance.bootstrap import interval_names
 from credit.verify.table.table import ScoreTable
 
 
 def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
-    """Return the figure of the model's global reliability diagrams.
+    """Return a figure of the model's global reliability diagrams.
 
-    The upper panels show the observed frequency of the event by forecast probability, with bars for its 95 % intervals.
-    The lower panels show how often each probability was forecast. There is a column for each event and a line for each
-    lead time.
+    The upper panels show the observed frequency of the event by forecast probability; bars are its 95 % intervals. The
+    lower panels show the frequency with which each probability was forecast. The figure has a column for each event and
+    a line for each lead time.
 
     Args:
         table: the scores.
         leads: lead times in hours.
     """
-    figure = new_figure(max(3.1 * len(table.events) + 0.6, MIN_WIDTH), 4.9)
+    figure = create_figure(max(3.1 * len(table.events) + 0.6, MIN_WIDTH), 4.9)
     axes = figure.subplots(2, len(table.events), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
     # The lightest colours of the map are hard to see on white.
     colors = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
@@ -37,7 +37,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         event_data = data.sel(event=event)
         for lead, color in zip(leads, colors, strict=True):
             lead_data = event_data.sel(lead=lead)
-            # Points that were never forecast are NaN and not drawn.
+            # Points whose probabilities were never forecast are NaN and are not plotted.
             probability, frequency, observed = (lead_data[name].values for name in POINT_NAMES)
             low, high = (lead_data[name].values for name in interval_names([OBSERVED_FREQUENCY]))
             diagram_axis.plot(
@@ -58,7 +58,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             ha="center",
             va="bottom",
         )
-        # A margin, so that points at 0 and 1 are not cut off.
+        # The margin prevents that points at 0 and 1 are cut off.
         diagram_axis.set_xlim(-0.03, 1.03)
         diagram_axis.set_ylim(-0.03, 1.03)
         frequency_axis.set_ylim(0, 1.03)
@@ -74,9 +74,9 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
 
 
 def _compute_base_rate(event_data: xr.Dataset, leads: Sequence[float]) -> float:
-    """Return the base rate of an event (its frequency regardless of the forecast), as the mean over lead times.
+    """Return the base rate of an event (its frequency regardless of the forecast), averaged over lead times.
 
-    The frequency hardly depends on the lead time, so one line in a diagram stands for all.
+    The base rate hardly depends on the lead time, so a diagram shows one line for all lead times.
 
     Args:
         event_data: points of the reliability diagrams of the event, by lead time.
@@ -84,6 +84,6 @@ def _compute_base_rate(event_data: xr.Dataset, leads: Sequence[float]) -> float:
     """
     data = event_data.sel(lead=list(leads))
     _, frequency, observed = (data[name] for name in POINT_NAMES)
-    # A lead time without scores has NaN at all points, and is left out of the mean.
+    # A lead time without scores has NaN at all points and is left out of the mean.
     rates = (frequency * observed).sum("point", min_count=1)
     return float(rates.mean("lead"))

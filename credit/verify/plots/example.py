@@ -1,4 +1,4 @@
-"""Figures of the example, the one case of which whole fields are shown: maps, Hovmoeller diagrams, animations."""
+"""Figures of the example case, whose fields are shown: maps, Hovmoeller diagrams and animations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.verify.scorer import Verification
 
-# A diagram over time needs at least two times.
+# Smallest number of lead times in a diagram over time.
 _MIN_LEADS = 2
 
 
 def draw_example(verification: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
-    """Draw the figures of the example into a folder.
+    """Draw the maps, Hovmoeller diagrams and animations of the example case into a folder.
 
     Args:
         verification: result of the verification, with the fields of the example.
-        reader: reader of the data, for the coastline.
-        folder: folder for the figures, which must exist.
+        reader: reader of the data, which contain the land fraction for the coastline.
+        folder: folder for the figures; it must exist.
 
     Returns:
         (caption, path) of each figure.
@@ -37,12 +37,12 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     Raises:
         CreditError: if a figure cannot be written.
     """
-    # Figures show the mean of an ensemble, not its members.
+    # For an ensemble, the figures show the ensemble mean.
     forecast_name = verification.table.display_name("model")
     if verification.evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
     background = MapBackground.build(reader, verification.grid)
-    # Animations have their own grid, which may be coarser.
+    # The grid of animations may be coarser than the grid of the scores.
     frame_background = MapBackground.build(reader, verification.evolution.frame_grid)
     return [
         *_draw_maps(verification, reader.calendar, background, forecast_name, folder),
@@ -54,7 +54,7 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
 def _draw_maps(
     verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Draw a figure with maps of the example for each figure channel; return (caption, path) of each."""
+    """Draw a figure with maps of the example for each figure channel; return (caption, path) of each figure."""
     figures = []
     for name in verification.figure_channels:
         fields = _channel_fields_by_lead(verification.maps, name)
@@ -63,8 +63,8 @@ def _draw_maps(
             calendar, background, forecast_name,
         )  # fmt: skip
         caption = (
-            f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time. Each error has its own "
-            "scale."
+            f"{name}: truth, forecast, error and, for an ensemble, spread of one initial time. Each error has a "
+            "separate colour scale."
         )
         figures.append((caption, path))
     return figures
@@ -73,13 +73,12 @@ def _draw_maps(
 def _draw_time_diagrams(
     verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Draw Hovmoeller diagrams by longitude and by latitude for each figure channel; return (caption, path) of each."""
+    """Draw longitude-time and latitude-time diagrams for each figure channel; return (caption, path) of each."""
     evolution = verification.evolution
     south, north = evolution.band
     figures = []
     for name in verification.figure_channels:
         units = verification.table.units(name)
-        # One diagram has longitude and time, the other time and latitude.
         band_means = _channel_fields_by_lead(evolution.band_means, name)
         if _can_be_drawn(band_means):
             path = save_figure(
@@ -88,7 +87,8 @@ def _draw_time_diagrams(
             )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
-                "Moving waves are slanted; where forecast and truth have the same slant, their speed is right."
+                "Moving waves appear as slanted lines; if the lines of forecast and truth have the same slope, the "
+                "speed of the waves is correct."
             )
             figures.append((caption, path))
         zonal_means = _channel_fields_by_lead(evolution.zonal_means, name)
@@ -98,8 +98,8 @@ def _draw_time_diagrams(
                 verification.example, calendar, verification.grid,
             )  # fmt: skip
             caption = (
-                f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
-                "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
+                f"{name}: zonal mean of the same forecast by lead time and latitude. An error that grows steadily "
+                "with lead time is a drift at these latitudes; waves cancel in a zonal mean."
             )
             figures.append((caption, path))
     return figures
@@ -111,7 +111,7 @@ def _draw_animations(
     """Write an animation of the example for each animated channel; return (caption, path) of each."""
     all_frames = verification.evolution.animation_frames
     figures = []
-    # Each animated channel once, in the order of the frames.
+    # Each animated channel appears once, in the order of the frames.
     animated_channels = dict.fromkeys(channel for channel, _ in all_frames)
     for name in animated_channels:
         frames = _channel_fields_by_lead(all_frames, name)
@@ -119,12 +119,12 @@ def _draw_animations(
             folder / f"animation_{name}.gif", name, verification.table.units(name), frames, forecast_name,
             verification.example, calendar, background,
         )  # fmt: skip
-        figures.append((f"{name}: the same forecast and its truth from lead time to lead time.", path))
+        figures.append((f"{name}: the same forecast and the truth at successive lead times.", path))
     return figures
 
 
 def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
-    """Return True if a diagram over time can be drawn: at least two lead times, and a value that is not NaN.
+    """Return True if fields have at least two lead times and a value that is not NaN, as a diagram over time needs.
 
     Args:
         fields: lead time in minutes -> (truth, forecast).

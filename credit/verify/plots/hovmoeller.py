@@ -1,7 +1,7 @@
 """Hovmoeller diagrams of truth, forecast and error.
 
-One kind shows the mean over a latitude band by longitude and time, in which moving waves appear as slanted stripes. The
-other kind shows the zonal mean by time and latitude.
+A longitude-time diagram shows the mean over a latitude band; moving waves appear as slanted stripes. A latitude-time
+diagram shows the zonal mean.
 
 Shapes: L lead times, H rows and W columns of the grid.
 """
@@ -23,12 +23,12 @@ from credit.drawing.maps import (
     WIDE_COLORBAR,
     MapBackground,
     add_narrow_colorbar,
+    compute_robust_range,
+    compute_symmetric_limit,
     format_latitude_axis,
     format_longitude_axis,
-    robust_range,
-    symmetric_limit,
 )
-from credit.drawing.style import add_title, display_units, new_figure
+from credit.drawing.style import add_title, create_figure, find_display_units
 from credit.grid import LatLonGrid
 from credit.verify.plots.scores import choose_lead_unit
 
@@ -37,7 +37,9 @@ def plot_hovmoeller(
     channel: str, units: str, band_means: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
     forecast_name: str, initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Figure:  # fmt: skip
-    """Return the figure of the latitude-band mean of truth, forecast and error by longitude; time runs downwards.
+    """Return a figure of the latitude-band mean of truth, forecast and error by longitude (x) and lead time (y).
+
+    Lead time increases downwards.
 
     Args:
         channel: name of the channel.
@@ -47,21 +49,21 @@ def plot_hovmoeller(
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        background: grid of the W columns, and the order in which maps show them.
+        background: grid of the W columns, and the order of the columns in maps.
     """
     lead_edges, unit = _compute_lead_edges(band_means)
     south, north = band
     band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
     start = calendar.format(initial_time).replace("T", " ")
     title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
-    # (2, time, longitude), with the columns in the order of `background.edges`.
+    # The values are (2, time, longitude), with the columns in the order of `background.edges`.
     values = _stack_truth_and_forecast(band_means)[..., background.column_order]
     figure, axes = _draw_panels(channel, units, background.edges, lead_edges, values, title)
     for axis in axes:
         format_longitude_axis(axis, background)
         axis.set_xlabel("Longitude")
     axes[0].set_ylabel(f"Lead time ({unit})")
-    # The panels share their axes, so this turns all of them.
+    # The panels share their axes, so this call inverts the axes of all panels.
     axes[0].invert_yaxis()
     return figure
 
@@ -70,7 +72,7 @@ def plot_latitude_time(
     channel: str, units: str, zonal_means: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
-    """Return the figure of the zonal mean of truth, forecast and error by latitude; time runs to the right.
+    """Return a figure of the zonal mean of truth, forecast and error by lead time (x) and latitude (y).
 
     Args:
         channel: name of the channel.
@@ -84,7 +86,7 @@ def plot_latitude_time(
     lead_edges, unit = _compute_lead_edges(zonal_means)
     start = calendar.format(initial_time).replace("T", " ")
     title = f"{channel}, zonal mean: {forecast_name} from {start} UTC"
-    # (2, latitude, time), because time is on the horizontal axis here.
+    # The values are (2, latitude, time), because time is on the horizontal axis.
     values = _stack_truth_and_forecast(zonal_means).swapaxes(1, 2)
     figure, axes = _draw_panels(channel, units, lead_edges, grid.lat_bounds, values, title)
     for axis in axes:
@@ -95,7 +97,7 @@ def plot_latitude_time(
 
 
 def _format_latitude(value: float) -> str:
-    """Return a latitude in degrees north as text, for example 30°S for -30."""
+    """Return a latitude in degrees north as a string, for example 30°S for -30."""
     if value == 0:
         return "0°"
     side = "S" if value < 0 else "N"
@@ -111,7 +113,7 @@ def _compute_lead_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.n
     Returns:
         (L + 1,) edges in hours or days, and the name of the unit, "hours" or "days".
     """
-    # Convert minutes to hours, then hours to the unit of the figure.
+    # Minutes are converted to hours, then to the unit of the figure.
     unit, unit_hours = choose_lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / unit_hours), unit
 
@@ -119,11 +121,11 @@ def _compute_lead_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.n
 def time_edges(times: np.ndarray) -> np.ndarray:
     """Return the edges, (L + 1,), of intervals around L increasing times, L >= 2.
 
-    Inner edges lie half way between two times. The outer edges are such that the first and the last time lie in the
-    middle of their intervals.
+    Inner edges are half-way between two times. The outer edges are chosen so that the first and the last time are in
+    the middle of their intervals.
     """
     middles = (times[:-1] + times[1:]) / 2
-    # The outer edges mirror the first and the last inner edge at the outer times.
+    # An outer edge has the same distance from the outer time as the nearest inner edge.
     first_edge = 2 * times[0] - middles[0]
     last_edge = 2 * times[-1] - middles[-1]
     return np.concatenate([[first_edge], middles, [last_edge]])
@@ -143,7 +145,7 @@ def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.n
 def _draw_panels(
     channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, title: str
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Draw three panels side by side: truth and forecast in the same colour scale, and the error in its own.
+    """Draw three panels next to each other: truth and forecast with one colour scale, and the error with another.
 
     Args:
         channel: name of the channel.
@@ -156,13 +158,13 @@ def _draw_panels(
     Returns:
         The figure and its three axes.
     """
-    # Truth and forecast share a colour scale; that of the error is symmetric about 0.
-    factor, units = display_units(units)
+    # Truth and forecast share a colour scale; the colour scale of the error is symmetric about 0.
+    factor, units = find_display_units(units)
     truth, forecast = factor * values
     error = forecast - truth
-    low, high = robust_range([truth, forecast])
-    error_limit = symmetric_limit([error])
-    figure = new_figure(11.0, 4.4)
+    low, high = compute_robust_range([truth, forecast])
+    error_limit = compute_symmetric_limit([error])
+    figure = create_figure(11.0, 4.4)
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     meshes = []
     panels = [
@@ -175,7 +177,7 @@ def _draw_panels(
         meshes.append(axis.pcolormesh(x_edges, y_edges, field, cmap=colors, vmin=smallest, vmax=largest))
         axis.grid(False)
         axis.set_title(panel_title)
-    # One colour bar belongs to truth and forecast, the other to the error.
+    # Truth and forecast share one colour bar; the error has a second colour bar.
     figure.colorbar(meshes[0], ax=axes[:2], label=f"{channel} ({units})", **WIDE_COLORBAR)
     add_narrow_colorbar(figure, meshes[2], axes[2], f"forecast minus truth ({units})")
     add_title(figure, title)

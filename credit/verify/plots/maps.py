@@ -1,6 +1,6 @@
-"""Maps of one case of a verification: truth, forecast, error and spread; map and histogram of a channel.
+"""Maps of one case of a verification (truth, forecast, error and spread), and map and histogram of a channel.
 
-Shapes: H x W cells of the grid of the maps; rows run from north to south, columns eastward.
+Shapes: H x W cells of the grid of the maps; rows are ordered from north to south, columns from west to east.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from credit.drawing.maps import (
     FIELD_COLORMAP,
     SPREAD_COLORMAP,
     MapBackground,
+    compute_robust_range,
+    compute_symmetric_limit,
     create_map_axes,
     draw_map,
-    robust_range,
-    symmetric_limit,
 )
-from credit.drawing.style import add_title, display_units, new_figure
+from credit.drawing.style import add_title, create_figure, find_display_units
 
-# The spread is drawn in the colour scale of the error unless it is smaller than this fraction of the error.
+# The spread has the colour scale of the error unless the spread is smaller than this fraction of the error.
 _COMMON_SCALE = 1 / 3
 
 
@@ -34,32 +34,32 @@ def plot_maps(
     channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial_time: int, calendar: Calendar,
     background: MapBackground, forecast_name: str = "Forecast",
 ) -> Figure:  # fmt: skip
-    """Return the figure with maps of truth, forecast, error and, if it is given, spread of one case.
+    """Return a figure with maps of truth, forecast, error and, for an ensemble, spread of one case.
 
-    There is a row for each lead time. Truth and forecast share one colour scale. Each error has its own, because errors
-    of the first day would be invisible in the scale of later ones.
+    The figure has a row for each lead time. Truth and forecast share one colour scale. Each error has a separate colour
+    scale, because errors of the first day would be invisible in the colour scale of later errors.
 
     Args:
         channel: name of the channel.
-        units: units of the fields, which `credit.drawing.style.display_units` converts to those of the figure.
+        units: units of the fields; `credit.drawing.style.find_display_units` converts them for the figure.
         fields: lead time in minutes -> (truth, forecast) or (truth, ensemble mean, spread), each (H, W).
         initial_time: initial time in minutes.
         calendar: calendar of the times.
         background: grid and coastline.
         forecast_name: name of the forecast for the title.
     """
-    # Truth and forecast have one colour scale, in the units of figures.
-    factor, units = display_units(units)
+    # The common colour scale of truth and forecast is in the units of figures.
+    factor, units = find_display_units(units)
     scaled_fields = {}
     truths_and_forecasts = []
     for lead, lead_fields in fields.items():
         scaled_fields[lead] = [factor * field for field in lead_fields]
         truths_and_forecasts += scaled_fields[lead][:2]
-    low, high = robust_range(truths_and_forecasts)
+    low, high = compute_robust_range(truths_and_forecasts)
     columns = 1 + len(next(iter(fields.values())))
     has_spread = columns == 4
-    # Maps are twice as wide as high; each error and spread has a colour bar beside it.
-    figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
+    # Maps are twice as wide as high; each error and each spread has a colour bar at its right side.
+    figure = create_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = create_map_axes(figure, len(fields), columns)
     forecast_kind = "Ensemble mean" if has_spread else "Forecast"
     area = background.grid.area_weights()
@@ -70,7 +70,7 @@ def plot_maps(
         axes[row, 0].set_title(f"Truth, {calendar.format(initial_time + lead).replace('T', ' ')} UTC")
         axes[row, 1].set_title(f"{forecast_kind} at {lead / 60:g} h")
         error = forecast - truth
-        error_limit = symmetric_limit([error])
+        error_limit = compute_symmetric_limit([error])
         error_mesh = draw_map(axes[row, 2], error, background, ERROR_COLORMAP, -error_limit, error_limit)
         axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(error, area):.3g} {units}")
         _add_side_colorbar(figure, error_mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
@@ -85,19 +85,19 @@ def plot_maps(
 def _draw_spread(
     figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: MapBackground, units: str
 ) -> None:
-    """Draw a map of the spread (standard deviation) of an ensemble in the colour scale of its error.
+    """Draw a map of the spread (standard deviation) of an ensemble in the colour scale of the error.
 
-    A spread far below the error would be invisible in the colour scale of the error, so it gets its own scale.
+    A spread far below the error would be invisible in the colour scale of the error, so it has a separate scale.
 
     Args:
-        figure: the figure.
-        axis: axis from `create_map_axes`.
+        figure: figure of the map.
+        axis: axes of the map, from `create_map_axes`.
         spread: (H, W) spread in the units of the figure.
         error_limit: largest value of the colour scale of the error, in the same units.
         background: grid and coastline.
-        units: units of the figure as text.
+        units: units of the figure.
     """
-    spread_limit = symmetric_limit([spread])
+    spread_limit = compute_symmetric_limit([spread])
     color_limit = error_limit
     scale = ""
     if spread_limit < _COMMON_SCALE * error_limit:
@@ -112,7 +112,7 @@ def _add_side_colorbar(
     figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both"
 ) -> None:
     """Draw a colour bar to the right of one map, or of a two-dimensional array of maps."""
-    # The bar is as thick beside several rows as beside one.
+    # The aspect keeps the thickness of the bar equal for one row and for several rows.
     aspect = 15
     if isinstance(axes, np.ndarray):
         aspect *= len(axes)
@@ -122,27 +122,27 @@ def _add_side_colorbar(
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
-    """Return the area-weighted root mean square of the finite values of a field; field and area are (H, W)."""
+    """Return the area-weighted root mean square of the finite values of a field (H, W) with cell areas (H, W)."""
     is_valid = np.isfinite(field)
     return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
 
 def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: MapBackground, units: str) -> Figure:
-    """Return the figure with a map of a field and a histogram of values; the axis of the counts is logarithmic.
+    """Return a figure with a map of a field and a histogram of values; the axis of the counts is logarithmic.
 
     Args:
-        field: (H, W) field of a channel; NaN is missing.
+        field: (H, W) field of a channel; missing cells are NaN.
         values: values of the same channel for the histogram, of any shape; NaN is left out.
         background: grid and coastline.
-        units: units of field and values, which `credit.drawing.style.display_units` converts for the figure.
+        units: units of field and values; `credit.drawing.style.find_display_units` converts them for the figure.
     """
-    factor, units = display_units(units)
+    factor, units = find_display_units(units)
     field = factor * field
     values = factor * values
     # The map is on the left, the histogram on the right.
-    figure = new_figure(9.6, 2.9)
+    figure = create_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
-    mesh = draw_map(left, field, background, FIELD_COLORMAP, *robust_range([field]))
+    mesh = draw_map(left, field, background, FIELD_COLORMAP, *compute_robust_range([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
     right.hist(values[np.isfinite(values)].ravel(), bins=60, color="#0072B2", log=True)
     right.set_xlabel(units)

@@ -1,4 +1,4 @@
-"""Preview figures of a run that is still training: RMSE by lead time, and maps of one forecast.
+"""Preview figures of an active training run: RMSE by lead time, and maps of one forecast.
 
 A preview scores a few forecasts with the weights at one optimizer step.
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
 from credit.drawing.maps import MapBackground
-from credit.drawing.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
+from credit.drawing.style import MIN_WIDTH, add_legend, add_title, create_figure, format_units, save_figure
 from credit.verify.plots.maps import plot_maps
 from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
 
@@ -24,8 +24,8 @@ from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
 Scores = Mapping[str, float | None]
 # Largest number of earlier previews in a figure; more curves could not be distinguished.
 _MAX_EARLIER = 6
-# The RMSE axis ends between these multiples of the largest RMSE of persistence. Otherwise the errors of an untrained
-# network would flatten all other curves.
+# The end of the RMSE axis is between these multiples of the largest RMSE of persistence, so that the large errors of an
+# untrained network do not flatten all other curves.
 _MIN_AXIS_FACTOR = 1.3
 _MAX_AXIS_FACTOR = 2.5
 
@@ -39,7 +39,7 @@ def draw_preview(
     Figures of an earlier preview are replaced.
 
     Args:
-        folder: folder of the run.
+        folder: run folder.
         reader: reader of the data of the run.
         history: optimizer step -> scores of the preview at this step. The scores are a dict from names such as
             ``rmse/z500/24h`` and ``persistence/z500/24h`` to values. The current preview has the largest step.
@@ -61,7 +61,7 @@ def draw_preview(
     background = MapBackground.build(reader)
     forecast_name = f"forecast at step {max(history)}"
     for name, (truth, forecast) in fields.items():
-        # The forecast of an untrained network may become unstable.
+        # The forecast of an untrained network may be unstable, so values that are not finite are set to NaN.
         forecast = np.where(np.isfinite(forecast), forecast, np.nan)
         if not np.isfinite(forecast).any():
             continue
@@ -75,26 +75,26 @@ def draw_preview(
 
 
 def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_cases: int) -> Figure:
-    """Return the figure of RMSE by lead time, with a panel for each channel.
+    """Return a figure of the RMSE of previews by lead time, with a panel for each channel.
 
-    The latest preview is bold, earlier ones are paler, persistence is dashed.
+    The curve of the latest preview is bold, the curves of earlier previews are paler, and persistence is dashed.
 
     Args:
         history: optimizer step -> scores of the preview at this step, see `draw_preview`.
-        units: channel name -> units, for the channels to draw.
+        units: channel name -> units, for the plotted channels.
         num_cases: number of forecasts that a preview scores.
     """
-    # Of many earlier previews some are drawn, evenly spread.
+    # If there are many earlier previews, only some of them are plotted, at equal intervals.
     *earlier_steps, latest_step = sorted(history)
     if len(earlier_steps) > _MAX_EARLIER:
         selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
         earlier_steps = [earlier_steps[index] for index in selected]
-    # The names of the scores end with the lead time, as in rmse/z500/24h.
+    # The name of a score ends with the lead time, as in rmse/z500/24h.
     lead_names = [key.rpartition("/")[2] for key in history[latest_step]]
     longest = max(float(lead_name.removesuffix("h")) for lead_name in lead_names)
     time_unit, hours = choose_lead_unit(longest)
     colors = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier_steps)))
-    figure = new_figure(max(2.9 * len(units) + 0.6, MIN_WIDTH), 3.4)
+    figure = create_figure(max(2.9 * len(units) + 0.6, MIN_WIDTH), 3.4)
     axes = figure.subplots(1, len(units), sharex=True, squeeze=False)[0]
     for axis, (channel, unit) in zip(axes, units.items(), strict=True):
         _, persistence = _select_curve(history[latest_step], "persistence", channel, hours)
@@ -106,7 +106,7 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
         style = {"color": "#08306B", "linewidth": 2.4, "marker": "o", "markersize": 3.5, "zorder": 5}
         axis.plot(leads, rmse, label=f"Step {latest_step}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
-        # Errors of an early preview must not flatten the latest curve.
+        # The large errors of an early preview must not flatten the latest curve.
         if largest_persistence > 0:
             latest_top = min(1.05 * np.nanmax(rmse, initial=0.0), _MAX_AXIS_FACTOR * largest_persistence)
             all_top = min(1.05 * axis.dataLim.y1, _MIN_AXIS_FACTOR * largest_persistence)
@@ -134,14 +134,14 @@ def _select_curve(scores: Scores, name: str, channel: str, hours: float) -> tupl
         hours: length in hours of the unit of the returned lead times: 1 for hours, 24 for days.
 
     Returns:
-        (L,) lead times in this unit, increasing, and (L,) values, NaN where they are not finite. Both are empty if the
-        channel has no such score.
+        (L,) lead times in this unit, increasing, and (L,) values, NaN where a value is not finite. Both arrays are
+        empty if the channel does not have the score.
     """
     value_by_hour = {}
     for key, value in scores.items():
         score, score_channel, lead = key.split("/")
         if score == name and score_channel == channel:
-            # Scores are logged as JSON, which has no NaN.
+            # Scores are logged as JSON, which has no NaN, so a missing score is None.
             if value is None:
                 value = np.nan
             value_by_hour[float(lead.removesuffix("h"))] = value

@@ -22,8 +22,8 @@ from credit.drawing.style import (
     MIN_WIDTH,
     add_legend,
     add_title,
+    create_figure,
     format_units,
-    new_figure,
     save_figure,
     wrap_text,
 )
@@ -38,16 +38,17 @@ _STYLES = {
 }
 _OTHER_COLORS = ("#009E73", "#CC79A7", "#56B4E9")
 _OTHER_LINES = ("-", "--", ":")
-# Thinner than the model and drawn above it, so that both curves stay visible if the two runs hardly differ.
+# Curves of other forecasts are thinner than the curve of the model and are drawn above it. Both curves are then visible
+# if the two runs hardly differ.
 _OTHER_STYLE = {"linewidth": 1.1, "zorder": 6}
-# Blue, white, orange. The scorecard of the report has them too, in scores.css.j2; black is readable on both ends.
+# Colours of scorecards, from blue over white to orange, also used in scores.css.j2; black text is readable on both.
 _BETTER_COLOR = "#4D9DC9"
 _WORSE_COLOR = "#E28E4D"
 _MISSING_COLOR = "#CCCCCC"
 _SCORECARD_COLORS = LinearSegmentedColormap.from_list(
     "scorecard", [_BETTER_COLOR, "white", _WORSE_COLOR]
 ).with_extremes(bad=_MISSING_COLOR)
-# Largest number of panels side by side in a scorecard, largest height of its figure in inches, and largest number of
+# Largest number of panels in a row of a scorecard, largest height of its figure in inches, and largest number of
 # letters in a line of a panel's title.
 _MAX_PANEL_COLUMNS = 5
 _MAX_HEIGHT_INCHES = 20.0
@@ -55,10 +56,10 @@ _PANEL_TITLE_LETTERS = 28
 
 
 def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
+    """Return a figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
-    95 % intervals are shaded. All panels of correlations have the same axis. It starts at 0, or at the smallest value
-    if this is negative, and ends at 1. Without correlations, the figure has the upper row alone.
+    95 % intervals are shaded. All panels of correlations have the same axis, which starts at 0 (or at the smallest
+    value if it is negative) and ends at 1. Without correlations, the figure only has the upper row.
 
     Args:
         table: the scores.
@@ -66,13 +67,12 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """
     has_correlations = "acc" in table.dataset
     num_rows = 2 if has_correlations else 1
-    # A single row needs more height than half of two, because legend and title stay.
+    # A single row needs more than half the height of two rows, because legend and title have a fixed height.
     height = 5.4 if has_correlations else 3.0
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), height)
+    figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), height)
     axes = figure.subplots(num_rows, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
-    # The upper and the lower panel of a column belong to one channel.
     for column, channel in enumerate(channels):
         rmse_axis, lowest_axis = axes[0, column], axes[-1, column]
         for name in table.forecasts:
@@ -85,7 +85,7 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         rmse_axis.set_ylabel(f"RMSE ({format_units(table.units(channel))})")
         lowest_axis.set_xlabel(f"Lead time ({unit})")
         set_lead_ticks(lowest_axis, leads[-1], unit)
-    # A correlation below 0 must not be cut off, but an axis from 0 makes channels comparable.
+    # The axis starts at 0, so that channels can be compared; it starts lower if a correlation is below 0.
     acc_axes = axes[1] if has_correlations else []
     smallest = min([0.0, *(axis.dataLim.y0 for axis in acc_axes)])
     for axis in acc_axes:
@@ -97,8 +97,8 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 
 def forecast_styles(table: ScoreTable) -> dict[str, dict]:
-    """Return name of a forecast or baseline -> keyword arguments of matplotlib for its curves in every figure."""
-    # All colours as solid lines first, then dashed and dotted ones; after nine forecasts the styles repeat.
+    """Return name of a forecast or baseline -> matplotlib keyword arguments for its curves in every figure."""
+    # The first three other forecasts have solid lines, the next dashed and dotted lines; then the styles repeat.
     other_styles = cycle(product(_OTHER_LINES, _OTHER_COLORS))
     styles = {}
     for name in table.forecasts:
@@ -111,9 +111,9 @@ def forecast_styles(table: ScoreTable) -> dict[str, dict]:
 
 
 def lead_times_and_unit(table: ScoreTable) -> tuple[np.ndarray, str]:
-    """Return the lead times of a table, (L,), in the unit of figures, and this unit: "days" or "hours".
+    """Return the lead times of a table, (L,), in the unit of figures, and the name of this unit, "days" or "hours".
 
-    The unit is days if the longest lead time is above 48 h, else hours.
+    The unit is days if the longest lead time is above 48 h, otherwise hours.
     """
     unit, hours = choose_lead_unit(table.lead_hours[-1])
     return np.array(table.lead_hours) / hours, unit
@@ -126,7 +126,7 @@ def choose_lead_unit(longest_hours: float) -> tuple[str, float]:
         longest_hours: longest lead time in hours.
 
     Returns:
-        ("days", 24.0) if the longest lead time is above 48 h, else ("hours", 1.0).
+        ("days", 24.0) if the longest lead time is above 48 h, otherwise ("hours", 1.0).
     """
     if longest_hours > 48:
         return "days", 24.0
@@ -137,12 +137,12 @@ def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
     """Set the ticks of a lead time axis in hours to multiples of 1, 2, 3 or 6 h; leave an axis in days unchanged.
 
     Args:
-        axis: axis of the panel.
-        longest: the longest lead time in `unit`; at most 48 if the unit is hours.
+        axis: axes of the panel.
+        longest: longest lead time in `unit`; at most 48 if the unit is hours.
         unit: ``hours`` or ``days``.
     """
     if unit == "hours":
-        # The smallest step that makes at most eight intervals; 48 h have eight of 6 h.
+        # The step is the smallest one that gives at most eight intervals; 48 h have eight intervals of 6 h.
         step = next(step for step in (1, 2, 3, 6) if longest <= 8 * step)
         axis.xaxis.set_major_locator(MultipleLocator(step))
 
@@ -150,10 +150,10 @@ def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
 def draw_curve(
     axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
 ) -> None:
-    """Draw the curve of one score by lead time and, if there is one, its interval; draw nothing if all values are NaN.
+    """Plot the curve of one score by lead time and shade its interval, if any; do nothing if all values are NaN.
 
     Args:
-        axis: axis of the panel.
+        axis: axes of the panel.
         leads: (L,) lead times in the unit of the axis, see `lead_times_and_unit`.
         table: the scores.
         forecast: name of the forecast.
@@ -190,8 +190,8 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
         if reference != BEST_BASELINE:
             opponent = table.display_name(reference)
         caption = (
-            f"Scorecard: {table.display_name('model')} against {opponent}, by channel and lead time, RMSE or the score "
-            f"that a row names; blue is better. {table.describe_significance(reference)}"
+            f"Scorecard: {table.display_name('model')} against {opponent}, by channel and lead time; RMSE, or the "
+            f"score in the label of a row; blue is better. {table.describe_significance(reference)}"
         )
         for page, regions in enumerate(scorecard_pages(table)):
             # The first page of the first reference has no number.
@@ -206,13 +206,13 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
 
 
 def scorecard_pages(table: ScoreTable) -> list[list[str]]:
-    """Return a list of region names for each figure of a scorecard.
+    """Divide the regions of a scorecard into figures, and return the region names of each figure.
 
-    All regions are in one figure unless it would be too tall.
+    All regions are in one figure unless this figure would be too tall.
     """
     num_regions = len(table.regions)
     num_rows = math.ceil(num_regions / _MAX_PANEL_COLUMNS)
-    # At least one row of panels, even if it alone is too tall.
+    # A figure has at least one row of panels, even if this row is too tall.
     rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _panel_height(table)))
     regions_per_row = math.ceil(num_regions / num_rows)
     regions_per_page = regions_per_row * min(num_rows, rows_per_page)
@@ -223,18 +223,18 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
 
 
 def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
-    """Return the figure of a scorecard: relative differences between the scores of the model and of a reference.
+    """Return a figure of a scorecard: relative differences between the scores of the model and of a reference.
 
-    There is a panel for each region, a row for each score of a channel, wind or event, and a column for each lead time.
-    The rows are RMSE, then CRPS, SEEPS and Brier scores if there are any. Significant differences are hatched. The
-    colour scale covers all regions of the table.
+    The figure has a panel for each region. A panel has a row for each score of a channel, wind or event, and a column
+    for each lead time. The rows are RMSE, then CRPS, SEEPS and Brier scores if there are any. Significant differences
+    are hatched. The colour scale is the same for all regions of the table.
 
     Args:
         table: the scores.
         reference: name of the reference.
         regions: names of the regions of this figure.
     """
-    # Differences in percent and their significance, (rows, L, R).
+    # Differences in percent and their significance are arrays (rows, L, R).
     rows = scorecard_rows(table)
     reference_index = table.dataset["reference"].values.tolist().index(reference)
     percent = 100 * scorecard_values(table, rows, "difference")[reference_index, 0]
@@ -244,9 +244,10 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
     panel_columns = math.ceil(len(regions) / panel_rows)
     height = _panel_height(table) * panel_rows + 0.5
     width = max(2.5 * panel_columns + 1.6, MIN_WIDTH)
-    figure = new_figure(width, height)
+    figure = create_figure(width, height)
     axes = figure.subplots(panel_rows, panel_columns, sharey=True, squeeze=False)
-    # At least 1 % and at most 50 %: rounding must not look like a difference, nor one cell hide all others.
+    # The limit is at least 1 %, so that rounding does not look like a difference. It is at most 50 %, so that one cell
+    # does not hide the differences of all other cells.
     largest = np.abs(percent[np.isfinite(percent)]).max(initial=0.0)
     color_limit = float(np.clip(largest, 1.0, 50.0))
     x_edges = np.arange(len(table.lead_hours) + 1)
@@ -285,13 +286,13 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
 
 
 def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool, max_letters: int) -> str:
-    """Return the title of a scorecard, in several lines if it has more than `max_letters` letters.
+    """Return the title of a scorecard, divided into several lines if it has more than `max_letters` letters.
 
     Args:
         table: the scores.
         reference: name of the reference.
         is_any_significant: True if the figure shows a significant difference.
-        max_letters: number of letters that fit into a line.
+        max_letters: largest number of letters in a line.
     """
     opponent = "best baseline"
     if reference != BEST_BASELINE:
@@ -306,12 +307,12 @@ def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool
 
 def _panel_height(table: ScoreTable) -> float:
     """Return the height in inches of a panel of a scorecard, including its title and the labels of its lead times."""
-    # Height of a row, and of everything else.
+    # 0.24 is the height of a row, and 1.2 is the height of all other parts.
     return 0.24 * len(scorecard_rows(table)) + 1.2
 
 
 def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
-    """Label at most about six columns of a scorecard: whole days if there are several, else any lead times."""
+    """Label about six columns of a scorecard with full days or, with fewer than two full days, with hours."""
     columns = [column for column, hours in enumerate(lead_hours) if hours % 24 == 0]
     unit = "days"
     unit_hours = 24.0
@@ -319,7 +320,7 @@ def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
         columns = list(range(len(lead_hours)))
         unit = "hours"
         unit_hours = 1.0
-    # More labels than about six would overlap.
+    # More than about six labels would overlap.
     columns = columns[:: math.ceil(len(columns) / 6)]
     labels = [f"{lead_hours[column] / unit_hours:g}" for column in columns]
     axis.set_xticks([column + 0.5 for column in columns], labels)

@@ -7,42 +7,42 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from credit.drawing.style import MIN_WIDTH, add_legend, format_units, new_figure
+from credit.drawing.style import MIN_WIDTH, add_legend, create_figure, format_units
 from credit.verify.plots.scores import forecast_styles
 from credit.verify.table.table import ScoreTable
 
 _TRUTH_STYLE = {"color": "black", "linewidth": 2.2}
-# The upper end of the axis of ratios follows the largest ratio, but stays between these two limits.
+# The upper end of the axis of ratios depends on the largest ratio, but is always between these two limits.
 _MIN_RATIO_LIMIT = 1.6
 _MAX_RATIO_LIMIT = 3.0
 
 
 def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of power by total wavenumber, and of its ratio to the power of the truth.
+    """Return a figure of power by total wavenumber, and of the ratio of this power to the power of the truth.
 
-    There is a column for each channel. The top row shows the power at the last lead time with spectra. Each row below
-    shows the ratio at one lead time. Curves have the same styles as in other figures.
+    The figure has a column for each channel. The top row shows the power at the last lead time with spectra. Each
+    further row shows the ratio at one lead time. Curves have the same styles as in other figures.
 
     Args:
         table: the scores, including spectra.
-        channels: names of the channels; those without a spectrum are left out.
+        channels: names of the channels; channels without a spectrum are left out.
     """
     data = table.dataset
     channels = [name for name in channels if name in data["spectrum_channel"]]
-    # Wavenumber 0, the mean, would set the scale.
+    # Wavenumber 0 is left out, because the power of the mean would determine the scale of the axis.
     data = data[["power", "power_ratio", "power_truth"]].isel(wavenumber=slice(1, None))
     wavenumbers = data["wavenumber"].values
     leads = data["spectrum_lead"].values
-    # The points of a curve lie too close together for markers.
+    # The points of a curve are too close together for markers.
     styles = {name: {**style, "marker": ""} for name, style in forecast_styles(table).items()}
-    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.7 + 1.4 * len(leads))
-    # The panel of the power is twice as high as those of the ratios.
+    figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.7 + 1.4 * len(leads))
+    # The panel of the power is twice as high as a panel of a ratio.
     heights = [2] + [1] * len(leads)
     axes = figure.subplots(len(heights), len(channels), sharex=True, squeeze=False, height_ratios=heights)
     for (power_axis, *ratio_axes), channel in zip(axes.T, channels, strict=True):
         channel_data = data.sel(spectrum_channel=channel)
         last_data = channel_data.isel(spectrum_lead=-1)
-        # There is no ratio where the truth has no waves, for example precipitation that is 0 everywhere.
+        # The ratio is missing where the truth has no power, for example if precipitation is 0 in all cells.
         ratios = channel_data["power_ratio"].values
         largest_ratio = ratios[np.isfinite(ratios)].max(initial=0.0)
         power_axis.loglog(wavenumbers, last_data["power_truth"], label="Truth", **_TRUTH_STYLE)

@@ -1,4 +1,4 @@
-"""Render self-contained HTML pages, with embedded figures, from the templates of this folder."""
+"""Render self-contained HTML pages with embedded figures, from the templates in this folder."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-# A pixel of a figure is shown as at least this many CSS pixels. Letters of 9.5 points in a figure of 150 dpi are then
-# 10 CSS pixels high.
+# Smallest size in CSS pixels at which a pixel of a figure is shown. Letters of 9.5 points in a figure of 150 dpi are
+# then 10 CSS pixels high.
 _MIN_SCALE = 0.5
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return the HTML text of a page.
+    """Return a page as a string of HTML.
 
     Args:
         template: file name of a template in this folder.
-        values: variables of the template; the template escapes them for HTML.
+        values: variables of the template; they are escaped for HTML.
 
     Raises:
-        jinja2.TemplateNotFound: if there is no such template.
+        jinja2.TemplateNotFound: if the template does not exist.
     """
-    # Texts such as names of forecasts come from users, so all values are escaped.
+    # Some values, such as names of forecasts, come from users, so all values are escaped.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.verify.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -33,13 +33,13 @@ def render_template(template: str, **values: Any) -> str:
 
 
 def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
-    """Return the figures as base64 text, which templates embed in the page.
+    """Encode the files of figures in base64, so that templates can embed them in a page.
 
     Args:
-        figures: (caption, path of a PNG or GIF) of each figure.
+        figures: (caption, path of a PNG or GIF file) of each figure.
 
     Returns:
-        (caption, base64 text of the file, smallest width in CSS pixels at which it is readable) of each figure.
+        (caption, base64 string of the file, smallest readable width in CSS pixels) of each figure.
     """
     embedded = []
     for caption, path in figures:

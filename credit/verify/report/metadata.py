@@ -1,4 +1,4 @@
-"""Metadata that reports and scores.nc contain: training log, data, grid and attributes of the forecasts."""
+"""Metadata for reports and scores.nc: training log, data, grid and attributes of the forecasts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from credit.data.formats.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 
-# Values of the forcing attributes where no forcing was read, and where the files do not say.
+# Values of the forcing attributes if no forcing was read, and if the forecast files do not contain them.
 _NONE = "none"
 _UNKNOWN = "unknown"
-# Attributes of forecasts that become variables of scores.nc, and attributes of data that the report shows.
+# Attributes of forecasts that become variables of scores.nc, and attributes of source files that the report shows.
 _FORECAST_ATTRIBUTES = ("ensemble", "experiment", "checkpoint_step", "weights", "seen_periods")
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
@@ -38,7 +38,7 @@ class TrainingLog:
 def read_training_log(path: Path) -> TrainingLog | None:
     """Return the losses in a ``metrics.jsonl``; None if the file does not exist or has no finite training loss.
 
-    Incomplete lines are ignored, because a run that is still training may have written a part of its last line.
+    Incomplete lines are ignored, because the last line of an active run may be incomplete.
 
     Args:
         path: path of the file.
@@ -54,12 +54,12 @@ def read_training_log(path: Path) -> TrainingLog | None:
         try:
             row = json.loads(line)
         except ValueError:
-            # A run that is still training, or was killed, may have written a part of its last line.
+            # The last line of an active or killed run may be incomplete.
             continue
         # A row has the training loss at its top level and, after a validation, the validation loss in "valid".
         for metrics, losses in ((row, train), (row.get("valid", {}), valid)):
             loss = metrics.get("loss")
-            # A loss that was not finite is null in the log.
+            # The log contains null for a loss that was not finite.
             if loss is not None and math.isfinite(loss):
                 losses.append((row["step"], loss))
     if not train:
@@ -68,14 +68,14 @@ def read_training_log(path: Path) -> TrainingLog | None:
 
 
 def describe_data(config: DataConfig) -> list[str]:
-    """Return the global attributes title, comment, source and institution of the source files, each text once.
+    """Return the values of the attributes title, comment, source and institution of the source files, each value once.
 
-    Sources that cannot be read are skipped, because they need not be present if training reads a store.
+    Sources that cannot be read are skipped, because the source files are not needed if training reads a store.
     """
-    # A dict keeps the order, and drops texts that several sources have in common.
+    # A dict keeps the order and contains a value of several sources only once.
     texts: dict[str, None] = {}
     for number, source in enumerate(config.sources):
-        # The first file stands for all files of its source.
+        # All files of a source are assumed to have the attributes of the first file.
         try:
             path = expand_paths(source, f"data.sources.{number}")[0]
             with open_file(path, source) as dataset:
@@ -88,7 +88,7 @@ def describe_data(config: DataConfig) -> list[str]:
 
 
 def describe_truth(config: DataConfig) -> str:
-    """Return text that names the sources of the data: the path of each, or the type of a source from a plugin."""
+    """Return a string with the path of each data source, or with the type of a source from a plugin."""
     names = []
     for source in config.sources:
         name = source.type or source.path
@@ -101,7 +101,7 @@ def describe_truth(config: DataConfig) -> str:
 
 
 def describe_grid(grid: LatLonGrid) -> str:
-    """Return the shape of a grid, its spacing and the latitudes of its first and last row (in degrees) as text."""
+    """Return a string with the shape of a grid, its spacing, and the latitudes of its first and last row in degrees."""
     rows, columns = grid.shape
     return f"{rows} x {columns}, {360.0 / columns:.4g} degrees, rows from {grid.lat[0]:.6g} to {grid.lat[-1]:.6g}"
 
@@ -113,17 +113,17 @@ def describe_forecasts(
 
     Args:
         members: name of every forecast and baseline -> number of members.
-        attributes: name of each forecast, without the baselines -> global attributes of its files.
+        attributes: name of each forecast, without the baselines -> global attributes of the forecast files.
 
     Returns:
         Variable name -> one value for each forecast and baseline, in the order of `members`. The variables are
         ``members``, ``forcing``, ``prescribed_forcing`` and the attributes ``ensemble``, ``experiment``,
-        ``checkpoint_step``, ``weights`` and ``seen_periods``. An attribute that the files do not have is "" or, for
-        the two forcing variables, "unknown".
+        ``checkpoint_step``, ``weights`` and ``seen_periods``. If the files do not have an attribute, its value is ""
+        or, for the two forcing variables, "unknown".
     """
     forecasts = []
     for name in members:
-        # Baselines have no files; they need no forcing.
+        # Baselines have no files and need no forcing.
         default = {}
         if name in BASELINES:
             default = {"forcing": _NONE}
@@ -139,19 +139,19 @@ def describe_forecasts(
 
 
 def is_prescribed(forcing: str) -> bool:
-    """Return True if a value of ``prescribed_forcing`` (see `describe_forecasts`) names any variable."""
+    """Return True if a value of ``prescribed_forcing`` (see `describe_forecasts`) contains the name of a variable."""
     return forcing not in (_NONE, _UNKNOWN)
 
 
 def _list_prescribed_forcing(forcing: object) -> str:
-    """Return the forcing variables whose observed future values a forecast used, as text.
+    """Return the names of the forcing variables whose observed values a forecast used after its initial time.
 
     Args:
         forcing: attribute ``forcing`` of the forecast, such as "sst: observed; sin_year: computed"; None if the files
             do not have it.
 
     Returns:
-        The names, such as "sst". It is "none" if there are none, and "unknown" if `forcing` is None.
+        The names, such as "sst"; "none" if there is no such variable, and "unknown" if `forcing` is None.
     """
     if forcing is None:
         return _UNKNOWN

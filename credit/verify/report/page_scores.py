@@ -1,7 +1,7 @@
 """Encode the scores for report.html: rounded, compressed, and reduced if they would make the page too large.
 
 A curve is a score at all lead times, stored as integers ``[power, first, step, step, ...]``. The value at a lead time
-is 10**power times the sum of ``first`` and the steps up to it. A missing value, and a curve without values, is null.
+is 10**power times the sum of ``first`` and the steps up to this lead time. Missing values and empty curves are null.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import SEEPS, SHORT_WAVES, WIND_NAMES, ScoreTable
 
-# Values of a page. Each takes 2.1 bytes (measured), so a page has less than 5 MB.
+# Largest number of values in a page. A value uses 2.1 bytes (measured), so a page is smaller than 5 MB.
 MAX_VALUES = 2_300_000
-# Lead times are thinned to this number before anything else is left out.
+# Smallest number of lead times in a page that contains scores of single seasons.
 _MIN_LEADS = 10
-# Digits of the largest value of a curve.
+# Number of digits of the largest value of a curve.
 _DIGITS = 5
 # Line style of matplotlib -> dash pattern of SVG.
 _DASHES = {"-": "", "--": "7 4", "-.": "9 3 2 3", ":": "2 4"}
-# The page has the intervals of these scores; the files have more.
+# Scores whose intervals are in the page; scores.nc contains more intervals.
 _SCORES_WITH_INTERVAL = ("rmse", "bias", "acc", "crps", "spread_skill", SEEPS, *EVENT_DESCRIPTIONS)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -48,8 +48,8 @@ class PageBudget:
     """Choice of the scores of a table that a page contains.
 
     Attributes:
-        lead_stride: every `lead_stride`-th lead time is kept; the first and the last are always kept.
-        seasons: True if the page has scores of single seasons, False if it only has those of all seasons together.
+        lead_stride: every `lead_stride`-th lead time is kept; the first and the last lead time are always kept.
+        seasons: True if the page has scores of single seasons, False if it only has scores of all seasons together.
         season_intervals: True if the page has the confidence intervals of single seasons.
     """
 
@@ -81,19 +81,19 @@ class ReportScore:
     event: int | None = None
 
     def curve_name(self, suffix: str = "") -> str:
-        """Return the name of the score, or of an end of its interval if `suffix` is not "", as ``brier_low:EVENT``."""
+        """Return the name of the score or, with a suffix, of an end of its interval, such as ``brier_low:EVENT``."""
         metric, colon, event = self.name.partition(":")
         return f"{metric}{suffix}{colon}{event}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of the score in the page's list of scores, with values that JSON can hold."""
+        """Return the entry of the score in the page's list of scores, as a dict for JSON."""
         return {"name": self.name, "rows": self.rows, **asdict(self.description)}
 
 
 def list_report_scores(table: ScoreTable) -> list[ReportScore]:
     """Return the scores of a table that can be selected in the page, in the order of the menu."""
     data = table.dataset
-    # Scores of all channels, then those of single channels and of events.
+    # Scores of all channels come first, then scores of single channels and of events.
     scores = []
     for name, description in SCORE_DESCRIPTIONS.items():
         if name in data:
@@ -115,13 +115,13 @@ def list_report_scores(table: ScoreTable) -> list[ReportScore]:
 
 
 def encode_page_scores(scores: dict[str, Any]) -> str:
-    """Return the data from `build_page_scores` as base64 of deflated JSON, which needs no escaping in HTML."""
+    """Encode the data from `build_page_scores` as JSON, compress it with zlib, and return it as a base64 string."""
     text = json.dumps(scores, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
-    """Return the scores that the page contains, and a sentence on those that it leaves out.
+    """Return the scores that the page contains, and a sentence that lists the omitted scores.
 
     Args:
         table: the scores.
@@ -129,10 +129,10 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
         max_values: approximate limit of the number of values in the page.
 
     Returns:
-        The data for `encode_page_scores`, whose entries the page's script reads by their names; and the sentence.
+        (data for `encode_page_scores`, sentence). The script of the page reads the entries of the data by their names.
 
     Raises:
-        ValueError: if the table has no such channel.
+        ValueError: if the table does not have the channel.
     """
     data = table.dataset
     scores = list_report_scores(table)
@@ -182,9 +182,9 @@ def _label_names(table: ScoreTable, names: Sequence[str]) -> list[dict[str, str]
 def _pack_all_curves(
     table: ScoreTable, scores: Sequence[ReportScore], budget: PageBudget, season_index: Sequence[int]
 ) -> dict[str, list]:
-    """Return curve name -> curves, for the scores, the ends of their intervals and the results of the scorecard.
+    """Return curve name -> packed curves, for the scores, the ends of their intervals and the scorecard.
 
-    The curves are in nested lists with the levels season, forecast (in the scorecard: reference), row and region.
+    The curves are nested lists with the levels season, forecast (in the scorecard: reference), row and region.
     """
     leads = budget.leads(len(table.lead_hours))
     curves = {}
@@ -196,7 +196,7 @@ def _pack_all_curves(
             else:
                 curves_by_season.append(_pack_score(table, score, suffix, season, leads))
         curves[score.curve_name(suffix)] = curves_by_season
-    # The scorecard, with differences in percent.
+    # The differences in the scorecard are in percent.
     card_rows = scorecard_rows(table)
     for result, factor in (("difference", 100.0), ("significant", 1.0)):
         values = scorecard_values(table, card_rows, result)
@@ -209,7 +209,7 @@ def _pack_all_curves(
 def _list_scores_and_bounds(
     scores: Sequence[ReportScore], budget: PageBudget
 ) -> Iterator[tuple[ReportScore, str, bool]]:
-    """Yield (score, suffix, True if single seasons lack it); the suffix is "" or that of an end of the interval."""
+    """Yield (score, suffix of an interval end or "", True if the curve is only for all seasons together)."""
     for score in scores:
         yield score, "", False
         if score.variable in _SCORES_WITH_INTERVAL:
@@ -218,8 +218,8 @@ def _list_scores_and_bounds(
 
 
 def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
-    """Return the largest budget within the limit; intervals of seasons go first, then lead times, then seasons."""
-    # Strides are powers of two; the largest leaves only the first and the last lead time.
+    """Return the largest budget within the limit; omit intervals of seasons first, then lead times, then seasons."""
+    # Strides are powers of two; with the largest stride, only the first and the last lead time remain.
     num_leads = len(table.lead_hours)
     strides = [2**power for power in range(num_leads.bit_length())]
     budgets = [PageBudget()]
@@ -234,8 +234,8 @@ def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
 
 
 def _count_values(table: ScoreTable, budget: PageBudget) -> int:
-    """Return the approximate number of values that a page with this budget contains."""
-    # The first season is all seasons together. The scorecard has differences and their significance.
+    """Return the approximate number of values in a page with this budget."""
+    # The first season is all seasons together. The scorecard has two curves: differences and their significance.
     all_seasons = len(table.seasons) if budget.seasons else 1
     num_curves = all_seasons * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
     for score, _, all_seasons_only in _list_scores_and_bounds(list_report_scores(table), budget):
@@ -246,12 +246,12 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
 
 
 def _count_rows(table: ScoreTable) -> int:
-    """Return the number of rows of a page; its rows are the channels and then the wind vectors."""
+    """Return the number of rows of a page: the channels and the wind vectors."""
     return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
 
 
 def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int, leads: Sequence[int]) -> list:
-    """Return the curves of a score, or of the interval end `suffix`, in nested lists by forecast, row and region."""
+    """Return the packed curves of a score or of an interval end (`suffix`), nested by forecast, row and region."""
     data = table.dataset
     variable = score.variable + suffix
     if score.rows is None:
@@ -260,7 +260,7 @@ def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int,
         if wind_variable in data:
             values.append(data[wind_variable].values[:, season])
         return _pack_nested(np.concatenate(values, axis=1)[:, :, leads].astype(np.float64))
-    # A score of single rows has no curve in the other rows of the page.
+    # If only some rows have the score, the other rows of the page have no curve.
     index = score.rows
     if score.event is not None:
         index = [score.event]
@@ -273,7 +273,7 @@ def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int,
 
 
 def _pack_nested(values_FXLR: np.ndarray) -> list:
-    """Return packed curves of L lead times in nested lists by forecast (F), row (X: channels, winds), region (R)."""
+    """Pack curves of L lead times, and return nested lists by forecast (F), row (X: channels, winds), region (R)."""
     values_FXRL = np.moveaxis(values_FXLR, 2, -1)
     num_forecasts, num_rows, num_regions, num_leads = values_FXRL.shape
     curves = iter(pack_curves(values_FXRL.reshape(-1, num_leads)))
@@ -287,18 +287,18 @@ def _pack_nested(values_FXLR: np.ndarray) -> list:
 
 
 def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
-    """Return N curves of L lead times, NaN for missing values, in the format that the module docstring describes."""
-    # The power of ten keeps `_DIGITS` digits of the largest value of a curve.
+    """Pack N curves of L lead times (NaN: missing) in the format that the module docstring describes."""
+    # The power of ten is chosen so that the largest value of a curve has `_DIGITS` digits.
     num_leads = curves_NL.shape[1]
     is_finite = np.isfinite(curves_NL)
     values = np.where(is_finite, curves_NL, 0.0)
     largest = np.abs(values).max(axis=1, initial=0.0)
     power = np.floor(np.log10(np.where(largest > 0, largest, 1.0))).astype(int) - _DIGITS + 1
-    # Curves of whole numbers need no decimal places.
+    # Curves of integers need no decimal places.
     power = np.where((values % 1.0).any(axis=1), power, np.maximum(power, 0))
     integers = np.rint(values * 10.0 ** -power[:, None]).astype(np.int64)
-    # A missing value repeats the one before it, so that the step to the next value is right. `last_finite` is the index
-    # of the last value up to each lead time, -1 before the first.
+    # A missing value is replaced with the previous value, so that the step to the next value is correct. `last_finite`
+    # is the index of the last finite value up to each lead time, -1 before the first finite value.
     last_finite = np.maximum.accumulate(np.where(is_finite, np.arange(num_leads), -1), axis=1)
     filled = np.take_along_axis(integers, np.maximum(last_finite, 0), axis=1)
     filled = np.where(last_finite >= 0, filled, 0)
@@ -315,7 +315,7 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
 
 
 def _build_forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return name, label and line style of each forecast and baseline, with values that JSON can hold."""
+    """Return name, label and line style of each forecast and baseline, as dicts for JSON."""
     entries = []
     for name, style in forecast_styles(table).items():
         entry = {
@@ -331,7 +331,7 @@ def _build_forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def _build_row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
-    """Yield name, variable, level and units, as text, of each row of the page: the channels, then the wind vectors."""
+    """Yield name, variable, level and units of each row of the page as a dict: the channels, then the wind vectors."""
     data = table.dataset
     for prefix in ("", "wind_"):
         if f"{prefix}variable" not in data:
@@ -363,13 +363,13 @@ def _build_row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
 
 
 def superscript_units(units: str) -> str:
-    """Return units with superscript exponents: both ``m2 s-2`` and ``m**2 s**-2`` become m² s⁻²."""
+    """Return units with superscript exponents; for ``m2 s-2`` and ``m**2 s**-2``, the result is m² s⁻²."""
     plain_units = normalise_units(units)
     return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda match: match[0].translate(_SUPERSCRIPTS), plain_units)
 
 
 def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:
-    """Return a sentence on what only scores.nc and scores.csv contain; `metrics` are the variables of the page."""
+    """Return a sentence that lists the scores only in scores.nc and scores.csv; `metrics` are those of the page."""
     data = table.dataset
     page_variables = (*metrics, *WIND_NAMES.values(), SHORT_WAVES)
     left_out_scores = []
@@ -380,7 +380,7 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
         is_on_page = is_spectrum or name in page_variables or name.endswith(INTERVAL_SUFFIXES)
         if is_score and not is_on_page:
             left_out_scores.append(name)
-    # What the budget and the choice of intervals leave out.
+    # Lead times, intervals and seasons are omitted because of the budget and of the choice of intervals.
     left_out = []
     if left_out_scores:
         left_out.append(f"the scores {', '.join(left_out_scores)}")

@@ -1,4 +1,4 @@
-"""Published scores of other forecast systems, for comparison with scores on the same grid, truth and whole years.
+"""Published scores of other forecast systems, for comparison with scores of the same grid, truth and complete years.
 
 Shapes: N cases (initial times).
 """
@@ -16,12 +16,12 @@ from credit.calendar import Calendar
 from credit.data.formats.units import normalise_units
 from credit.verify.table.table import ScoreTable
 
-# Channels of the published scores -> their units.
+# Channel of the published scores -> units.
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
-# Two grids count as equal if their spacings differ by less than this fraction.
+# Two grids are treated as equal if their spacings differ by less than this fraction.
 _GRID_TOLERANCE = 0.01
-# Initial times cover a year if neighbouring ones are at most this many minutes apart. Weather systems last about as
-# long, so none of them is missed.
+# Largest gap in minutes between neighbouring initial times that cover a year. The gap is about the lifetime of weather
+# systems, so no weather system is missed.
 _MAX_GAP = 5 * 1440
 
 
@@ -35,7 +35,7 @@ class PublishedScores:
         grid_degrees: spacing of the grid of the scores in degrees.
         years: (first, last) year of the initial times; the publications do not state the hours of the day.
         truth: name of the reanalysis against which the system was scored.
-        rmse: channel name -> {lead time in hours: global RMSE}, in the units that `_UNITS` lists.
+        rmse: channel name -> lead time in hours -> global RMSE, in the units of `_UNITS`.
     """
 
     system: str
@@ -48,7 +48,7 @@ class PublishedScores:
 
 @cache
 def load_published_scores() -> tuple[PublishedScores, ...]:
-    """Return all published scores, which are in the YAML files of ``credit/verify/report/reference``."""
+    """Load all published scores from the YAML files in ``credit/verify/report/reference``."""
     scores = []
     for path in (files("credit.verify.report") / "reference").iterdir():
         if not path.name.endswith(".yml"):
@@ -74,7 +74,7 @@ def select_comparable_scores(
     comparable = []
     for published in load_published_scores():
         has_same_grid = abs(published.grid_degrees / grid_degrees - 1) < _GRID_TOLERANCE
-        # The truth of a table is given by the paths of its sources, which usually name the reanalysis.
+        # The attribute `truth` contains the paths of the data, which usually contain the name of the reanalysis.
         has_same_truth = published.truth.lower() in truth
         if has_same_grid and has_same_truth and _covers_years(cases, *published.years, longest_lead, calendar):
             comparable.append(published)
@@ -82,10 +82,10 @@ def select_comparable_scores(
 
 
 def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
-    """Return True if all initial times lie in a period of whole years and have no gap longer than `_MAX_GAP`.
+    """Return True if all initial times are in a period of complete years and have no gap longer than `_MAX_GAP`.
 
-    The gap at the end of the period may be longer by the longest lead time, because forecasts from the last days end
-    after the period and may not be scored.
+    The gap at the end of the period may be longer by the longest lead time. Forecasts from the last days end after the
+    period, so they may have no scores.
 
     Args:
         cases: (N,) initial times in minutes, increasing.
@@ -97,8 +97,8 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
     start = calendar.parse(f"{first}-01-01")
     end = calendar.parse(f"{last + 1}-01-01")
     is_inside = start <= cases[0] and cases[-1] < end
-    # Gaps between neighbours, and to the beginning and the end of the years. With the end moved by the lead time, the
-    # last gap may be longer or even negative.
+    # The gaps include the gaps to the beginning and to the end of the years. The end is moved back by the lead time, so
+    # the last gap may be negative.
     gaps = np.diff([start, *cases, end - lead])
     return is_inside and bool((gaps <= _MAX_GAP).all())
 
@@ -106,9 +106,9 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
 def compare_with_published(
     comparable: list[PublishedScores], table: ScoreTable
 ) -> list[tuple[str, str, float, float, float, str]]:
-    """Return the published RMSE next to that of the model, for each channel and lead time that both have.
+    """Return the published RMSE and the RMSE of the model for each channel and lead time that both have.
 
-    Channels whose units differ from those of the publications are left out.
+    Channels are left out if their units differ from the units in the publications.
 
     Args:
         comparable: published scores from `select_comparable_scores`.

@@ -21,7 +21,7 @@ from credit.verify.scorer import Verification
 from credit.verify.table.spectra_rows import is_among_shortest_third
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
-# Name in the report -> attribute of a forecast.
+# (name in the report, attribute of a forecast)
 _FORECAST_ATTRIBUTES = (
     ("Run", "experiment"),
     ("Checkpoint step", "checkpoint_step"),
@@ -32,9 +32,9 @@ _FORECAST_ATTRIBUTES = (
     ("Forcing in the forecast", "forcing"),
 )
 _EVENT_ATTRIBUTES = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
-# The page draws these itself, so their figures are not embedded.
+# Stems of figures that are not embedded, because the page draws these scores with JavaScript.
 _INTERACTIVE_FIGURES = ("skill", "spread", "scorecard")
-# Larger animations are not embedded.
+# Largest size in bytes of an embedded animation.
 _MAX_ANIMATION_BYTES = 3_000_000
 
 
@@ -56,12 +56,12 @@ def write_report(
         log: training log of the model; None if there is none.
         figures: (caption, path of a PNG or a GIF) of each figure.
         folder: folder for the report.
-        notice: a further remark for the readers; None for no remark.
+        notice: additional remark for the readers; None for no remark.
 
     Raises:
         CreditError: if the file cannot be written.
     """
-    # The title names the comparison, and the notices come before all scores.
+    # The title names the compared run, and the notices precede all scores.
     table = verification.table
     attributes = table.dataset.attrs
     against = attributes.get("compared_with")
@@ -71,7 +71,7 @@ def write_report(
     notices = _list_notices(verification)
     if notice:
         notices.insert(0, notice)
-    # The page draws the scores itself from embedded data; other figures are embedded as images.
+    # The page draws the scores from embedded data with JavaScript; other figures are embedded as images.
     page, left_out = build_page_scores(table, verification.figure_channels[0])
     images = [(caption, path) for caption, path in figures if _is_embedded(path)]
     text = render_template(
@@ -104,28 +104,28 @@ def _compare_with_published(
 ) -> list[tuple[str, str, float, float, float, str]]:
     """Return rows that compare the model with published scores, see `compare_with_published`.
 
-    Only published scores on the same grid and for the same years are used.
+    Only published scores on the same grid, for the same years and against the same truth are used.
     """
-    # Spacing of the columns, which cover the whole circle.
+    # The spacing of the columns, which cover 360 degrees.
     grid_degrees = 360.0 / verification.grid.shape[1]
     comparable = select_comparable_scores(verification.table, grid_degrees, verification.cases, archive.calendar)
     return compare_with_published(comparable, verification.table)
 
 
 def _is_embedded(path: Path) -> bool:
-    """Return True if the page shows the file of a figure as an image; it draws the other figures itself."""
+    """Return True if the page embeds a figure as an image; the page draws the other figures with JavaScript."""
     return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 
 def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
-    """Return the animations among the figures in the form that the template needs.
+    """Encode the animations among the figures in base64, so that the template can embed them.
 
     Args:
-        figures: (caption, path) of all figures; those that are not GIF files are skipped.
+        figures: (caption, path) of all figures; only GIF files are animations.
 
     Returns:
-        (caption, file name, base64 text of the file, smallest readable width in CSS pixels) of each animation. For an
-        animation that is too large to embed, the text is None and the width 0.
+        (caption, file name, base64 string of the file, smallest readable width in CSS pixels) of each animation. For an
+        animation that is too large to embed, the base64 string is None and the width is 0.
     """
     animations = []
     for caption, path in figures:
@@ -140,14 +140,14 @@ def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, st
 
 
 def _list_notices(verification: Verification) -> list[str]:
-    """Return sentences on missing scores, and on differences between the forecasts that make comparisons unfair."""
+    """Return notices about missing scores and about differences that make comparisons of the forecasts unfair."""
     notices = verification.table.warnings()
     if verification.climatology.short_period_warning:
         notices.append(verification.climatology.short_period_warning)
     if verification.num_left_out:
         notices.append(
-            f"{verification.num_left_out} of the forecasts were left out: the test period lacks truth at one of their "
-            "lead times, or another forecast that is scored lacks them."
+            f"{verification.num_left_out} of the forecasts were left out: the test period has no truth at one of their "
+            "lead times, or another forecast does not have their initial times."
         )
     return notices
 
@@ -155,7 +155,7 @@ def _list_notices(verification: Verification) -> list[str]:
 def _list_metadata(
     config: Config, verification: Verification, archive: ForecastSource, log: TrainingLog | None
 ) -> list[tuple[str, str]]:
-    """Return the metadata that the report lists, as (name, value).
+    """Return (name, value) of each entry in the list of metadata of the report.
 
     Args:
         config: config of the run.
@@ -166,7 +166,7 @@ def _list_metadata(
     table = verification.table
     attributes = archive.attributes
     splits = config.data.splits
-    # The model and every other forecast.
+    # The first facts describe the model and every other forecast.
     facts = [("Model", str(attributes.get("model", config.model.type)))]
     if "parameters" in attributes:
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
@@ -175,18 +175,18 @@ def _list_metadata(
         if forecast != "model":
             suffix = f" of {forecast}"
         for name, attribute in _FORECAST_ATTRIBUTES:
-            # Attributes that the files of the forecast lack are "".
+            # An attribute that the forecast files do not have is "".
             value = table.forecast_attribute(attribute, forecast)
             if value:
                 facts.append((f"{name}{suffix}", value))
-    # Training of the model.
+    # The next facts describe the training run of the model.
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))
         if log.valid:
             best_step, best_loss = min(log.valid, key=lambda row: row[1])
             facts.append(("Validation loss", f"lowest {best_loss:.4g} at step {best_step}"))
-    # Data, cases and baselines.
+    # The last facts describe data, cases and baselines.
     leads = table.lead_hours
     facts += [
         ("Test period", " to ".join(splits.test)),
@@ -198,7 +198,7 @@ def _list_metadata(
         ("Hours of the initial times", f"{table.dataset.attrs['initial_hours']} UTC"),
         ("Lead times", f"{leads[0]:g} h to {leads[-1]:g} h"),
         ("Climatology", verification.climatology.description),
-        ("Damped persistence", "climatology plus r(lead) times the anomaly, r fitted on the training period"),
+        ("Damped persistence", "climatology plus r(lead) times the initial anomaly, r fitted to the training period"),
     ]
     for name, attribute in _EVENT_ATTRIBUTES:
         if attribute in table.dataset.attrs:
@@ -207,7 +207,7 @@ def _list_metadata(
 
 
 def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the glossary of the report, as (term, explanation): scores, statistical terms and baselines.
+    """Return the glossary of the report, (term, explanation) of each score, statistical term and baseline.
 
     Args:
         page: data of the page from `credit.verify.report.page_scores.build_page_scores`.
@@ -216,9 +216,9 @@ def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     for score in page["metrics"]:
         explanation = f"{score['definition']} {score['good']}"
         if score["wind"]:
-            explanation += f" Of wind vectors: {score['wind']}"
+            explanation += f" {score['wind']}"
         terms.append((score["label"], explanation))
-    # The explanations of blocks have two placeholders for their numbers.
+    # The explanation of blocks has placeholders for two numbers of blocks.
     for term, text in TERMS:
         terms.append((term, text.format(least=page["least_blocks"], enough=page["enough_blocks"])))
     return [*terms, *BASELINE_DESCRIPTIONS]
@@ -228,7 +228,7 @@ def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[s
     """Return the rows of the table that the page shows without JavaScript.
 
     Each row is (channel, units, lead time, RMSE of each forecast, anomaly correlation of each forecast). All entries
-    are texts.
+    are strings.
     """
     rows = []
     for channel in table.channels:
@@ -243,18 +243,19 @@ def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[s
 
 
 def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
-    """Return the table that shows whether forecasts with a small RMSE are blurred; None if there are no spectra.
+    """Return the table of RMSE and short-wave power, which shows blurred forecasts; None if there are no spectra.
 
-    A forecast is blurred if its short waves, the shortest third of the total wavenumbers, have less power than those of
-    the truth.
+    A forecast is blurred if its short waves have less power than the short waves of the truth. Short waves are the
+    shortest third of the waves.
 
     Returns:
-        ``first`` and ``last``: the range of these wavenumbers; ``forecasts``: labels of the forecasts; ``rows``:
-        (channel, units, lead time, [(RMSE, power of the short waves divided by that of the truth) of each forecast]).
+        A dict for the template. ``first`` and ``last`` are the range of the total wavenumbers of short waves, and
+        ``forecasts`` are the labels of the forecasts. ``rows`` are (channel, units, lead time, scores); the scores are
+        (RMSE, power of the short waves divided by their power in the truth) of each forecast.
     """
     if SHORT_WAVES not in table.dataset:
         return None
-    # A very coarse grid has too few wavenumbers for a shortest third.
+    # On a very coarse grid, there are too few wavenumbers to select a third.
     wavenumbers = table.dataset["wavenumber"].values
     short_waves = wavenumbers[is_among_shortest_third(wavenumbers)]
     if not len(short_waves):
@@ -277,7 +278,7 @@ def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
 
 
 def _format_number(value: float, format_spec: str = ".4g") -> str:
-    """Return a number as text in a Python format, "" for NaN."""
+    """Return a number formatted with a Python format specification, "" for NaN."""
     if math.isnan(value):
         return ""
     return format(value, format_spec)

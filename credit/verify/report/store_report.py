@@ -1,4 +1,4 @@
-"""HTML page on a training store, with a map and a histogram of each channel, in which wrong units are easily seen.
+"""HTML page about a training store, with a map and a histogram of each channel that make wrong units visible.
 
 Shapes: T times, C time-varying channels of the store, H x W cells.
 """
@@ -23,36 +23,36 @@ from credit.utils.atomic import atomic_write_text
 from credit.verify.plots.maps import plot_map_and_histogram
 from credit.verify.report.html import embed_figures, render_template
 
-# Number of times that histograms count, and approximate number of values of each channel.
+# Number of times in the histograms, and approximate number of values of each channel in its histogram.
 _SAMPLED_TIMES = 12
 _SAMPLED_VALUES = 400_000
 
 
 def write_data_report(config: DataConfig) -> Path:
-    """Write the page on the training store of a config next to it, as ``NAME.report.html``, and return its path.
+    """Write a page about the training store of a config to ``NAME.report.html`` next to the store; return its path.
 
     Args:
-        config: data section of the config, with the path of the store.
+        config: config section `data`, with the path of the store.
 
     Raises:
         CreditError: if the page cannot be written.
-        DataError: if the store is missing or incomplete, or was written for another config.
+        DataError: if the store is missing or incomplete, or was written for a different config.
     """
-    # Maps are of one time; histograms count the values of several times, spread evenly over the store.
+    # Maps show one time; histograms contain the values of several times at equal intervals.
     reader = open_configured_store(config)
     path = Path(config.store)
     description = read_description(path)
     time_index = np.unique(np.linspace(0, len(reader.times) - 1, _SAMPLED_TIMES).astype(int))
-    # The map is of the middle one of these times.
+    # The maps show the middle one of these times.
     map_index = int(time_index[len(time_index) // 2])
     map_time = reader.calendar.format(reader.times[map_index])
     field_CHW = reader.read(map_index)
-    # Of large grids every second, third, ... row and column is enough for the histograms. The number of values falls
-    # with the square of the stride.
+    # On a large grid, the histograms use only every second, third, ... row and column. The number of values is
+    # inversely proportional to the square of the stride.
     num_values = len(time_index) * math.prod(reader.grid.shape)
     stride = max(1, round(math.sqrt(num_values / _SAMPLED_VALUES)))
     values_TCHW = np.stack([reader.read(int(index))[:, ::stride, ::stride] for index in time_index])
-    # Times that were left out, and values that do not suit the units.
+    # The notices name times that were left out and values that are implausible in their units.
     notices = [f"{when} was left out: {text}" for when, text in description.get("bad_times", {}).items()]
     notices += find_implausible_units(field_CHW, reader, config, map_time)
     text = render_template(
@@ -70,14 +70,14 @@ def write_data_report(config: DataConfig) -> Path:
 
 
 def _list_metadata(reader: StoreReader, description: dict, path: Path) -> list[tuple[str, str]]:
-    """Return the metadata of a store that the page lists, as (name, value).
+    """Return (name, value) of each entry in the list of metadata of a store.
 
     Args:
         reader: reader of the store.
         description: description of the store, see `credit.data.store.store_reader.read_description`.
         path: path of the store.
     """
-    # Of many gaps the first twenty are listed.
+    # Only the first twenty gaps are listed.
     calendar = reader.calendar
     times = reader.times
     height, width = reader.grid.shape
@@ -105,10 +105,10 @@ def _list_metadata(reader: StoreReader, description: dict, path: Path) -> list[t
 
 
 def _tabulate_statistics(reader: StoreReader, config: DataConfig) -> list[list[str]]:
-    """Return the rows of the table of statistics, one for each channel, with cells as text.
+    """Return the rows of the table of statistics, one for each channel.
 
-    The cells are name, units, transform, mean, standard deviation, standard deviation of the tendency, minimum and
-    maximum.
+    The cells of a row are strings: name, units, transform, mean, standard deviation, standard deviation of the
+    tendency, minimum and maximum.
     """
     statistics = reader.statistics
     rows = []
@@ -129,16 +129,19 @@ def _tabulate_statistics(reader: StoreReader, config: DataConfig) -> list[list[s
 def _draw_figures(
     reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray, map_time: str
 ) -> list[tuple[str, str, int]]:
-    """Return the figure (map and histogram) of each channel, see `credit.verify.report.html.embed_figures`.
+    """Draw a map and a histogram of each channel, and encode the figures with `embed_figures`.
 
     Args:
         reader: reader of the store.
         field_CHW: time-varying channels at the time of the maps, (C, H, W) in physical units.
-        values_TCHW: the same channels at T times, for the histograms; may have fewer rows and columns.
-        map_time: the time of the maps as text.
+        values_TCHW: the same channels at T times, for the histograms; they may have fewer rows and columns.
+        map_time: time of the maps as a string.
+
+    Returns:
+        (caption, base64 string of the figure, smallest readable width in CSS pixels) of each channel.
     """
     background = MapBackground.build(reader)
-    # Each panel is a channel, its mapped field, the counted values and the time of the map.
+    # Each panel consists of a channel, the field of the map, the values of the histogram and the time of the map.
     panels = []
     for row, channel in enumerate(reader.channels.time_varying_stored):
         panels.append((channel, field_CHW[row], values_TCHW[:, row], map_time))
@@ -154,5 +157,5 @@ def _draw_figures(
 
 
 def _find_units(reader: StoreReader, channel: Channel) -> str:
-    """Return the units of a channel, "" if the store does not have them."""
+    """Return the units of a channel, "" if the store does not contain units."""
     return reader.attributes.get(channel.variable, {}).get("units", "")

@@ -1,4 +1,4 @@
-"""Score events (Brier score, reliability) and categories of precipitation (SEEPS) by thresholds from the climate.
+"""Score events (Brier score, reliability) and precipitation categories (SEEPS) with thresholds from the climate.
 
 The climate is a sample of the training period, see `credit.verify.scores.climatological_sample`.
 
@@ -35,7 +35,7 @@ class CommonSample:
         cases: (N,) initial times in minutes, for all processes together.
         leads: (L,) lead times in minutes.
         groups: the same initial times in groups. All cases of a group are scored at the first lead time, then at the
-            next one.
+            next lead time.
     """
 
     cases: np.ndarray
@@ -47,10 +47,10 @@ class EventScorer:
     """Scorer of events and of precipitation categories (SEEPS).
 
     Args:
-        config: verification section, with the events, the channels of SEEPS and ``climatology.by_hour``.
+        config: config section `verification`; the events, the channels of SEEPS and ``climatology.by_hour`` are used.
         reader: reader of the data on the grid of the scores.
         channels: the C scored channels.
-        area_mean: area means of these channels.
+        area_mean: area means of the scored channels.
         truth: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.
         train: the training period, from which thresholds and climatological probabilities are computed.
         sample: cases and lead times of all processes.
@@ -61,7 +61,7 @@ class EventScorer:
         channels: indices, among the scored channels, of the channels that events or SEEPS need.
 
     Raises:
-        ConfigError: if an event or SEEPS cannot be computed for the channel that the config names.
+        ConfigError: if an event or SEEPS cannot be computed for a channel that the config names.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EventScorer:
         self._thresholds: EventThresholds | None = None
         self._has_climate = False
         self._climate_description = "not known"
-        # Without events and SEEPS nothing is read from the training period.
+        # Without events and SEEPS, no training data are read.
         if not self.channels:
             return
 
@@ -90,13 +90,13 @@ class EventScorer:
             description = f"training data at {reader.calendar.format(minutes)}"
             return area_mean.flatten(truth(minutes), description)[self.channels]
 
-        # Climate of the channels that events or precipitation need, if the training period is long enough.
+        # The climate of the channels of events and SEEPS is used only if the training period is long enough.
         cells = area_mean.valid_CP.shape[1]
         field_bytes = 4 * len(self.channels) * cells
         climate = ClimatologicalSample(
             read_training_fields, reader.times, train, reader.calendar, config.climatology.by_hour, field_bytes
         )
-        # Every case at every lead time.
+        # The climate is needed at the valid times of all cases and lead times.
         valid_times = np.unique(sample.cases[:, None] + sample.leads)
         self._has_climate = has_climate(
             self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar
@@ -108,8 +108,8 @@ class EventScorer:
             )
             if config.climatology.by_hour:
                 self._climate_description += ", at the same hour of the day"
-        # All forecasts of a group are scored at one lead time, then at the next. The cache of thresholds must hold the
-        # seasons of all their valid times, or they would be computed again and again.
+        # All forecasts of a group are scored at the first lead time, then at the next lead time. The cache must be
+        # large enough for the seasons of all their valid times; otherwise thresholds would be computed repeatedly.
         num_seasons_of_groups = []
         for group in sample.groups:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
@@ -128,18 +128,17 @@ class EventScorer:
     def empty(
         self, cases: np.ndarray, num_leads: int, num_members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
-        """Return statistics, filled with NaN, of the events and of SEEPS for each forecast and baseline.
+        """Return new statistics of events and SEEPS for each forecast and baseline; all values are NaN.
 
         Args:
             cases: (N,) initial times in minutes.
             num_leads: number of lead times.
-            num_members: name of each forecast and baseline -> number of its members.
+            num_members: name of each forecast and baseline -> number of members.
 
         Returns:
-            Two dicts from the name of a forecast or baseline to its statistics. The first holds those of the events; it
-            is empty if no event is scored, and has no entry for the climatology, because every other entry also
-            contains the Brier score of the climatological probability. The second holds those of SEEPS; it is empty if
-            no precipitation is scored.
+            (event statistics by name, SEEPS statistics by name), for each forecast and baseline. The first dict is
+            empty if no event is scored. It has no entry for the climatology, because every other entry also contains
+            the Brier score of the climatological probability. The second dict is empty if SEEPS is not computed.
         """
         regions = self._area_mean.shape[1]
         event_statistics = {}
@@ -163,13 +162,13 @@ class EventScorer:
         truth_CHW: np.ndarray,
         channels: Sequence[int],
     ) -> None:
-        """Add the events and SEEPS of one case at one lead time to the partial scores.
+        """Add the scores of events and SEEPS of one case at one lead time to the partial scores.
 
-        Statistics of channels that the forecast lacks stay NaN. All fields are in the units of the data; masked cells
-        may hold any value.
+        The statistics of channels that the forecast does not have remain NaN. All fields are in the units of the data;
+        masked cells may contain any value.
 
         Args:
-            scores: partial scores with the statistics.
+            scores: partial scores to which the statistics belong.
             name: name of the forecast.
             index: (index of the case, index of the lead time).
             valid_time: valid time in minutes.
@@ -186,11 +185,11 @@ class EventScorer:
         members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
         truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
         for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
-            # The forecast may lack the channel, and the climatology has no event statistics.
+            # Events are skipped if the forecast does not have their channel; the climatology has no event statistics.
             if event.channel not in channels or name not in scores.events:
                 continue
-            # `EventStatistics` only counts values above a threshold. A value is below a threshold if the value times -1
-            # is above the threshold times -1.
+            # `EventStatistics` needs events above a threshold. A value is below a threshold if the value times -1 is
+            # above the threshold times -1.
             members_MP = members_MCP[:, channels.index(event.channel)]
             scores.events[name].add(
                 (*index, number),
@@ -200,7 +199,7 @@ class EventScorer:
                 event.sign * truth_CP[event.channel],
                 *thresholds,
             )
-        # SEEPS compares categories of precipitation in mm.
+        # The categories of SEEPS are defined for precipitation in mm.
         for number, (precipitation, thresholds) in enumerate(zip(self.precipitation, seeps_pairs, strict=True)):
             if precipitation.channel not in channels:
                 continue
@@ -228,18 +227,18 @@ class EventScorer:
         return attributes
 
     def warn_of_missing_seeps(self, seeps: SeepsStatistics | None) -> None:
-        """Log a warning for each channel that has no SEEPS because its climate is too dry or too wet in all cells.
+        """Log a warning for each channel without SEEPS because its climate is too dry or too wet in all cells.
 
         Args:
-            seeps: statistics of SEEPS of one of the forecasts; None if SEEPS is not computed.
+            seeps: SEEPS statistics of any forecast; None if SEEPS is not computed.
         """
         if seeps is None or not self._has_climate:
             return
         for number, precipitation in enumerate(self.precipitation):
-            # The area does not depend on the forecast, so the statistics of any forecast serve.
+            # The area does not depend on the forecast, so the statistics of any forecast can be used.
             if not (seeps.area[:, :, number] > 0).any():
                 logger.warning(
-                    "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "
-                    "0.85",
+                    "%s: SEEPS is not computed, because no cell is dry (below 0.25 mm) with a frequency of 0.1 to 0.85 "
+                    "in the training period",
                     self._names[precipitation.channel],
                 )

@@ -1,8 +1,9 @@
 """Brier score, its decomposition and the reliability diagram of events "the value exceeds a threshold".
 
-An ensemble of M members can forecast M + 1 probabilities k / M, where k members forecast the event; a single forecast
-can only forecast 0 and 1. The Brier score, its fair version and its decomposition need two frequencies for each
-probability: how often it was forecast, and how often the event then happened. They are kept for each case.
+An ensemble of M members can forecast M + 1 probabilities k / M, where k members forecast the event. A single forecast
+can only forecast the probabilities 0 and 1. The Brier score, its fair version and its decomposition need two
+frequencies for each probability: the frequency with which the probability was forecast, and the frequency with which
+it was forecast and the event occurred. The frequencies are stored for each case.
 
 Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, H x W = P cells.
 """
@@ -24,10 +25,9 @@ class EventStatistics(CaseStatistics):
     """Area means of the event scores for each case and lead time.
 
     Attributes:
-        forecasts: (N, L, E, R, K) area fraction in which exactly k members exceed the threshold; the fractions add up
-            to 1 over K.
+        forecasts: (N, L, E, R, K) area fraction in which exactly k members exceed the threshold; the sum over K is 1.
         occurrences: (N, L, E, R, K) area fraction in which exactly k members and also the truth exceed the threshold.
-        brier: (N, L, E, R) Brier score, the squared difference between k / M and the outcome (0 or 1).
+        brier: (N, L, E, R) Brier score: area mean of the squared difference between k / M and the outcome (0 or 1).
         brier_fair: (N, L, E, R) fair Brier score, see `metrics_from_means`; NaN for one member.
         reference: (N, L, E, R) Brier score of the climatological probability.
     """
@@ -42,7 +42,7 @@ class EventStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_events: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics, filled with NaN, of the cases with these initial times, (N,) in minutes."""
+        """Return new statistics of the cases with these initial times, (N,) in minutes; all values are NaN."""
         shape = len(initial_times), num_leads, num_events, num_regions
         return cls(
             np.asarray(initial_times, dtype=np.int64),
@@ -69,21 +69,21 @@ class EventStatistics(CaseStatistics):
         Args:
             index: (index of the case, index of the lead time, index of the event).
             area_mean: area means over the regions.
-            channel: index in `area_mean` of the channel of the event, whose mask applies.
-            members_MP: values of the members; masked cells may hold any value.
-            truth_P: values of the truth; masked cells may hold any value.
+            channel: index of the channel of the event in `area_mean`; the mask of this channel is used.
+            members_MP: values of the members; masked cells may contain any value.
+            truth_P: values of the truth; masked cells may contain any value.
             threshold_P: threshold in the units of the channel, (P,), or (1,) if it is the same in all cells. The event
-                is a value above it.
-            climatology_P: climatological probability of the event, (P,) or (1,), against which skill is measured. It
-                should differ between cells with different climates, because a common probability would give skill to a
-                forecast that only knows the climate (Hamill and Juras 2006).
+                is a value above the threshold.
+            climatology_P: climatological probability of the event, (P,) or (1,); it is the reference of the skill
+                score. It should differ between cells with different climates. With a common probability, a forecast
+                that only depends on the climate of the cell would have skill (Hamill and Juras 2006).
 
         Raises:
             DataError: if the number of members differs from other cases.
         """
         self.require_members(len(members_MP))
-        # Count the members that exceed the threshold in each cell. The area fractions of each count, with and without
-        # the event, are stored.
+        # In each cell, the members that exceed the threshold are counted. Two area fractions are stored for each count:
+        # of all cells with this count, and of the cells where the event also occurred.
         valid_P = area_mean.valid_CP[channel]
         occurred_P = valid_P & (truth_P > threshold_P)
         members_above_P = np.zeros(truth_P.shape, dtype=np.int32)
@@ -94,17 +94,17 @@ class EventStatistics(CaseStatistics):
             forecast_R, occurred_R = area_mean.means_of_channel(
                 np.stack([forecast_P, forecast_P & occurred_P]), channel
             )
-            # All regions of this case, lead time and event.
+            # The values of all regions are written.
             self.forecasts[(*index, slice(None), k)] = forecast_R
             self.occurrences[(*index, slice(None), k)] = occurred_R
-        # The Brier score follows from these fractions: the error is k / M without the event and 1 - k / M with it.
+        # The Brier score is computed from these fractions: the error is k / M without the event and 1 - k / M with it.
         probability_K = self.probabilities
         forecast_RK = self.forecasts[index]
         occurred_RK = self.occurrences[index]
         squared_error_RK = (forecast_RK - occurred_RK) * probability_K**2 + occurred_RK * (1 - probability_K) ** 2
         self.brier[index] = squared_error_RK.sum(axis=-1)
         if self.num_members > 1:
-            # The mean of p (1 - p), the variance over members, each of which forecasts 0 or 1.
+            # Each member forecasts 0 or 1, so the variance over members is p (1 - p).
             variance_R = (forecast_RK * probability_K * (1 - probability_K)).sum(axis=-1)
             self.brier_fair[index] = self.brier[index] - variance_R / (self.num_members - 1)
         reference_error_P = np.where(valid_P, (climatology_P - occurred_P) ** 2, 0.0)
@@ -112,14 +112,14 @@ class EventStatistics(CaseStatistics):
 
     @property
     def probabilities(self) -> np.ndarray:
-        """(K,) probabilities k / M that can be forecast."""
+        """(K,) probabilities k / M that an ensemble of M members can forecast."""
         return np.arange(self.num_members + 1) / self.num_members
 
     def of_climatology(self) -> EventStatistics:
-        """Return the statistics of a forecast that always forecasts the climatological probability.
+        """Return the statistics of the baseline that always forecasts the climatological probability.
 
-        It has no reliability diagram, so `forecasts` and `occurrences` are NaN. Its fair Brier score equals its Brier
-        score, because the probability is not estimated from a few members.
+        The baseline has no reliability diagram, so `forecasts` and `occurrences` are NaN. Its fair Brier score equals
+        its Brier score, because the probability is not estimated from a small number of members.
         """
         arrays = {name: np.full_like(values, np.nan) for name, values in self.arrays().items()}
         arrays["brier"] = self.reference
@@ -132,9 +132,9 @@ class EventStatistics(CaseStatistics):
         """Return the reliability diagram over all cases.
 
         Returns:
-            Two arrays (L, E, R, K). The first is the frequency with which each of `probabilities` was forecast; the
-            frequencies add up to 1 over K. The second is the frequency of the event where this probability was
-            forecast, NaN if it was never forecast.
+            Two arrays (L, E, R, K). The first array is the frequency with which each of `probabilities` was forecast;
+            its sum over K is 1. The second array is the observed frequency of the event where the probability was
+            forecast, NaN for a probability that was never forecast.
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
@@ -142,7 +142,7 @@ class EventStatistics(CaseStatistics):
             return forecast, occurred / forecast
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return name -> (N, L, E, R), for the Brier scores, which the bootstrap resamples."""
+        """Return name -> (N, L, E, R) for the three Brier scores, which the bootstrap resamples."""
         return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
@@ -150,16 +150,16 @@ class EventStatistics(CaseStatistics):
 
         Let p = k / M be a forecast probability, f(p) the observed frequency of the event where p was forecast, and b
         the base rate, which is the overall frequency of the event. Means are over cells and cases. ``reliability`` is
-        the mean of (p - f(p))^2, ``resolution`` the mean of (f(p) - b)^2, and ``uncertainty`` is b (1 - b). ``brier``
-        equals reliability - resolution + uncertainty exactly, because each p has its own bin (Murphy 1973, J. Appl.
-        Meteor. 12, 595-600).
+        the mean of (p - f(p))^2, ``resolution`` is the mean of (f(p) - b)^2, and ``uncertainty`` is b (1 - b).
+        ``brier`` equals reliability - resolution + uncertainty exactly, because each p has a separate bin (Murphy 1973,
+        J. Appl. Meteor. 12, 595-600).
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
-        # Every occurrence of the event was forecast with one of the probabilities.
+        # For every occurrence of the event, one of the probabilities was forecast, so the sum is the base rate.
         base_rate = occurred.sum(axis=-1)
-        # With f(p) = occurred / forecast, forecast * (p - f(p))^2 equals (forecast * p - occurred)^2 / forecast. A
-        # probability that was never forecast has no term.
+        # With f(p) = occurred / forecast, forecast * (p - f(p))^2 equals (forecast * p - occurred)^2 / forecast. The
+        # term of a probability that was never forecast is 0.
         with np.errstate(invalid="ignore", divide="ignore"):
             weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
         return {
@@ -172,14 +172,14 @@ class EventStatistics(CaseStatistics):
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return metric name -> values, for the metrics that are functions of means over cases.
 
-        - ``brier``: mean of (p - o)^2, for the forecast probability p and the outcome o (0 or 1).
+        - ``brier``: mean of (p - o)^2, where p is the forecast probability and o is the outcome (0 or 1).
         - ``brier_fair``: ``brier`` minus the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M
           (Ferro 2014, doi:10.1002/qj.2270); NaN for one member.
-        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN if this
-          probability is never wrong, as for an event that occurs neither in the climate nor in the cases.
+        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN if the Brier
+          score of this probability is 0, for example if the event occurs neither in the climate nor in the cases.
 
         Args:
-            means: name of each statistic of `resampled` -> its means over cases, of any shape.
+            means: name of each statistic of `resampled` -> means over cases, of any shape.
         """
         reference = np.where(means["reference"] > 0, means["reference"], np.nan)
         return {
@@ -198,6 +198,6 @@ class EventStatistics(CaseStatistics):
             reference = cases["reference"] / means["reference"]
             for score, skill in (("brier", "brier_skill"), ("brier_fair", "brier_skill_fair")):
                 contributions[score] = cases[score]
-                # The derivative of score / reference, up to a factor that all cases share.
+                # The contribution is the derivative of score / reference, up to a factor that is equal for all cases.
                 contributions[skill] = cases[score] / means[score] - reference
         return contributions

@@ -1,8 +1,8 @@
 """Power spectra by total wavenumber, from a spherical-harmonic analysis on a latitude-longitude grid.
 
 The total wavenumber is the degree l of the spherical harmonics. The powers of a field at all wavenumbers add up to the
-global mean of its square (Parseval's theorem). Wavenumbers that the grid does not resolve are left out, and so are
-those that the source grid of a regridded field does not resolve.
+global mean of the squared field (Parseval's theorem). Spectra contain only wavenumbers that the grid resolves. For a
+regridded field, its source grid must also resolve them.
 
 Shapes: H x W cells, K total wavenumbers.
 """
@@ -18,12 +18,12 @@ from credit.physics.spherical_harmonics import build_analysis_matrices, max_wave
 
 
 class SphericalSpectrum:
-    """Spherical-harmonic analysis that computes the power of fields on one grid by total wavenumber.
+    """Computation of the power of fields at each total wavenumber, by spherical-harmonic analysis on one grid.
 
     Args:
         grid: grid of the fields.
-        source_grids: grids from which the fields were regridded; wavenumbers that one of them does not resolve are left
-            out.
+        source_grids: grids from which the fields were regridded. Wavenumbers that one of these grids does not resolve
+            are left out.
 
     Attributes:
         wavenumbers: (K,) total wavenumbers 0, 1, ... that all grids resolve.
@@ -36,7 +36,7 @@ class SphericalSpectrum:
         self.wavenumbers = np.arange(highest + 1)
 
     def power(self, fields: np.ndarray) -> np.ndarray:
-        """Return the power of fields by total wavenumber.
+        """Return the power of fields at each total wavenumber.
 
         Args:
             fields: (..., H, W) fields without missing values.
@@ -44,11 +44,11 @@ class SphericalSpectrum:
         Returns:
             (..., K) float64 power at each of `wavenumbers`, in the square of the units of the fields.
         """
-        # Fourier analysis along each row, then Legendre analysis across the rows for each zonal wavenumber m.
+        # A Fourier analysis along each row is followed by a Legendre analysis across rows for each zonal wavenumber m.
         waves = np.fft.rfft(np.asarray(fields, dtype=np.float64), axis=-1) / fields.shape[-1]
         power = np.zeros((*fields.shape[:-2], len(self._analysis)))
         for m, matrix in enumerate(self._analysis):
-            # The harmonics of order m have the degrees m and above, one in each row of the matrix.
+            # Each row of the matrix belongs to one harmonic of order m; the degrees are m, m + 1, ...
             coefficients = waves[..., m] @ matrix.T
             # A real field has the same power at wavenumber -m.
             multiplicity = 1.0 if m == 0 else 2.0

@@ -1,6 +1,6 @@
 """Thresholds and climatological probabilities of each cell, for events and for the categories of SEEPS.
 
-They are computed from a sample of the training period for each five-day season of the year, see
+Thresholds and probabilities are computed from a sample of the training period for each five-day season of the year, see
 `credit.verify.scores.climatological_sample`.
 
 Shapes: C channels, K times in the sample of a season, H x W = P cells.
@@ -25,15 +25,15 @@ from credit.verify.scores.seeps import DRY_BELOW_MM
 
 logger = logging.getLogger(__name__)
 
-# Units of accumulated precipitation -> depth in mm; 1 kg m-2 of water is 1 mm deep.
+# Units of accumulated precipitation -> factor to mm; 1 kg m-2 of water is 1 mm deep.
 _MM_PER_UNIT = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
 # Names of variables that are accumulated precipitation.
 _PRECIPITATION_NAMES = ("tp", "total_precipitation")
 _PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
 
-# Sign of an event -> its side in words.
+# Sign of an event -> side of the threshold in words.
 _SIDES = {1: "above", -1: "below"}
-# (threshold, probability) of an event, or (probability of dry, threshold of heavy) of a precipitation channel.
+# (threshold, climatological probability) of an event, or (probability of dry, threshold of heavy precipitation in mm).
 ThresholdPair = tuple[np.ndarray, np.ndarray]
 
 
@@ -45,9 +45,9 @@ class Event:
         name: key of the event in ``verification.events``.
         channel: index of the channel of the event among the scored channels.
         sign: 1 if the event is a value above the threshold, -1 if it is a value below it.
-        threshold: threshold in the units of the data; None if `quantile` defines it. It is rounded to float32 like the
-            fields, so that a field value that equals it is not taken for one above it.
-        quantile: quantile of the climate (0 to 1) that is the threshold; None if `threshold` defines it.
+        threshold: threshold in the units of the data; None if `quantile` defines the threshold. The threshold is
+            rounded to float32 like the fields, so that a field value equal to the threshold is not above it.
+        quantile: quantile of the climate (0 to 1) that defines the threshold; None if `threshold` is given.
         definition: definition of the event in words, such as "t2m above 300 K".
     """
 
@@ -60,7 +60,7 @@ class Event:
 
     @classmethod
     def build(cls, name: str, config: EventConfig, channel: int, units: str) -> Event:
-        """Return the event that a config section defines.
+        """Build the event that a config section defines.
 
         Args:
             name: key of the event in ``verification.events``.
@@ -80,7 +80,7 @@ class Event:
         if threshold is None:
             limit = f"quantile {quantile:g} of its season"
         else:
-            # The text has the number of the config, before it is rounded.
+            # The definition contains the number in the config; the threshold is rounded after that.
             limit = f"{threshold:g} {units}".rstrip()
             threshold = float(np.float32(threshold))
         return cls(name, channel, sign, threshold, quantile, f"{config.channel} {_SIDES[sign]} {limit}")
@@ -88,7 +88,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Precipitation:
-    """Channel of accumulated precipitation for which SEEPS is computed.
+    """Channel with accumulated precipitation for which SEEPS is computed.
 
     Attributes:
         channel: index of the channel among the scored channels.
@@ -102,12 +102,12 @@ class Precipitation:
 def build_events(
     events: Mapping[str, EventConfig], channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Event]:
-    """Return the events of ``verification.events``.
+    """Build the events of ``verification.events``.
 
     Args:
-        events: event name -> its config section.
+        events: event name -> config section of the event.
         channels: the scored channels.
-        attributes: variable -> its attributes, of which ``units`` is used.
+        attributes: variable -> attributes of the variable; only ``units`` is used.
 
     Raises:
         ConfigError: if the channel of an event is not scored.
@@ -130,16 +130,16 @@ def find_precipitation_channels(
     """Return the channels for which SEEPS is computed.
 
     Args:
-        requested: channel names of ``verification.seeps``. None takes all channels of accumulated precipitation, which
-            are recognised by their names, attributes and units.
+        requested: channel names of ``verification.seeps``. With None, SEEPS is computed for all channels of accumulated
+            precipitation; they are recognised by their names, attributes and units.
         channels: the scored channels.
-        attributes: variable -> its attributes ``units``, ``standard_name`` and ``temporal``.
+        attributes: variable -> attributes of the variable; ``units``, ``standard_name`` and ``temporal`` are used.
 
     Raises:
         ConfigError: if a requested channel is not scored, is not a sum over the time step, or has units that are not a
             depth of water.
     """
-    # A requested name that is not scored is an error, not a channel to skip.
+    # A requested channel that is not scored is an error.
     names = [channel.name for channel in channels]
     for name in requested or ():
         if name not in names:
@@ -149,7 +149,7 @@ def find_precipitation_channels(
         variable_attributes = attributes.get(channel.variable, {})
         units = normalise_units(str(variable_attributes.get("units", "")))
         is_sum = variable_attributes.get("temporal") == "accumulate"
-        # Without a request, channels that do not fit are left out; a requested channel that does not fit is an error.
+        # With `requested` None, unsuitable channels are left out; a requested channel that is unsuitable is an error.
         if requested is None:
             standard_name = variable_attributes.get("standard_name")
             is_precipitation = (
@@ -177,9 +177,9 @@ def find_precipitation_channels(
 def has_climate(
     events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
-    """Return True if the training period has enough times for the climate of every valid time.
+    """Return True if the training period has enough times to estimate the climate at every valid time.
 
-    If it has not, a warning is logged. Events with a fixed threshold are then scored without skill.
+    Log a warning if it has too few times. Events with a fixed threshold are then scored without a skill score.
 
     Args:
         events: the scored events.
@@ -194,7 +194,7 @@ def has_climate(
     num_times, minutes = climate.smallest_season(valid_times)
     if num_times >= MIN_TIMES:
         return True
-    # A quantile cannot be computed from so few times. Other events are scored without skill.
+    # A quantile cannot be computed from too few times. Other events are scored without a skill score.
     reason = (
         f"{period} has {num_times} times within {WITHIN_DAYS} days of the time of the year of "
         f"{calendar.format(minutes)}"
@@ -207,7 +207,7 @@ def has_climate(
                 f"training period, but {reason}, which is scored, and {MIN_TIMES} are needed: lengthen "
                 f"data.splits.train, or give {side} in the units of the data"
             )
-    logger.warning("%s, fewer than %d: no climate, hence no Brier skill and no SEEPS", reason, MIN_TIMES)
+    logger.warning("%s, fewer than %d: Brier skill and SEEPS are not computed", reason, MIN_TIMES)
     return False
 
 
@@ -218,10 +218,10 @@ class EventThresholds:
         events: the scored events.
         precipitation: channels for which SEEPS is computed.
         climate: sample of the training period; None if the period is too short.
-        climate_index: index of a channel among the scored channels -> its index among the channels of `climate`.
+        climate_index: index of a channel among the scored channels -> index of the channel in `climate`.
         cells: number P of cells.
-        cached_seasons: number of seasons whose thresholds are cached. It must cover the valid times of all forecasts
-            that are scored together as a group.
+        cached_seasons: number of seasons whose thresholds are cached. The cache must be large enough for the valid
+            times of all forecasts of a group, because these forecasts are scored together.
     """
 
     def __init__(
@@ -244,19 +244,19 @@ class EventThresholds:
         """Return the thresholds and climatological probabilities at a valid time in minutes.
 
         Returns:
-            Two lists. The first has (threshold, climatological probability) of each event. The second has (probability
-            of dry, threshold of heavy precipitation in mm) of each channel of SEEPS. All arrays are (P,), or (1,) if
-            the value is the same in all cells. The threshold of an event "below" is multiplied by -1; values must be
-            multiplied by -1 too before they are compared with it. Without a climate, all probabilities and the
-            thresholds of SEEPS are NaN.
+            (thresholds of events, thresholds of SEEPS). The first list contains (threshold, climatological probability)
+            of each event. The second list contains (probability of dry, threshold of heavy precipitation in mm) of each
+            channel of SEEPS. All arrays are (P,), or (1,) if the value is the same in all cells. For an event "below",
+            the threshold is multiplied by -1, and values must also be multiplied by -1 before the comparison. Without a
+            climate, all probabilities and the thresholds of SEEPS are NaN.
         """
         if self._climate is None:
             return self._compute_cached(None)
         return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
-        """Return the thresholds of a season as `thresholds_at` does. Without a climatology, `season` is None."""
-        # Without a climate, events have thresholds in the units of the data only, and precipitation has none.
+        """Return the result of `thresholds_at` for a season; the season is None without a climate."""
+        # Without a climate, all events have fixed thresholds, and precipitation has no thresholds.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
             event_pairs = []
@@ -275,24 +275,24 @@ class EventThresholds:
 
 
 def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return threshold and climatological probability of an event.
+    """Return the threshold and the climatological probability of an event.
 
-    The probability is the frequency of the event in the sample. For an event above the quantile q it is about 1 - q,
-    but less where many values are equal, as in dry places.
+    The probability is the frequency of the event in the sample. For an event above the quantile q, the probability is
+    about 1 - q. It is smaller where many values are equal, as for precipitation in dry regions.
 
     Args:
         event: the event.
         values_KP: sample of the climate of the event's channel, in the units of the data.
 
     Returns:
-        Two arrays. The first is the threshold multiplied by the sign of the event, (P,) if it is a quantile of each
-        cell and (1,) if it is a fixed number. The second is the probability, (P,).
+        (threshold, probability). The threshold is multiplied by the sign of the event. Its shape is (P,) if it is a
+        quantile in each cell, and (1,) if it is a fixed number. The probability is (P,).
     """
     if event.quantile is not None:
         threshold = np.quantile(values_KP, event.quantile, axis=0)
     else:
         threshold = np.array([event.threshold])
-    # With its sign changed, an event "below" is one above the threshold.
+    # If values and threshold are multiplied by -1, an event "below" becomes an event above the threshold.
     threshold = event.sign * threshold.astype(np.float64)
     is_event_KP = event.sign * values_KP > threshold
     return threshold, is_event_KP.mean(axis=0)
@@ -301,19 +301,19 @@ def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.nda
 def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the climatological probability of dry, and the threshold of heavy precipitation in mm, each (P,).
 
-    The threshold is the quantile 2/3 of the wet values, linearly interpolated, so a third of them exceed it. It is NaN
-    where all values are dry.
+    The threshold is the linearly interpolated quantile 2/3 of the wet values, so a third of the wet values exceed the
+    threshold. The threshold is NaN where all values are dry.
 
     Args:
         values_KP: sample of the climate of precipitation, in mm.
     """
-    # The wet values are the last ones of the sorted values.
+    # After sorting, the wet values are at the end.
     sorted_KP = np.sort(values_KP, axis=0)
     num_times = len(sorted_KP)
     num_dry_P = (sorted_KP < DRY_BELOW_MM).sum(axis=0)
     num_wet_P = num_times - num_dry_P
-    # Fractional index, in the sorted values, of the quantile 2/3 of the wet values. Where all values are dry, it is the
-    # last index, and the result is replaced by NaN below.
+    # Fractional index of the quantile 2/3 of the wet values in the sorted values. Where all values are dry, the index
+    # is the last one, and the result is replaced with NaN below.
     position_P = np.minimum(num_dry_P, num_times - 1) + np.maximum(num_wet_P - 1, 0) * (2.0 / 3.0)
     lower_index_P = np.floor(position_P).astype(int)
     upper_index_P = np.minimum(lower_index_P + 1, num_times - 1)

@@ -1,7 +1,7 @@
-"""Confidence intervals and paired tests of scores, from blocks of contiguous initial times.
+"""Confidence intervals and paired tests of scores, computed from blocks of contiguous initial times.
 
-Errors of forecasts that start a day apart are similar, so cases are not independent. Blocks of several days nearly are.
-A block spans at least 5 days, and at least 2 days more than the lead time.
+Forecasts with initial times one day apart have similar errors, so cases are not independent. Means over blocks of
+several days are nearly independent. A block spans at least 5 days, and at least the lead time plus 2 days.
 
 Shapes: N cases, L lead times, X rows of the score table (channels and winds, or events), R regions.
 """
@@ -20,7 +20,7 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 NUM_RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
-# Intervals and p-values need this many blocks; fewer do not show how much the scores vary.
+# Smallest number of blocks for intervals and p-values. Fewer blocks do not show how much the scores vary.
 MIN_BLOCKS_FOR_INTERVALS = 6
 # Smallest and largest possible value of each metric that has an interval.
 _BOUNDS = {
@@ -55,10 +55,11 @@ def interval_names(metrics: Iterable[str]) -> list[str]:
 
 
 def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of consecutive cases that make a block at one lead time.
+    """Return the number of consecutive cases in a block at one lead time.
 
-    It is the largest number of cases that lie within 5 days, or within the lead time plus 2 days if this is longer. So
-    every block of this many cases spans at least that time.
+    The minimum span of a block is the longer of two periods: 5 days, or the lead time plus 2 days. The result is the
+    largest number of cases within any period of this length. Every block of this number of cases therefore spans at
+    least the minimum span.
 
     Args:
         initial_times: (N,) initial times in minutes, increasing.
@@ -71,7 +72,7 @@ def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
 
 
 def count_blocks(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of whole blocks into which the cases can be divided.
+    """Return the number of complete blocks into which the cases can be divided at one lead time.
 
     Args:
         initial_times: (N,) initial times in minutes, increasing.
@@ -83,11 +84,11 @@ def count_blocks(initial_times: np.ndarray, lead_minutes: int) -> int:
 def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
     """Return the 95 % interval of each metric at one lead time, from a circular block bootstrap.
 
-    Each resample consists of blocks drawn with replacement. A block may start at any case, and after the last case it
-    continues with the first one (Politis and Romano 1992). The interval between the quantiles of the resampled scores
-    would be too narrow, so it is widened twice. Few blocks underestimate the variance, for which the quantiles are
-    moved outward by the ratio of Student's t to the normal distribution. Neighbouring blocks have a remaining
-    correlation r, for which the interval is widened by the square root of (1 + r) / (1 - r).
+    Each resample consists of blocks that are sampled with replacement. A block may start at any case; after the last
+    case, the block continues with the first case (Politis and Romano 1992). The interval between the quantiles of the
+    resampled scores would be too narrow, so it is widened twice. With few blocks the bootstrap underestimates the
+    variance, so the quantiles are moved outward by the ratio of Student's t to the normal quantile. Neighbouring blocks
+    are still correlated (r), so the interval is also widened by sqrt((1 + r) / (1 - r)).
 
     Args:
         statistics: statistics of all cases.
@@ -95,15 +96,16 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         lead_minutes: lead time in minutes.
 
     Returns:
-        Metric name -> (2, X, R) lower and upper end, in the units of the metric. The dict is empty if there are fewer
-        than 6 blocks.
+        Metric name -> (2, X, R) lower and upper end of the interval, in the units of the metric. The dict is empty if
+        there are fewer than 6 blocks.
     """
     num_cases = len(statistics.initial_times)
     length = cases_per_block(statistics.initial_times, lead_minutes)
     num_blocks = num_cases // length
     if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         return {}
-    # Mean of each statistic over each resample: the sums over all possible blocks, times how often each was drawn.
+    # The mean of a statistic over a resample follows from the sums over all possible blocks and the number of times
+    # that the resample contains each block.
     num_draws = _count_draws(num_cases, num_blocks)
     cases = {}
     case_means = {}
@@ -115,10 +117,10 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         cases[name] = values_NXR
         case_means[name] = values_NXR.mean(axis=0)
         resampled_means[name] = means.reshape(NUM_RESAMPLES, *values_NXR.shape[1:])
-    # The metrics of all cases are the centre of the intervals, and those of the resamples give their width.
+    # The metrics of all cases are the centre of the intervals, and the metrics of the resamples determine the width.
     center = statistics.metrics_from_means(case_means)
     resampled = statistics.metrics_from_means(resampled_means)
-    # Quantiles of the resamples about the centre, widened for few blocks and for their correlation.
+    # The intervals are widened for the small number of blocks and for the correlation of neighbouring blocks.
     tail = _compute_tail_probability(num_blocks)
     intervals = {}
     for name, contributions in statistics.contributions(cases, case_means, center).items():
@@ -141,17 +143,17 @@ def compute_seasonal_scores(
     """Return the scores of all forecasts in each season, with their intervals.
 
     Args:
-        statistics: forecast name -> (its statistics, indices of their rows among the X rows of the table). All are of
-            the same N cases, and ``model`` must be among them.
-        forecasts: names of all forecasts of the table; those without statistics get NaN.
+        statistics: forecast name -> (statistics of the forecast, indices of their rows among the X rows of the table).
+            All statistics contain the same N cases, and ``model`` must be one of the forecasts.
+        forecasts: names of all forecasts of the table; forecasts without statistics get NaN.
         metrics: names of the metrics to return.
         num_rows: number X of rows of the table.
         leads: (L,) lead times in minutes.
         seasons: season name -> (N,) bool, True for the cases of the season.
 
     Returns:
-        Metric name -> (forecasts, seasons, X, L, R) scores, NaN where there is no score. For metrics with an interval
-        the dict also has its ends, under the name of the metric with the suffix ``_low`` or ``_high``.
+        Metric name -> (forecasts, seasons, X, L, R) scores, NaN where there is no score. For metrics with an interval,
+        the dict also contains the ends of the interval; their keys have the suffixes ``_low`` and ``_high``.
     """
     # Every statistic has the regions as its last dimension.
     num_regions = next(iter(statistics["model"][0].resampled().values())).shape[-1]
@@ -163,12 +165,12 @@ def compute_seasonal_scores(
         f = forecasts.index(forecast)
         for s, is_in_season in enumerate(seasons.values()):
             season_cases = all_cases.select(is_in_season)
-            # The score itself over all cases of the season.
+            # Scores over all cases of the season.
             for metric, values_LXR in season_cases.metrics().items():
                 if metric in scores:
-                    # The first index is a view, so the rows are written into the array itself.
+                    # The first index returns a view, so the assignment changes the array in `scores`.
                     scores[metric][f, s][list(rows)] = np.moveaxis(values_LXR, 1, 0)
-            # The interval of each metric that has one.
+            # Intervals of the metrics in `METRICS_WITH_INTERVAL`.
             for lead, minutes in enumerate(leads.tolist()):
                 for metric, ends in confidence_intervals(season_cases, lead, minutes).items():
                     if metric not in scores:
@@ -180,16 +182,16 @@ def compute_seasonal_scores(
 
 @lru_cache(maxsize=4)
 def _count_draws(num_cases: int, num_blocks: int) -> np.ndarray:
-    """Return the number of times that each bootstrap resample draws the block that starts at each case.
+    """Return how often each bootstrap resample contains the block that starts at each case.
 
     Args:
         num_cases: number N of cases.
-        num_blocks: number of blocks that a resample draws.
+        num_blocks: number of blocks in a resample.
 
     Returns:
-        (NUM_RESAMPLES, N) float64 counts; each row adds up to `num_blocks`.
+        (NUM_RESAMPLES, N) float64 counts; the sum of each row is `num_blocks`.
     """
-    # The seed depends only on these two numbers, so all scores of the same cases use the same resamples.
+    # The seed depends only on the two arguments, so all scores of the same cases use the same resamples.
     random = np.random.default_rng([num_cases, num_blocks])
     starts = random.integers(num_cases, size=(NUM_RESAMPLES, num_blocks))
     counts = np.zeros((NUM_RESAMPLES, num_cases))
@@ -198,16 +200,16 @@ def _count_draws(num_cases: int, num_blocks: int) -> np.ndarray:
 
 
 def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
-    """Return, for each row, the sum of this row and the next `length` - 1 rows, (N, K).
+    """Return, for each case, the sum over the block of cases that starts at this case, (N, K).
 
-    After the last row, a sum continues with the first one.
+    After the last case, a block continues with the first case.
 
     Args:
         values_NK: K values of each of N cases.
-        length: number of rows of a sum.
+        length: number of cases in a block.
     """
-    # A sum of consecutive rows is the difference of two cumulative sums. A row of zeros before the first one gives the
-    # sum that starts with it, and the first rows after the last one close the circle.
+    # The sum over a block is the difference of two cumulative sums. The row of zeros at the start is needed for the
+    # first block. The first cases are appended at the end for the blocks that continue with the first case.
     extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
     cumulative = np.cumsum(extended, axis=0)
     return cumulative[length:] - cumulative[:-length]
@@ -215,30 +217,30 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 
 @lru_cache
 def _compute_tail_probability(num_blocks: int) -> float:
-    """Return the probability of the lower quantile of the resamples that gives a 95 % interval.
+    """Return the probability whose quantile of the resamples is the lower end of the 95 % interval.
 
-    For a normal distribution of the scores it would be 2.5 %. It is smaller here, so that the interval is as wide as
-    one by Student's t with `num_blocks` - 1 degrees of freedom.
+    For a normal distribution of the scores, this probability would be 2.5 %. The returned probability is smaller, so
+    that the interval is as wide as an interval by Student's t with `num_blocks` - 1 degrees of freedom.
 
     Args:
         num_blocks: number of blocks, at least 2.
     """
-    # The bootstrap underestimates the variance by the factor (n - 1) / n for n blocks, which the root corrects.
+    # For n blocks, the bootstrap underestimates the variance by the factor (n - 1) / n. The square root corrects this.
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
     return NormalDist().cdf(-distance)
 
 
 class PairedTest(NamedTuple):
-    """Result of `paired_test` for differences (N, ...).
+    """Result of `paired_test` for an array of differences (N, ...) with N cases.
 
-    All arrays have the shape (...) without the dimension of the cases. They are NaN if there are fewer than 6 blocks.
+    All arrays have the shape (...), without the dimension of the cases. They are NaN if there are fewer than 6 blocks.
 
     Attributes:
         p_value: two-sided p-value of the mean difference.
-        n_eff: effective number of cases, at most N: the number of independent cases whose mean difference would be
-            equally uncertain.
-        half_width: half of the width of the 95 % interval of the mean difference, in the units of the difference.
+        n_eff: effective number of cases, at most N. The mean difference over `n_eff` independent cases would be equally
+            uncertain.
+        half_width: half the width of the 95 % interval of the mean difference, in the units of the difference.
     """
 
     p_value: np.ndarray
@@ -247,14 +249,14 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(difference: np.ndarray, length: int) -> PairedTest:
-    """Test whether a mean difference is 0, by Student's t-test of the means over blocks.
+    """Test with Student's t-test of the means over blocks if the mean of a difference is 0.
 
     The variance of the block means is multiplied by (1 + r) / (1 - r), where r is the remaining correlation of
     neighbouring blocks.
 
     Args:
         difference: (N, ...) difference of two scores in each case, in the order of the initial times.
-        length: number of cases of a block, from `cases_per_block`.
+        length: number of cases in a block, from `cases_per_block`.
     """
     num_cases = len(difference)
     num_blocks = num_cases // length
@@ -266,9 +268,9 @@ def paired_test(difference: np.ndarray, length: int) -> PairedTest:
     variance = block_means.var(axis=0, ddof=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance_of_mean = variance / num_blocks * _variance_inflation(block_means)
-        # Equal forecasts do not differ, although their variance is zero.
+        # The statistic is 0 for two equal forecasts, although their variance is also 0.
         t_statistic = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
-        # The mean of n independent cases has the variance of a single case divided by n, which gives n.
+        # The mean of n independent cases has the variance of a single case divided by n. This equation is solved for n.
         n_eff = np.minimum(difference.var(axis=0, ddof=1) / variance_of_mean, num_cases)
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     return PairedTest(
@@ -283,13 +285,13 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 
     Args:
         values: (N, ...) values of each case.
-        num_blocks: number of blocks into which the cases are divided; their lengths differ by at most one case.
+        num_blocks: number of blocks into which the cases are divided. The sizes of the blocks differ by at most one.
     """
     num_cases = len(values)
     # Index of the first case of each block.
     edges = np.arange(num_blocks) * num_cases // num_blocks
     sizes = np.diff(np.append(edges, num_cases))
-    # One size for each block, which broadcasts over the other dimensions.
+    # The sizes get dimensions of length 1, so that they broadcast over the other dimensions.
     other_dims = [1] * (values.ndim - 1)
     return np.add.reduceat(values, edges, axis=0) / sizes.reshape(num_blocks, *other_dims)
 
@@ -297,7 +299,8 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
     """Return the factor, (...), by which correlation of neighbouring blocks increases the variance of the total mean.
 
-    It is (1 + r) / (1 - r), where r is the correlation of the means of neighbouring blocks, clipped to 0 to 0.9.
+    The factor is (1 + r) / (1 - r), where r is the correlation of the means of neighbouring blocks, clipped to the
+    range 0 to 0.9.
 
     Args:
         block_means: (number of blocks, ...) means over blocks, in the order of time.
@@ -306,6 +309,6 @@ def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
     squares = (deviation**2).sum(axis=0)
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)
     correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
-    # A negative correlation is chance, and one near 1 would make the ratio infinite.
+    # A negative correlation is treated as chance, and a correlation near 1 would make the ratio infinite.
     correlation = np.clip(correlation, 0.0, 0.9)
     return (1 + correlation) / (1 - correlation)

@@ -1,8 +1,8 @@
 """Paired comparison of the model with baselines and other forecasts, case by case.
 
-A scorecard compares the model with a reference. The reference is another forecast, or the best of the three baselines.
-The opponents of a reference are the three baselines, or only the other forecast. The best opponent is compared with the
-model.
+A scorecard compares the model with a reference: another forecast, or the best of the three baselines. The opponents are
+the forecasts from which the reference is chosen: the other forecast alone, or the three baselines. The opponent with
+the best score is compared with the model.
 
 Shapes: N cases, L lead times, X rows of the score table (channels and winds, or events), R regions.
 """
@@ -20,9 +20,9 @@ from credit.verify.significance.bootstrap import cases_per_block, paired_test
 from credit.verify.statistics.case_statistics import CaseStatistics
 
 FALSE_DISCOVERY_RATE = 0.05
-# With fewer blocks no difference is called significant.
+# Smallest number of blocks for a difference to be marked as significant.
 MIN_BLOCKS_FOR_SIGNIFICANCE = 20
-# Names of the results of `compare_with_best_opponent`, and of those of `adjust_scorecard`.
+# Names of the results of `compare_with_best_opponent`, and names of the results of `adjust_scorecard`.
 COMPARISON_NAMES = ("difference", "difference_low", "difference_high", "p_value", "n_eff")
 SIGNIFICANCE_NAMES = ("p_adjusted", "significant")
 
@@ -30,10 +30,10 @@ Statistics = TypeVar("Statistics", bound=CaseStatistics)
 
 
 def comparison_name(score: str, result: str) -> str:
-    """Return the name of the variable of scores.nc that holds a result of the comparison.
+    """Return the name of the variable of scores.nc that contains a result of the comparison.
 
-    It is the name of the score followed by that of the result, such as ``brier_p_value``. For RMSE the prefix is
-    omitted except for the difference and its interval, so the names are ``rmse_difference``, ``p_value``, ``n_eff``.
+    The name consists of the score and the result, such as ``brier_p_value``. For RMSE, the score is omitted except in
+    the names of the difference and its interval. The names are therefore ``rmse_difference``, ``p_value``, ``n_eff``.
 
     Args:
         score: name of the score, such as ``rmse`` or ``brier``.
@@ -45,7 +45,7 @@ def comparison_name(score: str, result: str) -> str:
 
 
 def opponents_by_reference(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return reference name -> names of its opponents, of which the best one is compared with the model.
+    """Return reference name -> names of its opponents; the best opponent is compared with the model.
 
     Args:
         forecasts: names of all forecasts and baselines of a table.
@@ -64,29 +64,29 @@ def compare_with_best_opponent(
     leads: np.ndarray,
     power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Compare a score of the model with that of its best opponent, case by case; smaller scores are better.
+    """Compare a score of the model with the score of its best opponent, case by case.
 
-    The score is the mean over cases of their contributions, raised to `power`. For each row, region and lead time the
-    best opponent is the one with the smallest score.
+    The score is the mean of the contributions of the cases, raised to `power`; smaller scores are better. The best
+    opponent is chosen for each row, region and lead time; it is the opponent with the smallest score.
 
     Args:
         initial_times: (N,) initial times in minutes.
         model: (N, L, X, R) contribution of each case to the score of the model.
-        opponents: for each opponent (contributions of the same cases (N, L, rows, R), indices of these rows among the X
-            rows of the model).
+        opponents: for each opponent a tuple. The first item contains the contributions of the same cases to the score
+            of the opponent, (N, L, rows, R). The second item contains the indices of these rows among the X rows.
         leads: (L,) lead times in minutes.
         power: 1/2 for RMSE, whose contributions are squared errors; 1 for other scores.
 
     Returns:
-        Each of `COMPARISON_NAMES` -> (X, L, R), NaN where no opponent has the row. ``difference`` is the score of the
-        model divided by that of the opponent, minus 1. ``difference_low`` and ``difference_high`` are the ends of its
-        95 % interval, which takes the score of the opponent as exact. ``p_value`` and ``n_eff`` are those of
-        `credit.verify.significance.bootstrap.paired_test`.
+        Each of `COMPARISON_NAMES` -> (X, L, R) array, NaN where no opponent has the row. ``difference`` is the score of
+        the model divided by the score of the best opponent, minus 1. ``difference_low`` and ``difference_high`` are the
+        ends of its 95 % interval; the score of the opponent is assumed to be exact. ``p_value`` and ``n_eff`` are
+        results of `credit.verify.significance.bootstrap.paired_test`.
     """
     num_cases, _, num_rows, num_regions = model.shape
     results = {name: np.full((num_rows, len(leads), num_regions), np.nan) for name in COMPARISON_NAMES}
     for lead, minutes in enumerate(leads.tolist()):
-        # An opponent without a row must not be the best one there.
+        # An opponent that does not have a row must not be the best opponent of this row.
         candidates = np.full((len(opponents), num_cases, num_rows, num_regions), np.inf)
         for number, (contributions, rows) in enumerate(opponents):
             candidates[number][:, list(rows)] = contributions[:, lead]
@@ -94,19 +94,19 @@ def compare_with_best_opponent(
         mean_scores = np.nan_to_num(candidates.mean(axis=1), nan=np.inf)
         best = mean_scores.argmin(axis=0)
         opponent = np.take_along_axis(candidates, best[None, None], axis=0)[0]
-        # Where no opponent has a row, there is nothing to compare with.
+        # If no opponent has a row, the comparison of this row is NaN.
         opponent[np.isinf(opponent)] = np.nan
         difference = model[:, lead] - opponent
         opponent_mean = opponent.mean(axis=0)
         mean_difference = difference.mean(axis=0)
         test = paired_test(difference, cases_per_block(initial_times, minutes))
-        # Only the mean difference is uncertain here; the score of the opponent is taken as exact.
+        # The interval contains only the uncertainty of the mean difference; the opponent's score is assumed exact.
         ends = {"": 0.0, "_low": -test.half_width, "_high": test.half_width}
         for suffix, distance in ends.items():
             with np.errstate(invalid="ignore", divide="ignore"):
                 ratio = 1.0 + (mean_difference + distance) / opponent_mean
                 if power != 1.0:
-                    # The lower end of a wide interval may be negative, and would have no root.
+                    # The lower end of a wide interval may be negative, so that it has no root.
                     ratio = np.maximum(ratio, 0.0) ** power
             results[f"difference{suffix}"][:, lead] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
         results["p_value"][:, lead] = test.p_value
@@ -124,20 +124,20 @@ def compare_with_references(
     """Return the comparison of the model with every reference in every season.
 
     Args:
-        statistics: forecast name -> (its statistics, indices of their rows among the X rows of the model). All are of
-            the same N cases.
+        statistics: forecast name -> (statistics of the forecast, indices of their rows among the X rows of the model).
+            All statistics contain the same N cases.
         seasons: season name -> (N,) bool, True for the cases of the season.
         leads: (L,) lead times in minutes.
-        contribution: function of the statistics of a forecast and of a mask (N,) that selects cases. It returns the
-            contributions of these cases to the score, (cases, L, rows, R), see `compare_with_best_opponent`.
+        contribution: function of the statistics of a forecast and of a mask (N,) that selects cases. The function
+            returns the contributions of these cases to the score, (cases, L, rows, R).
         power: exponent of the mean contribution, see `compare_with_best_opponent`.
 
     Returns:
-        Each of `COMPARISON_NAMES` -> (references, seasons, X, L, R), in the order of `opponents_by_reference` and
-        `seasons`.
+        Each of `COMPARISON_NAMES` -> (references, seasons, X, L, R) array. The references have the order of
+        `opponents_by_reference`.
     """
     model, _ = statistics["model"]
-    # The loop over seasons is the inner one, as the last step splits one dimension into references and seasons.
+    # The inner loop is over seasons, because the last step splits one dimension into references and seasons.
     comparisons = []
     for names in opponents_by_reference(list(statistics)).values():
         for is_in_season in seasons.values():
@@ -157,21 +157,22 @@ def compare_with_references(
 
 
 def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Return adjusted p-values and significance of all tests of the scorecards.
+    """Return adjusted p-values and the significance of all tests of the scorecards.
 
-    A scorecard consists of the tests of all scores, rows and lead times for one reference, season and region. Its tests
-    are adjusted together for the false discovery rate. Lead times with fewer than 20 blocks are left out.
+    A scorecard consists of the tests of all scores, rows and lead times for one reference, season and region. The tests
+    of a scorecard are adjusted together for the false discovery rate. Lead times with fewer than 20 blocks are left
+    out.
 
     Args:
-        p_values: for each score (such as RMSE, CRPS) its p-values (references, seasons, X, L, R), NaN where nothing was
-            tested. The number X of rows may differ between scores.
+        p_values: p-values of each score (such as RMSE, CRPS), (references, seasons, X, L, R); NaN where no test was
+            made. The number X of rows may differ between scores.
         n_blocks: (seasons, L) number of blocks.
 
     Returns:
-        For each score a dict with two arrays of the shape of its p-values: ``p_adjusted`` are the adjusted p-values,
-        and ``significant`` (bool) is True where these are at most 5 %.
+        For each score, a dict with two arrays of the same shape as the p-values of the score. ``p_adjusted`` contains
+        the adjusted p-values. ``significant`` (bool) is True where the adjusted p-value is at most 5 %.
     """
-    # The tests of all scores are adjusted together, and separated again at the end.
+    # The p-values of all scores are joined for the adjustment and separated again at the end.
     all_p_values = np.concatenate(p_values, axis=2)
     # (seasons, L) becomes (references, seasons, X, L, R).
     has_blocks = (n_blocks >= MIN_BLOCKS_FOR_SIGNIFICANCE)[None, :, None, :, None]
@@ -181,7 +182,7 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
     for reference, season, region in np.ndindex(num_references, num_seasons, num_regions):
         scorecard = reference, season, slice(None), slice(None), region
         adjusted[scorecard] = adjust_p_values(all_p_values[scorecard])
-    # Index of the first row of each score but the first.
+    # Index of the first row of each score except the first score.
     row_counts = [values.shape[2] for values in p_values]
     first_rows = np.cumsum(row_counts)[:-1]
     results = []
@@ -191,10 +192,15 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
 
 
 def adjust_p_values(p_values: np.ndarray) -> np.ndarray:
-    """Return p-values of any shape, adjusted for the false discovery rate (Benjamini and Hochberg 1995).
+    """Adjust p-values for the false discovery rate (Benjamini and Hochberg 1995).
 
-    Among the tests whose adjusted p-value is at most q, at most a fraction q is expected to be significant only by
-    chance. NaN is not counted as a test and stays NaN.
+    Among the tests with an adjusted p-value of at most q, at most a fraction q is expected to be due to chance.
+
+    Args:
+        p_values: p-values of any shape; NaN where no test was made.
+
+    Returns:
+        Adjusted p-values of the same shape; NaN where no test was made.
     """
     adjusted = np.full(p_values.shape, np.nan)
     is_tested = ~np.isnan(p_values)

@@ -1,8 +1,8 @@
 """Area-weighted means of fields over regions.
 
-Along a row of cells the area weights change only where a region begins or ends. A segment is a run of cells of one row
-with constant weights. Compiled kernels (`credit.verify.statistics.kernels`) sum the fields over each segment, and only
-these few sums are multiplied by the weights.
+Along a row of cells, the area weights change only where a region begins or ends. A segment is a sequence of adjacent
+cells in one row with equal weights. Compiled kernels (`credit.verify.statistics.kernels`) sum the fields over each
+segment, and only these sums are multiplied by the weights.
 
 A channel group is one channel, or the two components of a wind vector. One thread computes all sums of a group.
 
@@ -22,16 +22,16 @@ from credit.errors import DataError
 from credit.utils.threads import thread_map
 from credit.verify.statistics.kernels import field_sums, weighted_sums
 
-# Function of the index of a channel and of an array (K, S), into which it writes the sums of the channel.
+# Function of the index of a channel and of an output array (K, S). It writes the sums of the channel into the array.
 SumChannel = Callable[[int, np.ndarray], None]
 # Function of the indices of the channels of a group, (1,) or (2,), and of two output arrays. It writes the sums of the
-# channels into the first, (1 or 2, K, S), and those of the wind vector into the second, (L, S). The second is (0, S)
-# for a group of one channel.
+# channels into the first array, (1 or 2, K, S), and the sums of the wind vector into the second array, (L, S). The
+# second array is (0, S) for a group of one channel.
 SumChannelGroup = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 class AreaMean:
-    """Computation of area-weighted means over regions, without masked cells.
+    """Computation of area-weighted means over regions; masked cells are left out.
 
     Args:
         channels: the C channels of the fields.
@@ -44,8 +44,8 @@ class AreaMean:
         names: names of the channels.
         valid_CP: bool, True in cells that are not masked.
         is_masked: (C,) bool, True for a channel with masked cells.
-        segments: two arrays (S,), the index of the first cell of each segment and that of the cell after its last one.
-        shape: (X, R), the numbers of rows of the score table and of regions.
+        segments: two arrays (S,): index of the first cell of each segment, and index after its last cell.
+        shape: (X, R), number of rows of the score table and number of regions.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class AreaMean:
             if channel.variable in masks:
                 valid_CHW[index] = ~masks[channel.variable]
         self.valid_CP = valid_CHW.reshape(len(channels), -1)
-        # Channels without masked cells are the rule, and need no copy in `channel_values`.
+        # Most channels have no masked cells and need no copy in `channel_values`.
         self.is_masked = (~self.valid_CP).any(axis=1)
         self.shape = len(channels) + len(winds), len(weights)
         self._u_index = np.array([u for u, _ in winds], dtype=int)
         self._v_index = np.array([v for _, v in winds], dtype=int)
-        # Wind vectors come first, as they take longest and threads should not wait for them at the end.
+        # Wind vectors take longest, so threads start with them and do not wait for them at the end.
         components = set(itertools.chain(*winds))
         self._channel_groups: list[tuple[np.ndarray, int | None]] = []
         for vector, pair in enumerate(winds):
@@ -75,15 +75,15 @@ class AreaMean:
             if index not in components:
                 self._channel_groups.append((np.array([index]), None))
         self.segments, self._weights_SR = _find_segments(weights)
-        # Weight of the valid cells of each channel in each region, by which weighted sums are divided.
+        # Weighted sums are divided by the total weight of the valid cells of each channel in each region.
         self._norm_CR = self._compute_weighted_sums(self.valid_CP)
 
     def flatten(self, fields_CHW: np.ndarray, description: str) -> np.ndarray:
         """Return fields (C, H, W) as (C, P) float64 with masked cells set to 0.
 
         Args:
-            fields_CHW: the fields; masked cells may hold any value.
-            description: name of the fields in an error message.
+            fields_CHW: the fields; masked cells may contain any value.
+            description: description of the fields for an error message.
 
         Raises:
             DataError: if a value is not finite in a cell that is not masked.
@@ -94,16 +94,13 @@ class AreaMean:
         return fields_CP
 
     def require_finite(self, fields_CHW: np.ndarray, description: str) -> None:
-        """Require a finite value in every cell that is not masked.
+        """Raise a DataError if a value is not finite in a cell that is not masked.
 
-        Otherwise a forecast that became unstable would be scored on the remaining cells only.
+        Without this check, an unstable forecast would be scored only on the cells with finite values.
 
         Args:
             fields_CHW: the fields, (C, H, W) or (C, P).
-            description: name and time of the fields in the error message.
-
-        Raises:
-            DataError: if a value is not finite in a cell that is not masked.
+            description: name and time of the fields for the error message.
         """
         fields_CP = fields_CHW.reshape(self.valid_CP.shape)
         for name, field_P, valid_P in zip(self.names, fields_CP, self.valid_CP, strict=True):
@@ -115,20 +112,20 @@ class AreaMean:
                 )
 
     def channel_values(self, fields: np.ndarray, channel: int) -> np.ndarray:
-        """Return one channel of `fields`, which are (C, H, W) or (C, P), as (P,) with 0 in masked cells."""
+        """Return one channel of fields (C, H, W) or (C, P) as an array (P,) with 0 in masked cells."""
         values_P = fields[channel].reshape(-1)
         if self.is_masked[channel]:
             return np.where(self.valid_CP[channel], values_P, values_P.dtype.type(0))
         return values_P
 
     def reduce_channels(self, count: int, sum_channel: SumChannel, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return K area means of each channel in each region, (K, C, R) float64, computed by several threads.
+        """Compute K area means of each channel in each region, (K, C, R) float64, with several threads.
 
         Args:
             count: number K of quantities that are averaged, for example 2 for the error and its square.
             sum_channel: function that writes the sums of the K quantities of one channel over each segment.
             fields: description -> field (C, H, W) or (C, P) from which the sums are computed. If a sum is not finite,
-                these fields are searched for the reason, and the error message contains the description.
+                the error message contains the description of the field with the value that is not finite.
 
         Raises:
             DataError: if a value of `fields` is not finite in a cell that is not masked.
@@ -147,12 +144,12 @@ class AreaMean:
     def reduce_channels_and_winds(
         self, counts: tuple[int, int], sum_group: SumChannelGroup, fields: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return K area means of each channel, (K, C, R), and L of each wind vector, (L, V, R), both float64.
+        """Compute K area means of each channel, (K, C, R), and L area means of each wind vector, (L, V, R), in float64.
 
-        A vector and its components are summed together, while they are in the processor's cache.
+        A vector and its components are summed together, because they are then in the CPU cache.
 
         Args:
-            counts: (K, L), the numbers of quantities that are averaged.
+            counts: (K, L), numbers of quantities that are averaged for each channel and for each wind vector.
             sum_group: function that writes the sums of one channel group over each segment.
             fields: fields from which the sums are computed, see `reduce_channels`.
 
@@ -166,12 +163,12 @@ class AreaMean:
         def reduce_group(number: int) -> None:
             channels, vector = self._channel_groups[number]
             channel_sums = self._new_sums(len(channels), channel_count)
-            # A group of a single channel has no sums of a vector.
+            # A group of one channel has no vector sums.
             vector_sums = self._new_sums(0)
             if vector is not None:
                 vector_sums = self._new_sums(vector_count)
             sum_group(channels, channel_sums, vector_sums)
-            # The sums over segments become sums over regions.
+            # Sums over regions are computed from the sums over segments.
             for channel, sums_KS in zip(channels, channel_sums, strict=True):
                 weighted_sums(sums_KS, self._weights_SR, channel_sums_KCR[:, channel])
             if vector is not None:
@@ -179,21 +176,21 @@ class AreaMean:
 
         thread_map(reduce_group, len(self._channel_groups), channel_count * self.valid_CP.shape[1])
         channel_means = self._divide_by_norm(channel_sums_KCR, self._norm_CR, fields)
-        # Both components have the same mask, so the weight of the first one holds for the vector.
+        # Both components have the same mask, so the weight of the first component is also the weight of the vector.
         vector_means = self._divide_by_norm(vector_sums_LVR, self._norm_CR[self._u_index], fields)
         return channel_means, vector_means
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
-        """Return the area means over each region of K fields that were derived from one channel, (K, R).
+        """Return the area means of K fields that were derived from one channel, (K, R).
 
         Args:
-            values_KP: K fields, which must be 0 in masked cells.
-            channel: index of the channel; the means are over its cells that are not masked.
+            values_KP: K fields; they must be 0 in masked cells.
+            channel: index of the channel. The means are over the cells of this channel that are not masked.
         """
         return _divide(self._compute_weighted_sums(values_KP), self._norm_CR[channel])
 
     def append_vectors(self, means_CR: np.ndarray) -> np.ndarray:
-        """Return means of the channels, (C, R), and after them the sum over both components of each vector: (X, R)."""
+        """Append the sum over both components of each wind vector to means of the channels, and return (X, R)."""
         vector_means_VR = means_CR[self._u_index] + means_CR[self._v_index]
         return np.concatenate([means_CR, vector_means_VR])
 
@@ -202,7 +199,7 @@ class AreaMean:
         return np.empty((*shape, len(self._weights_SR)))
 
     def _divide_by_norm(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return weighted sums (..., R) divided by the weight of the valid cells.
+        """Return weighted sums divided by the weight of the valid cells.
 
         Args:
             sums: (K, C, R) or (L, V, R) weighted sums.
@@ -210,9 +207,9 @@ class AreaMean:
             fields: fields from which the sums were computed, see `reduce_channels`.
 
         Raises:
-            DataError: if a sum is not finite because a value of `fields` is not.
+            DataError: if a sum is not finite because a value of `fields` is not finite.
         """
-        # A value that is not finite makes its sum not finite. Only then are all cells searched, to name the field.
+        # Only if a sum is not finite, all cells are searched for the field with the value that is not finite.
         if not np.isfinite(sums).all():
             for description, values in fields.items():
                 self.require_finite(np.asarray(values), description)
@@ -229,30 +226,31 @@ class AreaMean:
 
 
 def _divide(sums: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """Return sums / norm; NaN for a region without valid cells, where both are 0."""
+    """Return sums / norm, NaN for a region without valid cells."""
     with np.errstate(invalid="ignore"):
         return sums / norm
 
 
 def _find_segments(weights_RHW: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Return the segments, and the weight in each region of a cell of each segment.
+    """Divide the cells of all regions into segments, and return the segments and their weights.
 
-    A segment lies in one row, and all its cells have the same weights. Cells outside all regions are in no segment.
+    A segment consists of adjacent cells in one row, and all its cells have the same weights. Cells outside all regions
+    are in no segment.
 
     Args:
         weights_RHW: area weights of the cells in each region, 0 outside the region.
 
     Returns:
-        Two items. The first is a pair of arrays (S,): the index of the first cell of each segment, and that of the cell
-        after its last one. The second is (S, R), the weight of one cell of the segment in each region.
+        (segments, weights). The segments are two arrays (S,): index of the first cell of each segment, and index after
+        its last cell. The weights are (S, R): weight of one cell of each segment in each region.
     """
     width = weights_RHW.shape[2]
     starts = []
     stops = []
     weights = []
-    # Rows one after the other; a new segment starts where the weight of any region changes.
+    # In each row, a new segment starts where the weight of any region changes.
     for row, weights_RW in enumerate(weights_RHW.swapaxes(0, 1)):
-        # Difference i is that of the columns i and i + 1, so a change belongs to column i + 1.
+        # Difference i is the difference between columns i and i + 1, so the new segment starts at column i + 1.
         has_change = (np.diff(weights_RW) != 0).any(axis=0)
         changes = np.flatnonzero(has_change) + 1
         for start, stop in itertools.pairwise([0, *changes.tolist(), width]):

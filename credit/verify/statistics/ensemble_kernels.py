@@ -5,15 +5,16 @@ doi:10.1198/016214506000001437) is::
 
     CRPS = mean |x_i - y| - D / M^2,          D = sum over pairs i < j of |x_i - x_j|
 
-This is the score of the empirical distribution of the ensemble. Its expectation depends on M: for members drawn from
-a distribution F, it exceeds the CRPS of F by the mean distance of two draws divided by 2 M. The fair score (Ferro 2014,
-doi:10.1002/qj.2270) subtracts D / (M (M - 1)) instead, so its expectation is the CRPS of F for every M.
+This is the score of the empirical distribution of the ensemble. Its expectation depends on M. If the members are
+sampled from a distribution F, the expectation exceeds the CRPS of F by the mean distance of two samples divided by 2 M.
+The fair score (Ferro 2014, doi:10.1002/qj.2270) subtracts D / (M (M - 1)) instead, so its expectation is the CRPS of F
+for every M.
 
-For sorted members x_(1) <= ... <= x_(M), D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so that no pairs need to be
-formed. The energy score of wind vectors is the same formula with lengths of vectors instead of absolute values. Vectors
-cannot be sorted, so computing it takes O(M^2) time.
+For sorted members x_(1) <= ... <= x_(M), D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so the pairs need not be
+computed. The energy score of wind vectors has the same formula with lengths of vectors instead of absolute values.
+Vectors cannot be sorted, so the computation of the energy score takes O(M^2) time.
 
-`credit.verify.statistics.kernels` explains the segments, and how kernels are compiled and write their output.
+`credit.verify.statistics.kernels` explains segments, the compilation of kernels, and their output arrays.
 
 Shapes: M members, C channels, P cells, S segments.
 """
@@ -26,9 +27,9 @@ from numba import njit
 from credit.utils.compilation.kernels import OPTIONS, compiled
 from credit.verify.statistics.kernels import Segments
 
-# Number of sums of `member_sums` before those of the ranks.
+# Number of sums of `member_sums` before the sums of the ranks.
 NUM_MEMBER_SUMS = 3
-# Cells that are sorted together; of 50 members they are 26 kB, which stays in the processor's first cache.
+# Number of cells that are sorted together. For 50 members, the block is 26 kB and fits in the first-level CPU cache.
 _BLOCK_CELLS = 64
 
 
@@ -40,18 +41,20 @@ def member_sums(
 
     Args:
         members_MCP: fields of the members, contiguous in memory.
-        channel: index of the channel, whose truth is `truth_P`.
-        valid_P: bool, False in cells that are left out; they may hold any value.
+        channel: index of the channel in `members_MCP`.
+        truth_P: truth of the channel.
+        valid_P: bool, False in cells that are left out; such cells may contain any value.
         segments: the S segments.
         out: (4 + M, S) output. Rows 0 to 2 are sums over cells: absolute errors of all members, D (see the module
-            docstring), unbiased variance over members. The other M + 1 rows count the cells in which 0 to M members lie
-            below the truth. A truth equal to t members has t + 1 possible ranks and adds 1 / (t + 1) to each.
+            docstring), unbiased variance over members. The other M + 1 rows are the numbers of cells in which 0 to M
+            members are below the truth. If t members equal the truth, the truth has t + 1 possible ranks, and the cell
+            adds 1 / (t + 1) to each of them.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
     errors = np.empty((num_members, _BLOCK_CELLS))
     mean_error = np.empty(_BLOCK_CELLS)
-    # Numbers of members below the truth and equal to it give its rank.
+    # The rank of the truth follows from the numbers of members below the truth and equal to the truth.
     members_below = np.empty(_BLOCK_CELLS)
     members_equal = np.empty(_BLOCK_CELLS)
     for s in range(len(segment_starts)):
@@ -74,8 +77,8 @@ def member_sums(
                     mean_error[i] += error / num_members
                     members_below[i] += 1.0 if error < 0.0 else 0.0
                     members_equal[i] += 1.0 if error == 0.0 else 0.0
-            # Errors are sorted instead of members: both have the same order and distances in a cell. Errors of masked
-            # cells are 0 and add nothing to the sums.
+            # Errors are sorted instead of members, because in each cell the errors have the same order and the same
+            # distances as the members. Errors of masked cells are 0, so they do not change the sums.
             _sort_columns(errors, cells)
             for m in range(num_members):
                 row = errors[m]
@@ -94,20 +97,20 @@ def member_sums(
                         out[NUM_MEMBER_SUMS + k, s] += 1.0 / (ties + 1)
 
 
-# Inlining makes this function slower. It moves values and adds up nothing, so its result does not depend on how it was
-# compiled.
+# This function is not inlined, because inlining makes it slower. It does not add numbers, so its result does not depend
+# on the compilation.
 @njit(**OPTIONS)
 def _sort_columns(values: np.ndarray, cells: int) -> None:
-    """Sort each of the first columns of `values` in place, by Batcher's merge exchange.
+    """Sort each of the first `cells` columns of `values` in place with Batcher's merge exchange.
 
-    Knuth, The Art of Computer Programming, vol. 3, section 5.2.2, algorithm M. The algorithm compares the same pairs of
-    rows whatever the values are, so all columns are sorted at once by vector instructions.
+    Source: Knuth, The Art of Computer Programming, vol. 3, section 5.2.2, algorithm M. The algorithm compares the same
+    pairs of rows for all values, so vector instructions sort all columns at once.
 
     Args:
-        values: (M, N) values, M members of N cells.
-        cells: number of columns to sort; later columns keep their order.
+        values: (M, N) values of M members in N cells.
+        cells: number of columns to sort; later columns are not changed.
     """
-    # The names of Knuth are t = top, p = width, q = reach, r = offset, d = distance; top is the largest power of two
+    # Knuth uses the names t = top, p = width, q = reach, r = offset, d = distance. `top` is the largest power of two
     # below the number of rows.
     num_rows = len(values)
     top = 1
@@ -146,17 +149,18 @@ def vector_member_sums(
     Args:
         members_MCP: fields of the members, contiguous in memory; lengths of vectors are computed in their precision.
         pair: channel indices of the two components.
-        truth_u, truth_v: (P,) components of the truth.
-        valid_P: bool, False in cells that are left out; they may hold any value.
-        scale: power of two by which winds are multiplied before they are squared, so that float32 holds the squares.
+        truth_u: (P,) eastward component of the truth.
+        truth_v: (P,) northward component of the truth.
+        valid_P: bool, False in cells that are left out; such cells may contain any value.
+        scale: power of two by which winds are multiplied so that float32 can represent their squares.
         segments: the S segments.
-        out: (2, S) output, the sums over cells of the lengths of the vector errors of all members, and of D (see the
-            module docstring). Both are divided by `scale`, so they are in the units of the winds.
+        out: (2, S) output: the sums over cells of the lengths of the error vectors of all members, and of D (see the
+            module docstring). Both sums are divided by `scale`, so they are in the units of the winds.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
     zero = np.float32(0.0)
-    # The values themselves are kept rather than their errors: a small difference of two values is exact.
+    # Winds are stored instead of their errors, because the difference of two similar winds is exact.
     scaled_u = np.zeros((num_members, _BLOCK_CELLS), members_MCP.dtype)
     scaled_v = np.zeros((num_members, _BLOCK_CELLS), members_MCP.dtype)
     for s in range(len(segment_starts)):
@@ -169,7 +173,7 @@ def vector_member_sums(
             for m in range(num_members):
                 u = members_MCP[m, pair[0], start : start + cells]
                 v = members_MCP[m, pair[1], start : start + cells]
-                # Views of the scaled components of this member, which the loop fills.
+                # The loop fills these views of the scaled components of the member.
                 x = scaled_u[m]
                 y = scaled_v[m]
                 for i in range(cells):
@@ -194,11 +198,11 @@ def vector_member_sums(
 
 
 def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard and the fair CRPS of a channel, or energy score of a wind vector.
+    """Return the standard and the fair CRPS of a channel, or the two energy scores of a wind vector.
 
     Args:
-        sums: (2 or more, ...) sums from `member_sums` or `vector_member_sums`, or their area means. Only the first two
-            rows are used: the summed distances of the members from the truth, and D (see the module docstring).
+        sums: (2 or more, ...) sums from `member_sums` or `vector_member_sums`, or area means of these sums. Only the
+            first two rows are used: the summed distances of the members from the truth, and D (module docstring).
         num_members: number of members M.
 
     Returns:
@@ -207,7 +211,7 @@ def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.n
     """
     error = sums[0] / num_members
     distances = sums[1]
-    # A single member has no distance to another one, so its fair score stays NaN.
+    # The fair score is not defined for a single member, so it is NaN.
     fair = np.full_like(error, np.nan)
     if num_members > 1:
         fair = error - distances / (num_members * (num_members - 1))

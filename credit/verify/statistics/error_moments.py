@@ -32,13 +32,13 @@ _PERSISTENCE, _DAMPED_PERSISTENCE, _CLIMATOLOGY = BASELINES
 class ReferenceFields:
     """Truth and climatology at one time.
 
-    All fields are (C, H, W) or (C, P), in the units of the data. Masked cells may hold any value.
+    All fields are (C, H, W) or (C, P), in the units of the data. Masked cells may contain any value.
 
     Attributes:
         truth: fields of the truth.
         climatology: fields of the climatology, of the same dtype and shape as `truth`.
-        truth_description: name of the truth in error messages.
-        climatology_description: name of the climatology in error messages.
+        truth_description: description of the truth for error messages.
+        climatology_description: description of the climatology for error messages.
     """
 
     truth: np.ndarray
@@ -47,16 +47,16 @@ class ReferenceFields:
     climatology_description: str = "climatology"
 
     def by_description(self) -> dict[str, Fields]:
-        """Return {description: fields} of truth and climatology, the form that `AreaMean` needs for error messages."""
+        """Return description -> fields for truth and climatology; `AreaMean` needs this dict for error messages."""
         return {self.truth_description: self.truth, self.climatology_description: self.climatology}
 
 
 @dataclass(frozen=True)
 class BaselineState:
-    """Truth and anomaly at the initial time of a case, from which the baselines at all lead times are computed.
+    """Truth and anomaly at the initial time of a case; the baselines at all lead times are computed from them.
 
     Attributes:
-        fields: (C, H, W) truth at the initial time; masked cells may hold any value.
+        fields: (C, H, W) truth at the initial time; masked cells may contain any value.
         anomaly: (C, H, W) anomaly at the initial time, 0 in masked cells.
         mean: (C, R) area mean of the anomaly.
         variance: (C, R) area mean of the squared anomaly.
@@ -69,7 +69,7 @@ class BaselineState:
 
     @classmethod
     def build(cls, area_mean: AreaMean, initial: ReferenceFields) -> BaselineState:
-        """Return the state at the initial time of a case.
+        """Build the state from the truth and the climatology at the initial time of a case.
 
         Args:
             area_mean: area means of the C channels.
@@ -84,7 +84,7 @@ class BaselineState:
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
             truth_P = area_mean.channel_values(truth, channel)
             climatology_P = area_mean.channel_values(initial.climatology, channel)
-            # Masked cells are 0 in both fields, so the anomaly is 0 there. The reshaped channel is a view of `anomaly`.
+            # Masked cells are 0 in both fields, so their anomaly is 0. The reshaped channel is a view of `anomaly`.
             np.subtract(truth_P, climatology_P, out=anomaly[channel].reshape(-1))
             anomaly_sums(truth_P, climatology_P, area_mean.segments, out_KS)
 
@@ -94,20 +94,20 @@ class BaselineState:
 
 @dataclass(frozen=True)
 class ErrorMoments:
-    """Area means of the errors of one forecast at one valid time, from which all its deterministic scores follow.
+    """Area means of the errors of one forecast at one valid time; its deterministic scores are computed from them.
 
-    All are in the units of the channel, or in squared units where they contain a square or a product.
+    Means are in the units of the channel; means of squares and products are in squared units.
 
     Attributes:
         error: (C, R) mean of forecast minus truth.
         absolute_error: (C, R) mean absolute error.
         squared_error: (C, R) mean squared error.
-        forecast_variance: (C, R) mean square of the forecast's anomaly, whose area mean is not subtracted.
+        forecast_variance: (C, R) mean square of the forecast's anomaly, without subtraction of its area mean.
         covariance: (C, R) mean product of the anomalies of forecast and truth.
         truth_anomaly: (C, R) mean anomaly of the truth.
-        truth_variance: (C, R) mean square of the truth's anomaly, whose area mean is not subtracted.
+        truth_variance: (C, R) mean square of the truth's anomaly, without subtraction of its area mean.
         speed_error: (V, R) mean of the forecast wind speed minus the true wind speed.
-        vector_error_length: (V, R) mean length of the difference of the wind vectors of forecast and truth.
+        vector_error_length: (V, R) mean length of the difference between the wind vectors of forecast and truth.
     """
 
     error: np.ndarray
@@ -130,23 +130,23 @@ def compute_error_moments(
 ) -> dict[str, ErrorMoments]:
     """Return the error moments of several forecasts at one valid time and, if requested, of the three baselines.
 
-    The sums of the errors are computed first, and the moments of the forecast's anomaly follow from them. If the error
-    were computed from sums of anomalies, it would be a small difference of two large numbers and lose digits.
+    The sums of the errors are computed first, and the moments of the forecast's anomaly are computed from these sums.
+    An error that is computed from sums of anomalies would be a small difference of two large numbers and lose digits.
 
     Args:
         area_mean: area means of the C channels.
         reference: truth and climatology at the valid time.
-        forecasts: forecast name -> (C, H, W) or (C, P) fields; masked cells may hold any value.
-        descriptions: forecast name -> its description in error messages; without a description the name is used.
-        baselines: (state at the initial time, (C,) factor of damped persistence); None computes no baselines.
+        forecasts: forecast name -> (C, H, W) or (C, P) fields; masked cells may contain any value.
+        descriptions: forecast name -> description of the forecast for error messages; the default is the name.
+        baselines: (state at the initial time, (C,) factor of damped persistence); None to compute no baselines.
 
     Returns:
-        Name of each forecast and, if requested, of each baseline -> its error moments.
+        Name of each forecast and, if requested, of each baseline -> error moments.
 
     Raises:
         DataError: if a value is not finite in a cell that is not masked.
     """
-    # Fields by their description in error messages, which name the one with a missing value.
+    # Error messages contain the description of the field that has a missing value.
     descriptions = descriptions or {}
     fields: dict[str, Fields] = {}
     for name, values in forecasts.items():
@@ -157,7 +157,7 @@ def compute_error_moments(
     else:
         state, damping_C = baselines
         fields["truth at the initial time"] = state.fields
-        # Persistence is a forecast like any other.
+        # Persistence is treated like the other forecasts.
         forecasts = {_PERSISTENCE: state.fields, **forecasts}
     fields |= reference.by_description()
     inputs = _build_error_inputs(area_mean, reference, list(forecasts.values()), state, damping_C)
@@ -167,12 +167,12 @@ def compute_error_moments(
         if len(vector_sums):
             scale = choose_wind_scale([area_mean.channel_values(reference.truth, channel) for channel in channels])
         error_sums(inputs, channels, scale, area_mean.segments, channel_sums, vector_sums)
-        # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
+        # Squares of very large or very small winds overflow in float32; such winds are summed again in float64.
         if not np.isfinite(vector_sums).all():
             inputs_float64 = _convert_to_float64(inputs, channels)
             error_sums(inputs_float64, np.arange(2), scale, area_mean.segments, channel_sums, vector_sums)
 
-    # Numbers of sums of each channel and of each wind vector. The channel sums of climatology are those of the truth.
+    # Numbers of sums of each channel and of each wind vector. Climatology needs no channel sums except the truth's.
     num_channel_sums = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * len(forecasts)
     num_vector_sums = NUM_LENGTH_SUMS * len(forecasts)
     if state is not None:
@@ -187,7 +187,7 @@ def _build_moments(
     names: Sequence[str], channel_means: np.ndarray, vector_means: np.ndarray,
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
-    """Return the moments of forecasts and baselines, given the area means that `error_sums` provides.
+    """Compute the moments of forecasts and baselines from the area means of the sums of `error_sums`.
 
     Args:
         names: names of the forecasts in the order of their sums.
@@ -196,9 +196,9 @@ def _build_moments(
         baselines: state and damping factor, see `compute_error_moments`.
 
     Returns:
-        Name of each forecast and baseline -> its error moments.
+        Name of each forecast and baseline -> error moments.
     """
-    # With error e and the truth's anomaly a, the forecast's anomaly is a + e.
+    # If e is the error and a is the truth's anomaly, the forecast's anomaly is a + e.
     truth_anomaly, truth_variance, truth_absolute = channel_means[:NUM_TRUTH_SUMS]
     truth_moments = {"truth_anomaly": truth_anomaly, "truth_variance": truth_variance}
     moments = {}
@@ -216,7 +216,7 @@ def _build_moments(
         )
     if baselines is not None:
         state, damping_C = baselines
-        # The sums of damped persistence follow those of the forecasts. Its anomaly is the damped initial anomaly.
+        # The sums of damped persistence follow the sums of the forecasts. Its anomaly is the damped initial anomaly.
         product, squared, absolute = channel_means[NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * len(names) :]
         damping_C1 = damping_C[:, None]
         moments[_DAMPED_PERSISTENCE] = ErrorMoments(
@@ -228,7 +228,7 @@ def _build_moments(
             **truth_moments,
             **_select_vector_moments(vector_means, len(names)),
         )
-        # The error of climatology is the truth's anomaly with the other sign.
+        # The error of climatology is the truth's anomaly times -1.
         zeros = np.zeros_like(truth_anomaly)
         moments[_CLIMATOLOGY] = ErrorMoments(
             error=zeros - truth_anomaly,
@@ -254,7 +254,7 @@ def _select_vector_moments(vector_means: np.ndarray, number: int) -> dict[str, n
 
 
 def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInputs:
-    """Return the error inputs of some channels only, with all fields converted to float64.
+    """Return the error inputs of selected channels, with all fields converted to float64.
 
     Args:
         inputs: error inputs of all channels.
@@ -264,7 +264,7 @@ def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInput
     def convert(fields: np.ndarray) -> np.ndarray:
         return fields[channels].astype(np.float64)
 
-    # Without baselines the initial anomaly is empty, and has no channel to select.
+    # Without baselines, the initial anomaly is empty and has no channels.
     initial_anomaly = inputs.initial_anomaly
     if len(initial_anomaly):
         initial_anomaly = convert(initial_anomaly)
@@ -284,16 +284,16 @@ def _build_error_inputs(
     area_mean: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
     damping_C: np.ndarray,
 ) -> ErrorInputs:  # fmt: skip
-    """Return the inputs of `error_sums`.
+    """Build the inputs of the kernel `error_sums`.
 
     Args:
-        area_mean: area means of the C channels, for their masks.
+        area_mean: area means of the C channels; only their masks are used.
         reference: truth and climatology at the valid time.
-        forecasts: forecasts (C, H, W) or (C, P); masked cells may hold any value.
+        forecasts: forecasts (C, H, W) or (C, P); masked cells may contain any value.
         state: truth and anomaly at the initial time; None if the baselines are not scored.
         damping_C: factor of damped persistence.
     """
-    # A climatology that is a weighted sum is passed on as its terms, which the kernel adds up.
+    # If the climatology is a weighted sum, the kernel receives its terms and adds them up.
     climatology = reference.climatology
     if isinstance(climatology, LazyWeightedSum):
         weights = climatology.weights
@@ -302,7 +302,7 @@ def _build_error_inputs(
         weights = np.ones(1, np.float32)
         terms = [climatology]
     (truth,) = _flatten([reference.truth])
-    # Without baselines there is no initial anomaly, which the kernel sees by the length 0.
+    # An initial anomaly of length 0 means that there are no baselines.
     initial_anomaly = truth[:0]
     if state is not None:
         (initial_anomaly,) = _flatten([state.anomaly])
@@ -326,8 +326,8 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     dtype = np.result_type(*fields)
     flat = []
     for values in fields:
-        # Writable and read-only arrays are different types for the compiler, and a field from a cache or file may be
-        # read-only. The array is a view, so that the flag does not change the caller's array.
+        # For the compiler, writable and read-only arrays have different types. A field from a cache or file may be
+        # read-only, so all arrays are made read-only. The flag is set on a view and does not change the caller's array.
         values_CP = np.ascontiguousarray(values, dtype).reshape(len(values), -1).view()
         values_CP.flags.writeable = False
         flat.append(values_CP)
@@ -335,18 +335,19 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two by which winds are multiplied so that float32 can hold their squares.
+    """Return a power of two by which winds are multiplied so that float32 can represent their squares.
 
-    The largest scaled wind is about 1. It is estimated from a sample of the cells. If the wind in another cell is much
-    stronger, its scaled square overflows and its length becomes infinite; callers then repeat the sum in float64.
+    The largest scaled wind is about 1. The largest wind is estimated from a sample of the cells. If the wind in a cell
+    outside the sample is much stronger, its scaled square overflows and its length is infinite. The caller must then
+    repeat the sum in float64.
 
     Args:
         components: the two components of a wind vector, (P,) each.
     """
-    # Every 101st cell is enough, as winds of one field are of one order of magnitude.
+    # A sample of every 101st cell is enough, because the winds of a field have the same order of magnitude.
     largest_values = [np.abs(values[::101]).max() for values in components]
-    # The largest value is m * 2**exponent with m from 0.5 to 1.
+    # The largest value equals m * 2**exponent with m from 0.5 to 1.
     exponent = np.frexp(max(largest_values))[1]
-    # Limited so that the power of two itself is a normal float32 number.
+    # The exponent is limited so that the power of two is a normal float32 number.
     limited_exponent = np.clip(exponent, -120, 120)
     return np.float32(np.ldexp(1.0, -limited_exponent))

@@ -1,17 +1,18 @@
-"""Compiled loops that sum fields over segments of cells; scoring spends most of its time here.
+"""Compiled kernels that sum fields over segments of cells; they use most of the time of scoring.
 
-A segment is a run of cells that follow one another in memory. `Segments` holds the first cell of each segment and the
-cell after its last. Fields are float32 or float64 in native byte order. Differences, squares and sums are float64, in
-the units of the field or in squared units. Each kernel writes its sums into an output array whose last dimension is the
-S segments. Values that are not finite make the sums not finite; no kernel raises an error.
+A segment is a sequence of cells that are adjacent in memory. `Segments` contains the index of the first cell of each
+segment and the index after its last cell. Fields are float32 or float64 in native byte order. Differences, squares and
+sums are float64, in the units of the field or in squared units. Each kernel writes its sums into an output array; the
+last dimension of this array is the S segments. If a value is not finite, the sum of its segment is not finite. No
+kernel raises an error.
 
 The kernels release the global interpreter lock, so threads can work on different channels at the same time.
 `credit.verify.statistics.area_mean` turns the sums over segments into area means, and
-`credit.verify.statistics.ensemble_kernels` has the kernels of ensemble scores.
+`credit.verify.statistics.ensemble_kernels` contains the kernels of ensemble scores.
 
-The result must not depend on whether numba compiled a kernel in this process or loaded it from its cache. If a compiled
-function calls another one, the compiler may change the order of additions. A kernel therefore calls other functions
-that add numbers only if they are inlined.
+The result must be the same if numba compiles a kernel in this process and if numba loads the kernel from its cache. If
+a compiled function calls a second function, the compiler may change the order of additions. All functions that add
+numbers and are called by a kernel are therefore inlined.
 
 Shapes: C channels, P cells, S segments, R regions, F forecasts, K sums of each channel, L sums of each wind vector.
 """
@@ -25,38 +26,39 @@ from numba import njit
 
 from credit.utils.compilation.kernels import OPTIONS, compiled
 
-# First cell of each segment and the cell after its last, (S,) integers each.
+# Index of the first cell of each segment, and index after its last cell, (S,) integers each.
 Segments = tuple[np.ndarray, np.ndarray]
 
-# Numbers of sums that `error_sums` writes. For the truth: its anomaly, the squared and the absolute anomaly.
+# Numbers of sums that `error_sums` writes. For the truth, it sums the anomaly, the squared and the absolute anomaly.
 NUM_TRUTH_SUMS = 3
-# For each forecast: error, squared error, product of error and truth's anomaly, absolute error.
+# For each forecast, it sums the error, the squared error, the product of error and truth's anomaly, the absolute error.
 NUM_FORECAST_SUMS = 4
-# For damped persistence: product of `initial_anomaly` and the truth's anomaly, squared error, absolute error.
+# For damped persistence, it sums the product of initial and truth's anomaly, the squared error, the absolute error.
 NUM_DAMPED_SUMS = 3
-# For each wind vector of a forecast: its length minus the length of the true vector, and the length of the difference.
+# For each wind vector of a forecast, it sums the forecast length minus the true length, and the length of the error.
 NUM_LENGTH_SUMS = 2
 
-# Cells that go through the processor's cache together.
+# Cells per block, chosen so that a block of all fields fits in the CPU cache.
 _BLOCK_CELLS = 1024
 
 
-# Helpers become part of `error_sums`. As functions of their own they could be compiled in two versions, one in the
-# process that compiles and one in those that load the cache, whose sums differ in the last digits.
+# Helper functions are inlined into `error_sums`. As separate functions, they could be compiled in two versions: one in
+# the process that compiles, and one in processes that load the cache. The sums would then differ in the last digits.
 _inlined = njit(forceinline=True, **OPTIONS)
 
 
 @compiled
 def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarray) -> None:
-    """Write the sums over each region: each segment's sum times its weight, added in the order of the segments.
+    """Write the weighted sums over each region into `out_KR`.
 
-    A segment outside a region is left out there even if its sum is not finite. The matrix product of a library is not
-    used, because its last digits depend on K and on the number of threads.
+    The sum of each segment is multiplied by the weight of the segment, and the products are added in the order of the
+    segments. A segment with the weight 0 is left out even if its sum is not finite. The matrix product of a library is
+    not used, because its last digits depend on K and on the number of threads.
 
     Args:
         sums_KS: sums of K quantities over segments.
-        weights_SR: weight of a cell of each segment in each region, 0 outside the region.
-        out_KR: output, the weighted sums over each region.
+        weights_SR: weight of one cell of each segment in each region, 0 outside the region.
+        out_KR: output: weighted sums over each region.
     """
     for k in range(len(sums_KS)):
         total_R = out_KR[k]
@@ -113,12 +115,12 @@ def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segme
 class ErrorInputs(NamedTuple):
     """Fields that `error_sums` reads.
 
-    Masked cells may hold any value. Within an attribute, all fields have the same float dtype.
+    Masked cells may contain any value. All fields of one attribute have the same float dtype.
 
     Attributes:
         truth: (C, P) truth at the valid time.
         climatology_weights: (T,) weight of each of the T `climatology_terms`.
-        climatology_terms: T fields (C, P), whose weighted sum is the climatology at the valid time.
+        climatology_terms: T fields (C, P); their weighted sum is the climatology at the valid time.
         forecasts: F forecasts (C, P), at least one.
         initial_anomaly: (C, P) anomaly at the initial time; (0, P) if the baselines are not scored. Damped persistence
             is the climatology plus `damping` times this anomaly.
@@ -144,16 +146,17 @@ def error_sums(
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
-    One loop sums all forecasts and baselines, so each field is read from memory once. The comments at NUM_TRUTH_SUMS,
-    NUM_FORECAST_SUMS, NUM_DAMPED_SUMS and NUM_LENGTH_SUMS list the sums.
+    One loop sums all forecasts and baselines, so each field is read from memory only once. The comments at
+    NUM_TRUTH_SUMS, NUM_FORECAST_SUMS, NUM_DAMPED_SUMS and NUM_LENGTH_SUMS list the sums.
 
     Args:
-        inputs: the fields.
+        inputs: fields of truth, climatology, forecasts and baselines.
         channels: (1,) index of a channel, or (2,) indices of the two components of a wind vector.
-        scale: power of two by which winds are multiplied so that float32 holds their squares; overflow gives infinity.
+        scale: power of two by which winds are multiplied so that float32 can represent their squares. If a square
+            overflows, the sum is infinite.
         segments: the S segments.
-        out: (1 or 2, K, S) output of each channel: sums of truth, each forecast and, if scored, damped persistence.
-        lengths: (L, S) output of the wind vector, (0, S) for a channel: sums of each forecast and scored baseline.
+        out: (1 or 2, K, S) output for each channel: sums of truth, each forecast and, if scored, damped persistence.
+        lengths: (L, S) output for the wind vector: sums of each forecast and scored baseline; (0, S) for one channel.
     """
     truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
     segment_starts, segment_stops = segments
@@ -161,7 +164,7 @@ def error_sums(
     has_baselines = len(initial_anomaly) > 0
     num_fields = num_forecasts + 2 if has_baselines else num_forecasts
     damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
-    # One block of cells, (component, cell), which stays in the processor's cache. Scored baselines are the last fields.
+    # Blocks of cells, (component, cell), which fit in the CPU cache. Scored baselines are the last fields.
     truth_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     climatology_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     forecast_block = np.empty((num_fields, 2, _BLOCK_CELLS), forecasts[0].dtype)
@@ -188,7 +191,7 @@ def error_sums(
                     anomaly = initial_anomaly[c, start:stop]
                     _add_damped(anomaly, damping[c], y, climatology, damped, out[k, damped_row:, s])
                     _load(climatology, is_valid, False, forecast_block[num_forecasts + 1, k, :cells])
-            # The lengths of vectors need both components, which are in the blocks now.
+            # The blocks now contain both components, so the lengths of the vectors can be computed.
             if len(lengths) > 0:
                 truth_u, truth_v = truth_block[0, :cells], truth_block[1, :cells]
                 _set_length(truth_u, truth_v, scale, truth_length[:cells])
@@ -213,11 +216,11 @@ def _load_climatology(
     weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, is_masked: bool,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the climatology of channel `c`, the weighted sum of its terms from cell `start` on, into `out`.
+    """Write the climatology of channel `c` in the block that begins at cell `start` into `out`.
 
-    Masked cells are set to 0.
+    The climatology is the weighted sum of its terms. Masked cells are set to 0.
     """
-    # The first term overwrites what is left in `out` from the block before, and the others are added.
+    # The first term overwrites the values of the previous block in `out`, and the other terms are added.
     weight = weights[0]
     term = terms[0][c, start : start + len(out)]
     for i in range(len(out)):
@@ -233,7 +236,7 @@ def _load_climatology(
 
 @_inlined
 def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
-    """Set a field to 0 in place in cells that are not valid."""
+    """Set a field in place to 0 in cells that are not valid."""
     for i in range(len(field)):
         if not is_valid[i]:
             field[i] = 0.0
@@ -241,7 +244,7 @@ def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
 
 @_inlined
 def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add the sums of the truth's anomaly, of its square and of its absolute value to `out`."""
+    """Add the sums of the truth's anomaly, of the squared anomaly and of the absolute anomaly to `out`."""
     total = square = absolute = 0.0
     for i in range(len(truth)):
         anomaly = np.float64(truth[i]) - np.float64(climatology[i])
@@ -255,7 +258,7 @@ def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) ->
 
 @_inlined
 def _add_error(forecast: np.ndarray, truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add sums to `out`: error, squared error, product of error and truth's anomaly, absolute error."""
+    """Add the sums of error, squared error, error times truth's anomaly, and absolute error to `out`."""
     total = square = product = absolute = 0.0
     for i in range(len(forecast)):
         y = np.float64(truth[i])
@@ -284,7 +287,7 @@ def _add_damped(
         product += first_anomaly * anomaly
         square += error * error
         absolute += abs(error)
-    # The field itself is needed for the lengths of wind vectors.
+    # The forecast of damped persistence is needed for the lengths of wind vectors.
     for i in range(len(initial_anomaly)):
         damped[i] = damping * initial_anomaly[i] + climatology[i]
     out[0] += product
@@ -306,10 +309,10 @@ def _add_lengths(
     u: np.ndarray, v: np.ndarray, truth_u: np.ndarray, truth_v: np.ndarray, truth_length: np.ndarray,
     scale: np.float32, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add two sums to `out`: forecast length minus true length, and length of the difference of the two vectors.
+    """Add two sums to `out`: forecast length minus true length, and length of the error vector.
 
-    Lengths are multiplied by `scale`. Square roots are computed in the precision of the fields, because in float64 they
-    would take most of the time.
+    Lengths are multiplied by `scale`. Square roots are computed in the precision of the fields, because square roots in
+    float64 would take most of the time.
     """
     longer = error_length = 0.0
     for i in range(len(truth_length)):

@@ -1,4 +1,4 @@
-"""Area weights of the regions that are scored.
+"""Area weights of the regions for which scores are computed.
 
 A region consists of one or more latitude-longitude boxes.
 
@@ -15,14 +15,14 @@ from credit.config.sections.verification import REGIONS, RegionConfig, Verificat
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 
-# Coordinates in files are often float32.
+# Tolerance for cell centres on the edge of a box, because coordinates in files are often float32.
 _TOLERANCE_DEGREES = 1e-3
-# The only region of scores that are computed for the whole globe, such as spectra.
+# Regions of scores that are only computed for the globe, such as spectra.
 GLOBE = {"global": REGIONS["global"]}
 
 
 def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, ...]]:
-    """Return region name -> its latitude-longitude boxes.
+    """Return name of each scored region -> latitude-longitude boxes that make up the region.
 
     The named regions of ``verification.regions`` come first, then the regions of ``verification.boxes``.
     """
@@ -33,9 +33,10 @@ def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, 
 
 
 def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
-    """Return the area weights of R regions, (R, H, W) float64; those of each region add up to 1.
+    """Return the area weights of the cells in R regions, (R, H, W) float64; the weights of a region add up to 1.
 
-    A cell belongs to a region if its centre lies in one of the boxes of the region. Other cells have the weight 0.
+    A cell belongs to a region if its centre is inside a box of the region or on its edge. The weight of a cell outside
+    the region is 0.
 
     Args:
         grid: grid of H x W cells.
@@ -59,23 +60,23 @@ def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig
 
 
 def _find_cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
-    """Return a mask (H, W), True for cells whose centre lies in the box or on its edge."""
+    """Return a mask (H, W), True for cells whose centre is inside the box or on its edge."""
     south, north = box.lat
     west, east = box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
-    # Longitudes count eastward from the western edge, so a box may cross the dateline.
+    # Longitudes are measured eastward from the western edge, so a box may cross the dateline.
     width = np.mod(east - west, 360.0)
-    # The remainder of a box around the globe is 0, as if it were empty.
+    # For a box around the globe, the remainder is 0 instead of 360.
     if east - west == 360.0:
         width = 360.0
-    # The tolerance moves the origin westward, so that a column on the western edge does not become 359.999 degrees.
+    # The tolerance moves the origin westward, so that a column on the western edge is not at 359.999 degrees.
     distance = np.mod(grid.lon - west + _TOLERANCE_DEGREES, 360.0)
     columns = distance <= width + 2 * _TOLERANCE_DEGREES
     return rows[:, None] & columns
 
 
 def describe_regions(regions: Mapping[str, Sequence[RegionConfig]]) -> str:
-    """Return the names and bounds of regions as text, in degrees north and degrees east.
+    """Return a string with the names and bounds of regions, in degrees north and degrees east.
 
     Args:
         regions: region name -> boxes that make up the region.

@@ -20,7 +20,7 @@ def cases_by_season(initial_times: np.ndarray, calendar: Calendar) -> dict[str, 
         calendar: calendar of these times.
     """
     month_of_case = np.array([calendar.datetime(minutes).month for minutes in initial_times.tolist()])
-    # All seasons come first: readers of the score table take them by the index 0.
+    # The entry for all seasons must come first, because readers of the score table select it by the index 0.
     seasons = {ALL_SEASONS: np.ones(len(initial_times), dtype=bool)}
     for name, months in _MONTHS.items():
         is_in_season = np.isin(month_of_case, months)

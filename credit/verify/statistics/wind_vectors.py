@@ -8,8 +8,8 @@ import numpy as np
 
 from credit.channels import Channel
 
-# Usual names of components in files of ECMWF, in GRIB and in WeatherBench 2, whose files of 10 m winds have no
-# standard_name.
+# Usual names of wind components in files of ECMWF, in GRIB and in WeatherBench 2. The 10 m winds of WeatherBench 2 have
+# no standard_name.
 _NAME_PATTERNS = (
     "{}", "{}10", "10{}", "{}100", "100{}",
     "{}_component_of_wind", "10m_{}_component_of_wind", "100m_{}_component_of_wind",
@@ -26,17 +26,18 @@ def wind_pairs(
 ) -> list[tuple[int, int, str]]:
     """Return (index of u, index of v, name of the vector) of each horizontal wind vector among `channels`.
 
-    A component is recognised by its ``standard_name`` or, without one, by a usual name such as u10, 10u or
-    10m_u_component_of_wind. Two components belong together if they have the same level and mask, and names that differ
-    in one letter only. In the name of the vector ``wind`` replaces this letter: u10 and v10 make wind10.
+    A component is recognised by its ``standard_name``. Without a ``standard_name``, it is recognised by a usual name
+    such as u10, 10u or 10m_u_component_of_wind. Two components form a vector if they have the same level and mask, and
+    if their names differ only in one letter. In the name of the vector, ``wind`` replaces this letter: u10 and v10 form
+    wind10.
 
     Args:
         channels: the channels.
-        attributes: variable -> its attributes, of which ``standard_name`` is used.
-        masks: variable -> mask of its cells, (rows, columns) bool, True where the variable is always missing. Variables
-            without missing values have no entry.
+        attributes: variable -> attributes of the variable; only ``standard_name`` is used.
+        masks: variable -> mask, (rows, columns) bool, True where the variable is always missing. Variables without
+            missing values have no entry.
     """
-    # Index of each northward component by the name and level of its vector.
+    # (name of the vector, level) -> index of the northward component
     northward_index = {}
     for index, channel in enumerate(channels):
         if _find_component(channel, attributes) == "v":
@@ -46,7 +47,7 @@ def wind_pairs(
     for index, channel in enumerate(channels):
         if _find_component(channel, attributes) != "u":
             continue
-        # Both components have the name of their vector in common, in which their differing letter is replaced.
+        # The two components of a vector have one possible vector name in common.
         vector_names = _list_vector_names(channel.variable)
         shared_names = [name for name in vector_names if (name, channel.level) in northward_index]
         if not shared_names:
@@ -67,9 +68,9 @@ def _find_component(channel: Channel, attributes: Mapping[str, Mapping[str, str]
 
 
 def _list_vector_names(variable: str) -> list[str]:
-    """Return the names of all vectors to which a component may belong.
+    """Return the possible names of the wind vector to which a component belongs.
 
-    In each of them ``wind`` replaces one letter of the variable name. For u10 they are wind10, uwind0 and u1wind.
+    In each name, ``wind`` replaces one letter of the variable name. The names for u10 are wind10, uwind0 and u1wind.
     """
     names = []
     for letter in range(len(variable)):

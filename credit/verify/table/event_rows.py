@@ -20,20 +20,20 @@ from credit.verify.significance.bootstrap import compute_seasonal_scores, interv
 from credit.verify.significance.comparison import compare_with_references
 from credit.verify.table.table import EVENT_METRICS, SEEPS
 
-# Name of a variable of scores.nc -> its dimensions and values.
+# Name of a variable of scores.nc -> (dimensions, values).
 Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 
 @dataclass(frozen=True)
 class EventResults:
-    """Statistics of events and SEEPS, from which their scores are computed.
+    """Statistics of events and SEEPS, from which the variables of the score table are computed.
 
     Attributes:
         events: the scored events.
-        event_statistics: name of each forecast and baseline -> its statistics of these events. The climatology has no
-            entry; its statistics follow from those of the model.
+        event_statistics: name of each forecast and baseline -> statistics of the events. The climatology has no entry,
+            because its statistics are computed from the statistics of the model.
         precipitation: the channels for which SEEPS is computed.
-        seeps_statistics: name of each forecast and baseline -> its SEEPS statistics of these channels.
+        seeps_statistics: name of each forecast and baseline -> SEEPS statistics of these channels.
     """
 
     events: Sequence[Event] = ()
@@ -46,8 +46,8 @@ class EventResults:
     ) -> Variables:
         """Return the variables of scores.nc for events and SEEPS.
 
-        They are `EVENT_METRICS` with the dimension event, ``seeps`` with the dimension channel, their intervals, and
-        the reliability diagrams.
+        The variables are `EVENT_METRICS` with the dimension event, ``seeps`` with the dimension channel, the intervals
+        of these scores, and the reliability diagrams.
 
         Args:
             forecasts: names of the forecasts and baselines of the table.
@@ -56,7 +56,6 @@ class EventResults:
             seasons: season name -> (N,) bool, True for the cases of the season.
         """
         variables: Variables = {}
-        # Scores of the events, then their reliability diagrams.
         if self.events:
             dims = ("forecast", "season", "event", "lead", "region")
             scores = compute_seasonal_scores(
@@ -73,7 +72,7 @@ class EventResults:
             for name, seeps in self.seeps_statistics.items():
                 statistics[name] = (seeps, rows)
             scores = compute_seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
-            # In a climate that is too dry or too wet everywhere there is no score, and so no variable.
+            # If the climate is too dry or too wet in all cells, SEEPS has no variable.
             if np.isfinite(scores[SEEPS]).any():
                 for name, values in scores.items():
                     variables[name] = (dims, values)
@@ -84,14 +83,17 @@ class EventResults:
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
         """Return the comparison of the model with every reference by the Brier score and by SEEPS.
 
-        The Brier skill score is not compared. It is measured against the same climatology for all forecasts, so its
-        differences have the same significance as those of the Brier score.
+        The Brier skill score is not compared. It refers to the same climatology for all forecasts, so its differences
+        have the same significance as the differences of the Brier score.
 
         SEEPS is the mean penalty divided by the mean area. The area depends only on the climate and is the same for all
         forecasts, so the penalties of single cases can be compared instead of the scores.
 
         Args:
-            forecasts, num_channels, leads, seasons: see `variables`.
+            forecasts: names of the forecasts and baselines of the table.
+            num_channels: number C of channels of the table.
+            leads: (L,) lead times in minutes.
+            seasons: season name -> (N,) bool, True for the cases of the season.
 
         Returns:
             ``brier`` and ``seeps``, if they are scored -> (dimension of the rows, result of
@@ -102,13 +104,13 @@ class EventResults:
         if self.events:
             with_climatology = self._statistics_with_climatology()
             statistics = {name: with_climatology[name] for name in forecasts}
-            # The contribution of a case to the Brier score is its own Brier score.
+            # The contribution of a case to the Brier score is the Brier score of the case.
             brier = compare_with_references(
                 statistics, seasons, leads, lambda cases, is_selected: cases.brier[is_selected]
             )
             comparisons["brier"] = "event", brier
         if self.precipitation:
-            # The statistics have a row for each channel of SEEPS, the table one for each channel.
+            # The statistics have a row for each SEEPS channel, and the table has a row for each channel.
             rows = list(range(len(self.precipitation)))
             statistics = {name: (self.seeps_statistics[name], rows) for name in forecasts}
             results = compare_with_references(statistics, seasons, leads, _seeps_of_cases)
@@ -124,12 +126,14 @@ class EventResults:
     ) -> dict[str, np.ndarray] | None:
         """Return the comparison of the model with every reference by the fair Brier score, with events as rows.
 
-        The fair score makes ensembles of different sizes comparable. For equal sizes it gives the same result as the
-        Brier score, so it is not a row of the scorecard. Single forecasts have no fair score, so the climatology is the
-        only opponent among the baselines.
+        With the fair score, ensembles of different sizes can be compared. For equal sizes, it gives the same result as
+        the Brier score, so it is not a row of the scorecard. Single forecasts have no fair score, so the climatology is
+        the only opponent among the baselines.
 
         Args:
-            forecasts, leads, seasons: see `variables`.
+            forecasts: names of the forecasts and baselines of the table.
+            leads: (L,) lead times in minutes.
+            seasons: season name -> (N,) bool, True for the cases of the season.
 
         Returns:
             The results of `credit.verify.significance.comparison.compare_with_references`; None if there are no events,
@@ -147,7 +151,7 @@ class EventResults:
         """Return the coordinates of the dimension ``event``, by name; empty without events.
 
         Args:
-            channels: the scored channels; `channel` of an event is an index into them.
+            channels: the scored channels, to which the attribute `channel` of an event refers.
         """
         if not self.events:
             return {}
@@ -162,7 +166,7 @@ class EventResults:
             definitions.append(event.definition)
             channel_names.append(channel.name)
             variables.append(channel.variable)
-            # The level of a channel without a level is NaN, because the array holds numbers.
+            # For a channel without a level, the level is NaN, because the array contains numbers.
             level = np.nan if channel.level is None else channel.level
             levels.append(level)
         return {
@@ -176,15 +180,15 @@ class EventResults:
         }
 
     def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
-        """Return name of each forecast and baseline, climatology included -> (statistics, indices of all events)."""
-        # The climatology forecasts the climatological probability. Its mean field would never forecast a rare event.
-        # All forecasts have the same climatological probability, so it is taken from the model.
+        """Return name of each forecast and baseline, including climatology -> (statistics, indices of all events)."""
+        # The baseline forecasts the climatological probability, because the climatological mean would never forecast a
+        # rare event. The statistics of all forecasts contain the same climatological probability.
         climatology = self.event_statistics["model"].of_climatology()
         statistics = {**self.event_statistics, "climatology": climatology}
         return {name: (events, range(len(self.events))) for name, events in statistics.items()}
 
     def _to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
-        """Return values of the SEEPS channels as values of all C channels, NaN for channels without SEEPS.
+        """Expand values of the SEEPS channels to all C channels, with NaN for channels without SEEPS.
 
         Args:
             values: (references, seasons, SEEPS channels, L, R) values.
@@ -201,7 +205,8 @@ class EventResults:
     def _build_diagram(self, forecasts: Sequence[str]) -> Variables:
         """Return the variables ``forecast_frequency`` and ``observed_frequency`` of each forecast probability.
 
-        They are over all cases. Ensembles with fewer members than the largest one have NaN at the last probabilities.
+        The frequencies are over all cases. For ensembles with fewer members than the largest ensemble, the values at
+        the last probabilities are NaN.
 
         Args:
             forecasts: names of the forecasts and baselines of the table.
@@ -212,13 +217,13 @@ class EventResults:
         shape = len(forecasts), num_events, num_leads, num_regions, num_probabilities
         forecast_frequency = np.full(shape, np.nan)
         observed_frequency = np.full(shape, np.nan)
-        # The climatology has no diagram. An ensemble fills as many probabilities as it has.
+        # The climatology has no diagram. An ensemble with M members has values for the first M + 1 probabilities.
         for f, name in enumerate(forecasts):
             if name not in self.event_statistics:
                 continue
             forecast_LERK, observed_LERK = self.event_statistics[name].diagram()
             probabilities = slice(forecast_LERK.shape[-1])
-            # The table has the events before the lead times.
+            # In the table, the dimension of the events precedes the dimension of the lead times.
             forecast_frequency[f, ..., probabilities] = np.moveaxis(forecast_LERK, 1, 0)
             observed_frequency[f, ..., probabilities] = np.moveaxis(observed_LERK, 1, 0)
         dims = ("forecast", "event", "lead", "region", "members_beyond")
@@ -228,9 +233,9 @@ class EventResults:
         }
 
     def _diagram_points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
-        """Return the points of the reliability diagrams as figures show them, with the intervals of the observations.
+        """Return the points of the reliability diagrams for figures, with intervals of the observed frequencies.
 
-        Forecasts with fewer points than others have NaN at the last points.
+        For forecasts with fewer points than other forecasts, the last points are NaN.
 
         Args:
             forecasts: names of the forecasts and baselines of the table.
@@ -241,12 +246,12 @@ class EventResults:
             statistics[name] = ReliabilityStatistics.build(events)
         num_events = len(self.events)
         num_regions = self.event_statistics["model"].brier.shape[-1]
-        # The third dimension of the statistics has the points of all events.
+        # The third dimension of the statistics contains the points of all events.
         num_points = max(points.frequency.shape[2] for points in statistics.values()) // num_events
         shape = len(forecasts), num_events, len(leads), num_regions, num_points
         low_name, high_name = interval_names([OBSERVED_FREQUENCY])
         arrays = {name: np.full(shape, np.nan) for name in (*POINT_NAMES, low_name, high_name)}
-        # Statistics have the points of all events in one dimension, the table has two.
+        # In the statistics, events and points share one dimension; in the table, they are two dimensions.
         for forecast, points in statistics.items():
             low, high = points.observed_intervals(leads)
             values_by_name = {**points.metrics(), low_name: low, high_name: high}
@@ -260,9 +265,9 @@ class EventResults:
 
 
 def _seeps_of_cases(statistics: SeepsStatistics, is_selected: np.ndarray) -> np.ndarray:
-    """Return the penalty of each selected case divided by the mean area of these cases.
+    """Return the contribution of each selected case to SEEPS: its penalty divided by the mean area of these cases.
 
-    The mean over the cases is SEEPS.
+    The mean of the contributions is SEEPS.
 
     Args:
         statistics: SEEPS statistics of N cases.

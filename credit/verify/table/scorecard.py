@@ -19,11 +19,12 @@ class ScorecardRow:
 
     Attributes:
         name: label of the row for readers, such as ``z500: CRPS``.
-        score: name of the score: ``rmse``, ``crps``, ``seeps`` or ``brier:EVENT``. Winds and channels have the same
-            names.
-        row: index in the list of all channels followed by all wind vectors; for an event that of its channel.
+        score: name of the score: ``rmse``, ``crps``, ``seeps`` or ``brier:EVENT``. Scores of winds have the same names
+            as scores of channels.
+        row: index of the channel or wind in the list of all channels followed by all wind vectors; for an event, index
+            of its channel.
         index: index in the dataset of the score table, along the dimension channel, wind or event.
-        is_wind: True if this dimension is wind.
+        is_wind: True if the row is a wind vector.
     """
 
     name: str
@@ -33,7 +34,7 @@ class ScorecardRow:
     is_wind: bool = False
 
     def values(self, table: ScoreTable, result: str) -> np.ndarray:
-        """Return a result of the comparison of the model with the references by this score.
+        """Return a result of the comparison of the model with the references for the score of this row.
 
         Args:
             table: the scores.
@@ -43,7 +44,7 @@ class ScorecardRow:
         Returns:
             (references, seasons, L, R) values.
         """
-        # The name of an event, as in brier:EVENT, selects a row and is not part of the name of the variable.
+        # The variable name is the part of the score before the colon; the event after the colon selects the row.
         name = comparison_name(self.score.partition(":")[0], result)
         if self.is_wind:
             name = f"wind_{name}"
@@ -53,12 +54,12 @@ class ScorecardRow:
 def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
     """Return the rows of the scorecard of a table.
 
-    RMSE of all channels and winds comes first, then CRPS of all channels and winds if there is an ensemble, then SEEPS,
-    then the Brier scores.
+    The order is: RMSE of all channels and winds; CRPS of all channels and winds if there is an ensemble; SEEPS; Brier
+    scores of events.
     """
     data = table.dataset
     channels = table.channels
-    # Names of the winds, with the level if they have one.
+    # The label of a wind is its name, followed by the level if the wind has a level.
     winds: list[str] = []
     if "wind" in data.dims:
         for name, level in zip(data["wind_variable"].values, data["wind_level"].values, strict=True):
@@ -66,10 +67,9 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
             if not np.isnan(level):
                 label += f" {level:g}"
             winds.append(label)
-    # RMSE and CRPS of all channels and winds, then scores of single channels.
     rows = []
     for score, channel_suffix, wind_suffix in (("rmse", "", ""), ("crps", ": CRPS", ": energy score")):
-        # Without an ensemble no CRPS is compared.
+        # The CRPS is compared only if there is an ensemble.
         if f"{score}_difference" not in data:
             continue
         for number, name in enumerate(channels):
@@ -77,7 +77,7 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
         for number, name in enumerate(winds):
             rows.append(ScorecardRow(f"{name}{wind_suffix}", score, len(channels) + number, number, is_wind=True))
     if f"{SEEPS}_difference" in data:
-        # Axis 2 is the channel; only channels of precipitation have values.
+        # Axis 2 is the channel; only channels with precipitation have values.
         has_seeps = np.isfinite(data[f"{SEEPS}_difference"].values).any(axis=(0, 1, 3, 4))
         for number in np.flatnonzero(has_seeps).tolist():
             rows.append(ScorecardRow(f"{channels[number]}: SEEPS", SEEPS, number, number))

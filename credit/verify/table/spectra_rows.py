@@ -16,35 +16,36 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add the power spectra, if there are any, to the dataset of a score table in place, as these variables:
+    """Add the power spectra, if there are any, in place to the dataset of a score table, as these variables:
 
     - ``power``: power in ``spectrum_units``, with dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber).
     - ``power_truth``: power of the truth in the same units, with the same dimensions except forecast.
     - ``power_ratio``: ``power`` divided by ``power_truth``, with the dimensions of ``power``.
-    - ``short_wave_power``: power of the shortest third of the waves divided by that of the truth. It has the dimensions
-      of the other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers`` states which third.
+    - ``short_wave_power``: power of the shortest third of the waves divided by their power in the truth. The variable
+      has the dimensions of the other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers``
+      contains the wavenumbers of these waves.
 
     Args:
         table: the scores.
-        spectra: (channel, lead time in minutes) -> power spectra, each (K,) and averaged over the cases, of the truth
-            and then of each of `forecasts`. They are NaN for a forecast without the channel.
-        forecasts: names of the forecasts that have spectra, which are those that are not baselines.
+        spectra: (channel, lead time in minutes) -> power spectra, each (K,) and averaged over the cases: first of the
+            truth, then of each of `forecasts`. The spectrum of a forecast without the channel is NaN.
+        forecasts: names of the forecasts that are not baselines.
     """
     if not spectra:
         return
     data = table.dataset
-    # Power by forecast, channel, lead time and wavenumber, in the order of the table.
+    # The power is sorted by forecast, channel, lead time and wavenumber, in the order of the table.
     channels_with_spectra = {channel for channel, _ in spectra}
     channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
-    # The third dimension is the truth, then the forecasts.
+    # The third dimension contains the truth, then the forecasts.
     spectra_CLFK = np.array([[spectra[name, lead] for lead in leads] for name in channels])
     truth_CLK = spectra_CLFK[:, :, 0]
     wavenumbers = np.arange(spectra_CLFK.shape[-1], dtype=np.int32)
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
     forecast_index = [table.forecasts.index(name) for name in forecasts]
     power_FCLK[forecast_index] = np.moveaxis(spectra_CLFK[:, :, 1:], 2, 0)
-    # Power divided by that of the truth, by wavenumber and of all short waves together.
+    # The power is divided by the power of the truth, for each wavenumber and for all short waves together.
     is_short = is_among_shortest_third(wavenumbers)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_FCLK = power_FCLK / truth_CLK
@@ -78,10 +79,12 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
 
 
 def is_among_shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
-    """Return a mask (K,), True for the shortest third of the waves: 15 to 21 of the total wavenumbers 0 to 21.
+    """Return a mask (K,), True for the shortest third of the waves.
+
+    For the total wavenumbers 0 to 21, for example, the shortest third are the wavenumbers 15 to 21.
 
     Args:
-        wavenumbers: (K,) total wavenumbers 0, 1, ..., K - 1; wavenumber 0, the global mean, is not a wave.
+        wavenumbers: (K,) total wavenumbers 0, 1, ..., K - 1. Wavenumber 0 is the global mean and not a wave.
     """
     num_waves = len(wavenumbers) - 1
     return wavenumbers > num_waves - num_waves // 3

@@ -24,7 +24,7 @@ _HEADLINE_NAMES = (
 # Number of channels of the summary of a table that has no headline channel.
 _MAX_OTHER_CHANNELS = 6
 
-# Version of the document that `summary_document` returns; it grows when a key changes its meaning.
+# Version of the document that `summary_document` returns; it is increased when a key changes its meaning.
 DOCUMENT_VERSION = 1
 
 
@@ -36,11 +36,11 @@ class SummaryRow:
         channel: name of the channel.
         units: units of the channel and of its RMSE.
         lead_hours: lead time in hours.
-        rmse: forecast name -> its RMSE, NaN if the forecast lacks the channel.
-        ratio: RMSE of the model divided by that of the reference, dimensionless; NaN if one of them has no RMSE.
+        rmse: forecast name -> RMSE; NaN if the forecast does not have the channel.
+        ratio: RMSE of the model divided by the RMSE of the reference, dimensionless; NaN if one RMSE is missing.
         significant: True if model and reference differ significantly.
-        n_eff: effective number of cases: the number of independent cases whose mean difference would be equally
-            uncertain; NaN if there are too few cases to estimate it.
+        n_eff: effective number of cases: the mean difference over `n_eff` independent cases would be equally uncertain.
+            NaN if there are too few cases to estimate it.
     """
 
     channel: str
@@ -53,12 +53,12 @@ class SummaryRow:
 
 
 def headline_channels(table: ScoreTable) -> list[str]:
-    """Return the names of the headline channels of a table, or of its first six channels if it has none of them.
+    """Return the names of the headline channels of a table; without headline channels, its first six channels.
 
     Headline channels are z500, t850, t2m, both components of the 10 m wind, mean sea level pressure, q700 and
     precipitation.
     """
-    # In the order of the list rather than of the config, so that tables of different runs look alike.
+    # The channels have the order of `_HEADLINE_NAMES`, so that tables of different runs have the same order.
     channels = []
     for names in _HEADLINE_NAMES:
         channels += [name for name in names if name in table.channels]
@@ -66,7 +66,7 @@ def headline_channels(table: ScoreTable) -> list[str]:
 
 
 def summary_forecasts(reference: str | None) -> tuple[str, ...]:
-    """Return the names of the forecasts of a summary: the model and its reference, or all baselines if it is None."""
+    """Return the names of the forecasts of a summary: the model, and the reference or (if None) all baselines."""
     if reference is None:
         return ("model", *BASELINES)
     return ("model", reference)
@@ -75,7 +75,7 @@ def summary_forecasts(reference: str | None) -> tuple[str, ...]:
 def summarize(
     table: ScoreTable, channels: Sequence[str], leads: Sequence[float], reference: str | None = None
 ) -> list[SummaryRow]:
-    """Return the rows of a summary: for each channel in turn, one row for each lead time.
+    """Return the rows of a summary, one row for each channel and lead time, ordered by channel.
 
     Args:
         table: the scores.
@@ -84,9 +84,9 @@ def summarize(
         reference: name of the other forecast with which the model is compared; None for the best of the baselines.
 
     Raises:
-        ValueError: if the table lacks one of the channels or lead times, or the reference.
+        ValueError: if one of the channels or lead times, or the reference, is missing in the table.
     """
-    # The comparison of a channel has a value for each lead time of the table, of which some are shown.
+    # The comparison of a channel has a value for each lead time of the table; the summary shows some lead times.
     opponent = reference or BEST_BASELINE
     rows = []
     for channel in channels:
@@ -98,7 +98,7 @@ def summarize(
             rmse = {}
             for name in summary_forecasts(reference):
                 rmse[name] = table.score(name, channel, hours)
-            # The table has the relative difference, which is the ratio less 1.
+            # The table contains the relative difference, which is the ratio minus 1.
             row = SummaryRow(
                 channel=channel,
                 units=table.units(channel),
@@ -118,9 +118,9 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
     Args:
         table: the scores.
         reference: name of the other forecast with which the model is compared; None for the best of the baselines.
-        files: kind of file, such as "report" -> path of the file that was written.
+        files: kind of file, such as "report" -> path of the written file.
     """
-    # JSON has no NaN, so scores that do not exist are null.
+    # JSON has no NaN, so missing scores are null.
     rows = []
     for row in summarize(table, table.channels, table.lead_hours, reference):
         rmse = {name: finite_or_none(value) for name, value in row.rmse.items()}
@@ -152,7 +152,7 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number, or None for one that is not finite, which JSON cannot hold."""
+    """Return a number, or None if the number is not finite, because JSON has no such numbers."""
     if not math.isfinite(value):
         return None
     return value

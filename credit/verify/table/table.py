@@ -1,4 +1,4 @@
-"""Score table: scores by forecast, season, channel, lead time (L of them) and region, and the files that hold them."""
+"""Score table: scores by forecast, season, channel, lead time (L lead times) and region, and the files of scores."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
 from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.netcdf import write_scores
 
-# Global attributes of scores.nc on which numbers depend; every row of scores.csv has them, too.
+# Global attributes of scores.nc that affect the scores; they are also columns of scores.csv.
 COMMON_ATTRIBUTES = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
-# Variables of scores.nc over forecast that every row of scores.csv has.
+# Attributes of forecasts that are also columns of scores.csv.
 FORECAST_ATTRIBUTES = ("members", "prescribed_forcing")
-# Global attributes with sentences: forecasts whose weights have seen a part of the test period, and requested lead
-# times that the forecasts lack.
+# Global attributes that contain a message: about forecasts whose weights were trained on a part of the test period, and
+# about requested lead times that are missing in the forecasts.
 SEEN_PERIODS = "seen_periods_scored"
 MISSING_LEADS = "lead_times_without_scores"
 CSV_COLUMNS = (
@@ -30,7 +30,7 @@ CSV_COLUMNS = (
     "n_cases", "low", "high", "n_blocks", "event", *FORECAST_ATTRIBUTES, *COMMON_ATTRIBUTES,
 )  # fmt: skip
 
-# Metrics that the climatology does not have, because its anomaly is zero everywhere.
+# Metrics that are not defined for the climatology, because its anomaly is zero in all cells.
 CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
 # Metrics of every channel and wind.
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
@@ -38,17 +38,17 @@ METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth"
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")
 # Metrics of ensembles that channels have, but not winds.
 RANK_METRICS = ("rank_deviation", "rank_outliers")
-# Metric of the channels and lead times that have spectra.
+# Metric of channels and lead times with spectra.
 SHORT_WAVES = "short_wave_power"
-# Metric of precipitation.
+# Metric of channels with precipitation.
 SEEPS = "seeps"
 EVENT_METRICS = (
     "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
 )  # fmt: skip
-# For a wind vector, the bias is that of its length (wind speed), and the CRPS is the energy score.
+# For a wind vector, the bias is the bias of the wind speed, and the CRPS is the energy score.
 _SPECIAL_WIND_METRICS = {"bias": "wind_speed_bias", "crps": "wind_energy_score", "crps_fair": "wind_energy_score_fair"}
 WIND_METRICS = {name: _SPECIAL_WIND_METRICS.get(name, f"wind_vector_{name}") for name in METRICS + ENSEMBLE_METRICS}
-# Names of the wind variables of scores.nc, those of intervals included.
+# Metric of channels -> variable of scores.nc for winds, including the ends of intervals.
 WIND_NAMES = dict(WIND_METRICS)
 for _metric, _wind_metric in WIND_METRICS.items():
     if _metric in METRICS_WITH_INTERVAL:
@@ -69,8 +69,8 @@ _REGION_NAMES = {
 class ScoreTable:
     """Scores of a verification.
 
-    Most variables of the dataset have the dimensions (forecast, season, channel, lead, region). For scores of wind
-    vectors the dimension wind replaces channel, and for scores of events event replaces channel. These variables are:
+    Most variables of the dataset have the dimensions (forecast, season, channel, lead, region). Scores of wind vectors
+    have the dimension wind instead of channel, and scores of events have the dimension event. These variables are:
 
     - `METRICS` and, if a forecast is an ensemble, `ENSEMBLE_METRICS`, with the ends of their 95 % intervals, such as
       ``rmse_low`` and ``rmse_high``.
@@ -78,13 +78,13 @@ class ScoreTable:
     - The results of the comparison with the references, with the dimension reference instead of forecast, such as
       ``rmse_difference`` or ``brier_p_value``. See `credit.verify.significance.comparison.comparison_name`.
 
-    Further variables are ``ranks``, the rank histogram, with dimensions (forecast, channel, lead, region, rank);
-    ``forecast_frequency`` and ``observed_frequency``, the reliability diagram, with dimensions (forecast, event, lead,
-    region, members_beyond); and the attributes of the forecasts (`credit.verify.report.metadata.describe_forecasts`),
-    with the dimension forecast.
+    The rank histograms are ``ranks`` with the dimensions (forecast, channel, lead, region, rank). The reliability
+    diagrams are ``forecast_frequency`` and ``observed_frequency`` with the dimensions (forecast, event, lead, region,
+    members_beyond). Attributes of forecasts (`credit.verify.report.metadata.describe_forecasts`) have the dimension
+    forecast.
 
     Attributes:
-        dataset: the scores, in physical units, NaN where there is no score.
+        dataset: xarray dataset of the scores, in physical units; NaN where there is no score.
         forecasts: names of the forecasts and baselines.
         channels: names of the channels.
         lead_hours: lead times in hours, increasing.
@@ -106,13 +106,13 @@ class ScoreTable:
 
     @property
     def n_cases(self) -> int:
-        """Number of initial times (cases) of the scores that cover all seasons."""
-        # All seasons come first.
+        """Number of cases (initial times) in all seasons together."""
+        # The first entry is for all seasons together.
         return int(self.dataset["n_cases"][0])
 
     @property
     def n_blocks(self) -> list[int]:
-        """Number of blocks of days at each lead time, for the scores that cover all seasons."""
+        """Number of blocks of days at each lead time, for all seasons together."""
         return self.dataset["n_blocks"].values[0].tolist()
 
     @property
@@ -121,7 +121,7 @@ class ScoreTable:
         return [name for name in self.forecasts if name not in BASELINES]
 
     def forecast_attribute(self, attribute: str, forecast: str) -> str:
-        """Return an attribute of a forecast as text, such as its ``members``.
+        """Return an attribute of a forecast, such as ``members``, as a string.
 
         Args:
             attribute: name of the attribute, one of `credit.verify.report.metadata.describe_forecasts`.
@@ -136,8 +136,8 @@ class ScoreTable:
     def display_name(self, name: str) -> str:
         """Return the name that figures and reports show for a forecast, a reference or a region.
 
-        For ``model``, the forecasts of the run, it is the name of the experiment. For other forecasts it is the name
-        that the user gave them. For baselines and regions it is their name in words, such as "Damped persistence".
+        The display name of ``model``, the forecasts of the run, is the experiment. The display name of a baseline or
+        region is its name in words, such as "Damped persistence". Other forecasts keep the name that the user chose.
         """
         if name == "model":
             return self._find_model_name()
@@ -155,36 +155,34 @@ class ScoreTable:
         experiment = experiment or str(self.dataset.attrs.get("experiment", ""))
         if not experiment:
             return "Model"
-        # The names of other forecasts are free, so one may be that of the experiment.
+        # The user chooses the names of other forecasts, so one of them may be equal to the experiment.
         if experiment in self.forecasts:
             return f"{experiment} (this run)"
         return experiment
 
     def warnings(self) -> list[str]:
-        """Return sentences on missing scores, and on differences between the forecasts that make comparisons unfair."""
+        """Return warnings about missing scores and about differences that make comparisons of the forecasts unfair."""
         warnings = []
-        # Requested lead times without scores, and test periods that weights were trained on.
         for key in (SEEN_PERIODS, MISSING_LEADS):
             text = self.dataset.attrs.get(key)
             if text:
                 warnings.append(f"{text}.")
-        # Forcing that was read from the future.
         for name in self.candidates:
             forcing = self.forecast_attribute("prescribed_forcing", name)
             if is_prescribed(forcing):
                 warnings.append(
-                    f"Prescribed forcing of {self.display_name(name)}: {forcing} was read from the analysed future, "
-                    "which a real forecast does not have."
+                    f"Prescribed forcing of {self.display_name(name)}: {forcing} was read from the analysis after the "
+                    "initial time, which a real forecast does not have."
                 )
-        # Ensembles of different size.
+        # The numbers of members of the ensembles may differ.
         num_members = {}
         for name in self.candidates:
             num_members[self.display_name(name)] = self.forecast_attribute("members", name)
         if len(set(num_members.values())) > 1:
             numbers = ", ".join(f"{name} {number}" for name, number in num_members.items())
             warnings.append(
-                f"Unequal numbers of members: {numbers}. The mean of more members has a smaller RMSE for that reason "
-                "alone; of ensembles crps_fair and brier_fair correct for it."
+                f"Unequal numbers of members: {numbers}. The mean of a larger ensemble has a smaller RMSE even if its "
+                "members are not better. To compare ensembles of different size, use crps_fair and brier_fair."
             )
         return warnings
 
@@ -196,7 +194,7 @@ class ScoreTable:
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
         season: str = ALL_SEASONS,
     ) -> float:  # fmt: skip
-        """Return a score at one lead time in hours, NaN if there is none; `scores_by_lead` describes the arguments."""
+        """Return a score at one lead time in hours, NaN if it is missing; `scores_by_lead` describes the arguments."""
         scores_L = self.scores_by_lead(forecast, channel, metric, region, season)
         return float(scores_L[self.lead_hours.index(lead_hours)])
 
@@ -208,7 +206,7 @@ class ScoreTable:
         Args:
             forecast: name of the forecast.
             channel: name of the channel; ignored for the metric of an event.
-            metric: name of the metric. A metric of events is followed by the name of the event: ``brier:EVENT``.
+            metric: name of the metric. For a metric of an event, the name of the event follows, as in ``brier:EVENT``.
             region: name of the region.
             season: name of the season.
 
@@ -226,12 +224,11 @@ class ScoreTable:
     ) -> np.ndarray:
         """Return a result of the comparison of the model with a reference at every lead time, (L,).
 
-        The comparison covers all seasons. Values are NaN where nothing was compared.
+        The comparison is over all seasons together. Values are NaN where no comparison was made.
 
         Args:
-            result: name of the result: for RMSE ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant``; for
-                other scores their name followed by that of the result, such as ``crps_p_value`` and
-                ``brier_p_value:EVENT``.
+            result: name of the result. For RMSE, it is ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant``.
+                For other scores, it begins with the score, as in ``crps_p_value`` and ``brier_p_value:EVENT``.
             channel: name of the channel; ignored for the result of an event.
             reference: name of the forecast with which the model is compared.
             region: name of the region.
@@ -243,21 +240,21 @@ class ScoreTable:
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
     def _find_row(self, channel: str, event: str) -> int:
-        """Return the index of the event in `events` or, if `event` is "", the index of the channel in `channels`."""
+        """Return the index of an event in `events` or, if `event` is "", the index of a channel in `channels`."""
         if event:
             return self.events.index(event)
         return self.channels.index(channel)
 
     def summary_leads(self) -> list[float]:
-        """Return the lead times of summaries: those of 6, 12, 24, 48, ... hours that are scored; if none is, all."""
+        """Return the lead times of summaries in hours: the scored ones of 6, 12, 24, 48, ...; without any, all."""
         summary_leads = [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS]
         return summary_leads or self.lead_hours
 
     def describe_significance(self, reference: str = BEST_BASELINE) -> str:
         """Return sentences that explain the significance of the comparison with a reference to readers of the report.
 
-        They state the number of blocks, what stars and hatching mean or why there are none, and the effective number of
-        cases (n_eff).
+        The sentences state the number of blocks, the meaning of stars and hatching (or the reason why no difference is
+        marked), and the effective number of cases (n_eff).
         """
         # Blocks are longer at longer lead times, so there are fewer of them.
         fewest = min(self.n_blocks)
@@ -268,21 +265,21 @@ class ScoreTable:
         text = f"The initial times make {blocks}, each at least 5 days long and 2 days longer than the lead time. "
         if most < MIN_BLOCKS_FOR_SIGNIFICANCE:
             text += (
-                f"A difference is called significant only where there are {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks, so "
-                "none is."
+                f"A difference can only be marked as significant with at least {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks, "
+                "so no difference is marked."
             )
         else:
-            text += "A star or hatching: significant, with a false discovery rate of 5 % over the scorecard"
+            text += "A star or hatching marks a significant difference (false discovery rate of 5 % over the scorecard)"
             if fewest < MIN_BLOCKS_FOR_SIGNIFICANCE:
-                text += f"; lead times with fewer than {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks have none"
+                text += f"; lead times with fewer than {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks have no marks"
             text += "."
-        # The effective number of cases; it is far below their number if neighbouring cases are similar.
+        # If neighbouring cases are similar, the effective number of cases is much smaller than the number of cases.
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL_SEASONS, region="global").values
         if np.isfinite(n_eff).any():
             smallest = f"{np.nanmin(n_eff):.0f}"
             largest = f"{np.nanmax(n_eff):.0f}"
             n_eff_range = smallest if smallest == largest else f"{smallest} to {largest}"
-            text += f" The global differences are as uncertain as those of {n_eff_range} independent cases (n_eff)."
+            text += f" The global differences are as uncertain as a mean over {n_eff_range} independent cases (n_eff)."
         return text
 
     def write(self, folder: Path) -> None:
@@ -295,7 +292,7 @@ class ScoreTable:
         atomic_write(folder / "scores.csv", self._write_rows)
 
     def _write_rows(self, path: Path) -> None:
-        """Write scores.csv to a path."""
+        """Write the rows of scores.csv to a file."""
         with open(path, "w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
             writer.writerow(CSV_COLUMNS)
@@ -315,31 +312,31 @@ class ScoreTable:
 
         Args:
             metric: name of the metric for channels.
-            variable: name of the metric in the dataset, which differs for wind vectors.
+            variable: name of the metric in the dataset; for wind vectors, it differs from `metric`.
             prefix: prefix of the names of the coordinates that label the rows: "" for channels, ``event_`` or
                 ``wind_``.
         """
         data = self.dataset
         if variable not in data:
             return
-        # Columns that are the same for every row of a channel, wind or event.
+        # These columns are equal for all rows of a channel, wind or event.
         labels = self._build_row_labels(metric, prefix)
         metric_names = [variable] * len(labels)
         definitions = [data[variable].attrs.get("wavenumbers", "")] * len(labels)
         if prefix == "event_":
             metric_names = [f"{variable}:{event}" for event in self.events]
             definitions = data["event_definition"].values.tolist()
-        # Columns that depend on the other dimensions.
+        # These columns depend on the other dimensions.
         hours = [f"{lead:g}" for lead in self.lead_hours]
         n_cases = data["n_cases"].values.tolist()
         n_blocks = data["n_blocks"].values.tolist()
         attribute_columns = [data[name].values.tolist() for name in FORECAST_ATTRIBUTES]
         attributes_by_forecast = list(zip(*attribute_columns, strict=True))
         common_attributes = tuple(data.attrs[name] for name in COMMON_ATTRIBUTES)
-        # Lists of Python numbers are faster to go through one by one than arrays.
+        # Arrays are converted to lists, because a loop over a list is faster.
         values = data[variable].values
         is_scored = ~np.isnan(values)
-        # Metrics without an interval have empty columns.
+        # For metrics without an interval, the columns of the interval are empty.
         low = np.full(values.shape, np.nan)
         high = low
         if metric in METRICS_WITH_INTERVAL:
@@ -356,10 +353,10 @@ class ScoreTable:
             )  # fmt: skip
 
     def _build_row_labels(self, metric: str, prefix: str) -> list[tuple[tuple[str, str, str], str]]:
-        """Return ((variable, level, level units), units of the metric) as text for each channel, event or wind.
+        """Return ((variable, level, level units), units of the metric) as strings for each channel, event or wind.
 
         Args:
-            metric: name of the metric, which determines whether it has the units of the channel or is dimensionless.
+            metric: name of the metric; some metrics are dimensionless, others have the units of the channel.
             prefix: prefix of the names of the coordinates, see `_metric_rows`.
         """
         data = self.dataset
@@ -377,7 +374,7 @@ class ScoreTable:
 
 
 def _format_number(value: float) -> str:
-    """Return a number as text with eight significant digits, "" for NaN."""
+    """Return a number as a string with eight significant digits, "" for NaN."""
     if np.isnan(value):
         return ""
     return f"{value:.8g}"

@@ -25,9 +25,9 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
 
-# Name of a variable of scores.nc -> its dimensions and values.
+# Name of a variable of scores.nc -> (dimensions, values).
 Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
-# Name of a forecast -> its statistics, and the indices of their rows in the table.
+# Name of a forecast -> (statistics, indices of the rows of the statistics in the table).
 StatisticsByForecast = Mapping[str, tuple[DeterministicStatistics, Sequence[int]]]
 
 
@@ -38,7 +38,7 @@ class TableRows:
     Attributes:
         channels: the C channels.
         winds: (index of u, index of v, name) of each wind, from `credit.verify.statistics.wind_vectors.wind_pairs`.
-        attributes: variable -> its attributes in the data, of which ``units`` is used.
+        attributes: variable -> attributes of the variable in the data; only ``units`` is used.
     """
 
     channels: Sequence[Channel]
@@ -67,7 +67,7 @@ class TableRows:
             "units": ("channel", units),
         }
         if self.winds:
-            # Level and units of a wind are those of its first component.
+            # A wind has the level and the units of its first component.
             u_index = [u for u, _, _ in self.winds]
             coordinates["wind_variable"] = ("wind", [name for _, _, name in self.winds])
             coordinates["wind_level"] = ("wind", np.array([levels[u] for u in u_index], dtype=np.float64))
@@ -77,10 +77,10 @@ class TableRows:
 
 @dataclass(frozen=True)
 class TableAxes:
-    """Axes of a score table.
+    """Axes of a score table: rows, lead times, seasons and regions.
 
     Attributes:
-        rows: rows of the table, which are channels and winds.
+        rows: rows of the table: channels, then wind vectors.
         leads: (L,) lead times in minutes.
         seasons: season name -> (N,) bool, True for the cases of the season, from
             `credit.verify.statistics.seasons.cases_by_season`.
@@ -94,7 +94,7 @@ class TableAxes:
 
     @property
     def num_channels(self) -> int:
-        """Number of channels."""
+        """Number C of channels."""
         return len(self.rows.channels)
 
 
@@ -106,17 +106,17 @@ def build_table(
     events: EventResults | None = None,
     forecast_attributes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> ScoreTable:
-    """Return the score table.
+    """Build the score table from the statistics of all cases.
 
     Args:
-        statistics: name of a forecast or baseline -> (its statistics, indices of their rows in the table). All are of
-            the same N cases, and ``model`` has every row.
+        statistics: name of a forecast or baseline -> (statistics, indices of the rows of the statistics in the table).
+            All statistics contain the same N cases, and ``model`` must have every row.
         axes: rows, lead times, seasons and regions of the table.
-        attributes: global attributes of scores.nc, such as ``n_cases`` and ``level_units``, which describe the scores.
-        histograms: ensemble name -> rank histograms of its channels; None without ensembles.
-        events: statistics of events and SEEPS; None if there are none.
-        forecast_attributes: forecast name -> global attributes of its files, which
-            `credit.verify.report.metadata.describe_forecasts` puts into the table; None if they are not known.
+        attributes: global attributes of scores.nc that describe the scores, such as ``n_cases`` and ``level_units``.
+        histograms: ensemble name -> rank histograms of the ensemble; None without ensembles.
+        events: statistics of events and SEEPS; None without events and SEEPS.
+        forecast_attributes: forecast name -> global attributes of the forecast files, for
+            `credit.verify.report.metadata.describe_forecasts`; None if the attributes are not known.
     """
     events = events or EventResults()
     forecasts = list(statistics)
@@ -127,7 +127,6 @@ def build_table(
         variables |= _build_rank_variables(histograms, statistics, axes)
     variables |= events.variables(forecasts, axes.num_channels, axes.leads, axes.seasons)
 
-    # Attributes of the forecasts, and numbers of cases and blocks.
     num_members = {}
     for name, (forecast_statistics, _) in statistics.items():
         num_members[name] = forecast_statistics.num_members
@@ -149,7 +148,7 @@ def build_table(
 
 
 def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.ndarray:
-    """Return the number of blocks for each season and lead time, (seasons, L), see `credit.verify.significance`."""
+    """Return the number of blocks of cases for each season and lead time, (seasons, L)."""
     # Blocks are longer at longer lead times, so there are fewer of them.
     n_blocks = []
     for is_in_season in axes.seasons.values():
@@ -159,14 +158,14 @@ def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.nd
 
 
 def _build_score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
-    """Return the scores of channels and wind vectors, with the bounds of their intervals, for scores.nc."""
+    """Build the variables of scores.nc with the scores of channels and wind vectors and the ends of their intervals."""
     forecasts = list(statistics)
     metrics = METRICS
     if _has_ensemble(statistics):
         metrics = METRICS + ENSEMBLE_METRICS
     num_rows = axes.num_channels + len(axes.rows.winds)
     scores = compute_seasonal_scores(statistics, forecasts, metrics, num_rows, axes.leads, axes.seasons)
-    # The anomaly of climatology is zero, so it has no correlation; rounding may leave one.
+    # The anomaly of the climatology is zero, so its correlation is not defined; rounding errors may give a value.
     for name in CORRELATIONS:
         scores[name][forecasts.index("climatology")] = np.nan
     variables: Variables = {}
@@ -181,21 +180,21 @@ def _build_score_variables(statistics: StatisticsByForecast, axes: TableAxes) ->
 
 
 def _has_ensemble(statistics: StatisticsByForecast) -> bool:
-    """Return True if any forecast has several members."""
+    """Return True if at least one forecast has several members."""
     return any(forecast_statistics.num_members > 1 for forecast_statistics, _ in statistics.values())
 
 
 def _build_comparison_variables(
     statistics: StatisticsByForecast, axes: TableAxes, events: EventResults, n_blocks: np.ndarray
 ) -> Variables:  # fmt: skip
-    """Return the variables of scores.nc with the results of the paired tests of the model against all references.
+    """Build the variables of scores.nc with the results of the paired tests of the model against all references.
 
-    The tests of RMSE, CRPS, SEEPS and Brier scores make up the scorecard, and their p-values are adjusted together.
-    Those of each fair score are adjusted separately, because for ensembles of equal size it only repeats the test of
-    the ordinary score.
+    The scorecard consists of the tests of RMSE, CRPS, SEEPS and Brier scores; their p-values are adjusted together. The
+    p-values of each fair score are adjusted separately. For ensembles of equal size, the test of a fair score would
+    only repeat the test of the ordinary score.
 
     Args:
-        statistics: see `build_table`.
+        statistics: statistics of all forecasts and baselines, see `build_table`.
         axes: rows, lead times, seasons and regions of the table.
         events: statistics of events and SEEPS.
         n_blocks: (seasons, L) number of blocks.
@@ -207,13 +206,13 @@ def _build_comparison_variables(
         return "row", compare_with_references(statistics, axes.seasons, axes.leads, contribution, power)
 
     forecasts = list(statistics)
-    # Score -> dimension of its rows and the results of the comparison. The RMSE is the root of a mean, hence the power.
+    # Score -> (dimension of its rows, results of the comparison). The power is for RMSE, which is the root of a mean.
     scorecard = {"rmse": compare_rows(lambda cases, is_selected: cases.squared_error[is_selected], power=0.5)}
     fair_scores = {}
     if _has_ensemble(statistics):
         scorecard["crps"] = compare_rows(lambda cases, is_selected: cases.crps_of_cases()[is_selected])
         crps_fair = compare_rows(lambda cases, is_selected: cases.crps_fair_of_cases()[is_selected])
-        # If the model is a single forecast, it has no fair CRPS, and nothing was compared.
+        # If the model is a single forecast, it has no fair CRPS, and all results are NaN.
         _, fair_results = crps_fair
         if np.isfinite(fair_results["difference"]).any():
             fair_scores["crps_fair"] = crps_fair
@@ -222,7 +221,7 @@ def _build_comparison_variables(
     if brier_fair is not None:
         fair_scores["brier_fair"] = "event", brier_fair
 
-    # Each group of scores has its own false discovery rate.
+    # The p-values of each group of scores are adjusted separately.
     score_groups = [scorecard]
     for name, comparison in fair_scores.items():
         score_groups.append({name: comparison})
@@ -237,10 +236,10 @@ def _build_comparison_variables(
 
 
 def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
-    """Return the variables of scores.nc that hold one result of the comparison.
+    """Return the variables of scores.nc that contain one result of the comparison.
 
     Args:
-        name: name of the variable for channels or events; that for winds has the prefix ``wind_``.
+        name: name of the variable for channels or events; the variable for winds has the additional prefix ``wind_``.
         dim: meaning of the rows of `values`: ``channel``, ``event``, or ``row`` for channels followed by winds.
         values: (references, seasons, rows, L, R) values.
         num_channels: number of channels.
@@ -254,7 +253,7 @@ def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> V
         values_by_name = {name: (dim, values)}
     variables: Variables = {}
     for variable, (row_dim, row_values) in values_by_name.items():
-        # Without winds there is no dimension wind.
+        # Without winds, the dataset has no dimension wind.
         if row_values.shape[2]:
             variables[variable] = (("reference", "season", row_dim, "lead", "region"), row_values)
     return variables
@@ -263,14 +262,14 @@ def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> V
 def _build_rank_variables(
     histograms: Mapping[str, RankHistogram], statistics: StatisticsByForecast, axes: TableAxes
 ) -> Variables:  # fmt: skip
-    """Return the variables of scores.nc for the rank histograms and their metrics.
+    """Build the variables of scores.nc for the rank histograms and their metrics.
 
-    They cover all cases; single seasons have NaN. Ensembles with fewer members than the largest one have NaN at the
-    last ranks.
+    The histograms cover all cases; the metrics of single seasons are NaN. For ensembles with fewer members than the
+    largest ensemble, the last ranks are NaN.
 
     Args:
-        histograms: ensemble name -> its rank histograms.
-        statistics: see `build_table`.
+        histograms: ensemble name -> rank histograms of the ensemble.
+        statistics: statistics of all forecasts and baselines, see `build_table`.
         axes: rows, lead times, seasons and regions of the table.
     """
     num_forecasts = len(statistics)
@@ -279,14 +278,14 @@ def _build_rank_variables(
     _, num_leads, _, num_regions = statistics["model"][0].error.shape
     frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
     shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
-    # Single seasons stay NaN, as histograms are sums over all cases.
+    # Histograms are sums over all cases, so the metrics of single seasons are NaN.
     metrics = {name: np.full(shape, np.nan) for name in RANK_METRICS}
-    # Only channels have ranks, and only in all seasons together, which have the index 0.
+    # Only channels have ranks. The season with index 0 contains all cases.
     for f, (forecast, (_, rows)) in enumerate(statistics.items()):
         if forecast not in histograms:
             continue
         histogram = histograms[forecast]
-        # Rows after the channels are winds.
+        # The rows after the channels are winds; they have no ranks.
         channels = [row for row in rows if row < axes.num_channels]
         frequency_CLRK = np.moveaxis(histogram.frequencies(), 1, 0)
         frequency[f, channels, :, :, : frequency_CLRK.shape[-1]] = frequency_CLRK

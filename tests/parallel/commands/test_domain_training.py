@@ -77,7 +77,7 @@ def test_a_store_with_blocks_gives_the_same_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["trainer.parallelism.domain={lat: 3, lon: 1}"], "do not divide the 2 ranks"),
+        (["trainer.parallelism.domain={lat: 3, lon: 1}"], "does not divide the 2 ranks"),
         (["trainer.parallelism={domain: 2, data: ddp}"], "needs? data: fsdp2"),
         (["trainer.parallelism.domain=2", "model.ff_dropout=0.1"], "to 0, or use model.noise"),
         (["trainer.parallelism.domain=2", "trainer.preview={}"], "remove preview"),

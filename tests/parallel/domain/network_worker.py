@@ -49,7 +49,7 @@ def broken(mutation: str) -> Iterator[None]:
         "halo": (rules, "build_exchange", _without_other_cells(rules.build_exchange)),
         # Rows beyond a pole come from the same meridian instead of the opposite one.
         "pole": (SpherePadding, "find_cells", _without_roll(SpherePadding.find_cells)),
-        "vector sign": (SpherePadding, "vector_slices", lambda padding: []),
+        "vector sign": (SpherePadding, "find_vector_slices", lambda padding: []),
         # The sums of other ranks are left out.
         "group norm": (group_norm, "sum_over_ranks", lambda x, group: x),
         # Long attention works on the local rows and columns.

@@ -359,7 +359,7 @@ def split_normalised_and_compiled() -> None:
         vectors, expected = (
             {
                 strip_wrapper_prefixes(name): to_full_tensor(vector)
-                for name, vector in spectral_norm.singular_vectors(compared_model).items()
+                for name, vector in spectral_norm.find_singular_vectors(compared_model).items()
             }
             for compared_model in (model, alone)
         )

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.collectives import CollectiveCounter
-from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm, singular_vectors
+from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm, find_singular_vectors
 from credit.models.lora import apply_lora
 from credit.parallel import fsdp2
 from tests.parallel.fsdp2_api.example_models import build_seeded, require_close
@@ -45,14 +45,14 @@ def require_same_vectors(model: nn.Module, dp_mesh: DeviceMesh) -> None:
     """Advance a model and its copy on one process, and compare."""
     alone = copy.deepcopy(model)
     fsdp2.apply_fsdp2(model, dp_mesh, {})
-    before = {name: vector.clone() for name, vector in singular_vectors(model).items()}
+    before = {name: vector.clone() for name, vector in find_singular_vectors(model).items()}
     for iterations in (1, 3):
         with CollectiveCounter() as counter:
             advance_power_iterations(model, iterations)
         assert dict(counter.calls) == {"all-reduce": 2 * iterations}
         advance_power_iterations(alone, iterations)
-    vectors = singular_vectors(model)
-    require_close(vectors, singular_vectors(alone))
+    vectors = find_singular_vectors(model)
+    require_close(vectors, find_singular_vectors(alone))
     moved_names = {name for name, vector in vectors.items() if not torch.equal(vector, before[name])}
     assert moved_names
     assert all(model.get_submodule(name.partition(".")[0]) is not model.frozen for name in moved_names)
@@ -84,4 +84,4 @@ def power_iterations_of_whole_replicas_need_no_sum() -> None:
         advance_power_iterations(model)
     assert not counter.calls
     advance_power_iterations(alone)
-    require_close(singular_vectors(model), singular_vectors(alone), tolerance=1e-6)
+    require_close(find_singular_vectors(model), find_singular_vectors(alone), tolerance=1e-6)

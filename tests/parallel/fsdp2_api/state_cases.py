@@ -170,7 +170,7 @@ def require_equal(value: Any, other_value: Any) -> None:
 
 @case
 def optimizer_in_other_groups() -> None:
-    """Settings follow the parameter; a list in place of betas, as some files have it, does no harm."""
+    """Settings follow the parameter; a list instead of betas, as some files have it, does no harm."""
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
     decayed, vectors_and_scalars = ([p for p in model.parameters() if (p.dim() > 1) is many] for many in (True, False))
     optimizer = torch.optim.AdamW(
@@ -211,7 +211,7 @@ def wrong_optimizer_states() -> None:
         shapes,
         "tail is not optimized",
         "head.bias is in none",
-        "a list in place",
+        "a list instead",
         "head.weight has a",
     ]
     for state, word in zip(wrong_states, fragments, strict=True):
@@ -231,7 +231,7 @@ def states_that_are_not_whole() -> None:
     before, whole_state = weights(model), build_seeded(Net, seed=1).state_dict()
     start_seconds = time.monotonic()
     for wrong_state, fragments in (
-        (model.state_dict(), "embed.weight is a rank's part (a DTensor)"),
+        (model.state_dict(), "embed.weight is only a rank's part (a DTensor)"),
         (whole_state | {"head.weight": torch.empty(WIDTH, WIDTH, device="meta")}, "head.weight has no values"),
         (whole_state | {"head.weight": torch.eye(WIDTH).to_sparse()}, "head.weight is a sparse or quantized tensor"),
         (whole_state | {"head.weight": torch.eye(WIDTH).cfloat()}, "head.weight is complex, here real"),
@@ -243,8 +243,8 @@ def states_that_are_not_whole() -> None:
     parts = {strip_wrapper_prefixes(name): optimizer.state.get(p, {}) for name, p in model.named_parameters()}
     names = [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()]
     for wrong_state, fragments in (
-        (optimizer.state_dict(), "its parameters are numbers"),
-        ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is a rank's part (a DTensor)"),
+        (optimizer.state_dict(), "parameters are numbers"),
+        ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is only a rank's part (a DTensor)"),
         ({"state": {}, "param_groups": None}, "param_groups is not a list of dicts"),
         ({"state": {}, "param_groups": [{"params": names, "lr": lambda: 1.0}]}, "pickle"),
         ({"state": {3: {}}, "param_groups": [{"params": names}]}, "the key 3 is not a name"),
@@ -295,7 +295,7 @@ def names_of_wrappers() -> None:
     message = describe_error(
         lambda: fsdp2.fsdp2_load_state_dict(model, expected | {"module.head.bias": expected["head.bias"]})
     )
-    assert "head.bias and module.head.bias are one parameter, head.bias" in message, message
+    assert "head.bias and module.head.bias are the same parameter, head.bias" in message, message
 
 
 @case

@@ -170,13 +170,13 @@ def fused_parts_that_are_not_declared() -> None:
     half_heads = Grouped(4, 4)
     half_heads.to_k = nn.Linear(WIDTH, 6)
     for model, fragments in (
-        (Gated("colwise"), ("Gated._tp_plan['up']", "24 outputs are not the 12 inputs of 'down'", '"colwise:2"')),
-        (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs do not divide into 5 equal parts")),
+        (Gated("colwise"), ("Gated._tp_plan['up']", "24 outputs do not match the 12 inputs of 'down'", '"colwise:2"')),
+        (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs cannot be divided into 5 equal parts")),
         (Gated("colwise:0"), ("'colwise:0' is not one of colwise, rowwise",)),
         (Gated("rowwise:2"), ("'rowwise:2' is not one of colwise, rowwise",)),
         (
             half_heads,
-            ("Grouped._tp_plan['to_k']", "6 outputs do not divide into heads, of which there are 4 in the 16"),
+            ("Grouped._tp_plan['to_k']", "6 outputs cannot be divided into heads; the 16 inputs"),
         ),
     ):
         message = describe_error(lambda model=model: apply_tensor_parallel(model, mesh))
@@ -229,17 +229,17 @@ def layers_that_cannot_be_split() -> None:
     """A layer whose weight a hook makes, or that does more than a product, would give wrong sums without an error."""
     mesh = init_device_mesh("cpu", (4,))
     changes: list[tuple[Callable[[nn.Module], object], str]] = [
-        (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter but is made by a hook"),
-        (lambda m: nn.utils.weight_norm(m.up), "its weight is not a parameter but is made by a hook"),
-        (lambda m: prune.l1_unstructured(m.up, "weight", 0.5), "its weight is not a parameter but is made by a hook"),
+        (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter; a hook"),
+        (lambda m: nn.utils.weight_norm(m.up), "its weight is not a parameter; a hook"),
+        (lambda m: prune.l1_unstructured(m.up, "weight", 0.5), "its weight is not a parameter; a hook"),
         (lambda m: parametrizations.weight_norm(m.up), "_WeightNorm of its weight has no method share"),
         (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight has no method share"),
         (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is not a plain parameter"),
         (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled overrides forward"),
-        (lambda m: replaced_forward(m.up), "its forward was replaced"),
+        (lambda m: replaced_forward(m.up), "its forward was already replaced"),
         (lambda m: setattr(m, "tied", m.down) or setattr(m.norm, "copy", m.up.weight), "shared with another module"),
-        (lambda m: fsdp2.apply_fsdp2(m, None, {}), "sharded or split already"),
-        (lambda m: apply_tensor_parallel(m, mesh), "sharded or split already"),
+        (lambda m: fsdp2.apply_fsdp2(m, None, {}), "already sharded or split"),
+        (lambda m: apply_tensor_parallel(m, mesh), "already sharded or split"),
     ]
     for change, fragments in changes:
         model = build_seeded(lambda: Planned({"down": "rowwise", "up": "colwise"}))

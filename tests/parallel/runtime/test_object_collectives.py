@@ -35,7 +35,7 @@ def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
             process.kill()
             process.wait()
     assert ranks[0].returncode == -9, outputs[0]
-    assert ranks[1].returncode == 3 and "the ranks have lost each other" in outputs[1], outputs[1]
+    assert ranks[1].returncode == 3 and "the connection to another rank was lost" in outputs[1], outputs[1]
 
 
 @pytest.mark.slow

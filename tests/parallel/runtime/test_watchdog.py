@@ -16,7 +16,7 @@ def test_the_missing_rank_is_named(kind: str) -> None:
     assert "rank 0 has made no progress for" in output and "(step 3)" in output
     assert ("silent, so stopped or dead: rank 1\n" in output) == (kind == "silent"), output
     if "_dump_fr_trace_json" in dir(__import__("torch")._C._distributed_c10d):
-        assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in output, output
+        assert "ranks 0, 2 in gloo:all_reduce, number 4; missing: rank 1" in output, output
     assert "dist.all_reduce(torch.ones(3))" in output, "the place in the code"
     assert ("at runtime/watchdog_worker.py" in output) and output.count("waits here") == 3 - (kind == "silent")
 
@@ -48,7 +48,7 @@ def test_description_of_the_lag() -> None:
         "behind: rank 1 (step 4)",
         "at a.py:1 in f: rank 0",
         "at b.py:2 in g: rank 1",
-        "group 0 default_pg: rank 0 in nccl:all_reduce, number 7; not there yet: ranks 1, 2, 3",
+        "group 0 default_pg: rank 0 in nccl:all_reduce, number 7; missing: ranks 1, 2, 3",
         "group 1 tp: ranks 0, 1 in nccl:all_gather, number 3",
     ]
 

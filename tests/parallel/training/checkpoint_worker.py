@@ -194,7 +194,7 @@ def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
         require_equal(torch_reads, expected)
     # what fails on one rank, or on all, is told by all
     del state["steps"]
-    for wrong, fragment in ((dict(state), "1 left over (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
+    for wrong, fragment in ((dict(state), "1 unexpected (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
         if fragment.startswith("1 left") and dist.get_rank() != 2:
             wrong["steps"] = torch.tensor(0.0)
         assert fragment in error_of(lambda wrong=wrong: checkpoint.load_into(path, "all", wrong))
@@ -222,7 +222,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
         store.save(2, {"all": state}, {}, {})
         assert "File too large" in error_of(store.wait)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
+        assert checkpoint.find_newest_checkpoint(folder / "fsdp4").name == "step_00000001"
         dist.barrier()
         assert sorted(path.name for path in (folder / "fsdp4").iterdir()) == ["best", "latest", "step_00000001"]
         dist.barrier()
@@ -245,7 +245,7 @@ def check_damage(folder: Path) -> None:
             damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         dist.barrier()
         assert damaged.name in checkpoint.verify_checkpoint(damaged.parents[1])
-        assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
+        assert checkpoint.find_newest_checkpoint(folder / "fsdp4").name == "step_00000001"
         assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key"))
         dist.barrier()
         if dist.get_rank() == 0:

@@ -33,7 +33,7 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     assert code != 0
     # Both ranks write into one file, which is half written, in a folder that does not count.
     assert not (tmp_path / "step_00000002").exists()
-    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     names = sorted(file.name for file in (tmp_path / "step_00000001" / "model").iterdir())
     assert names == ["index.json", "rank_00000.safetensors"]
     assert torch.equal(checkpoint.load_tensors(tmp_path / "latest", "model")["weight"], torch.arange(2000.0))
@@ -46,4 +46,4 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path) -> None:
 def test_a_run_ends_if_its_writers_have_lost_each_other(tmp_path: Path) -> None:
     """gloo closes the connections after a timeout, so the run could not save any later checkpoint."""
     launch("tests.parallel.training.checkpoint_kill_worker", 2, str(tmp_path), "late", timeout=120)
-    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step_00000001"

@@ -153,7 +153,7 @@ def test_paths_without_a_model(folder: Path, tmp_path: Path) -> None:
         credit.load(tmp_path / "other.pt")
     with pytest.raises(ConfigError, match="inference.batch_sise"):
         credit.load(folder / "run", overrides=["inference.batch_sise=2"])
-    with pytest.raises(ConfigError, match='checkpoint: "latest" is for the folder of a run'):
+    with pytest.raises(ConfigError, match='checkpoint: "latest" selects a checkpoint of a run'):
         credit.load(folder / "weights.safetensors", checkpoint="latest")
 
 
@@ -195,15 +195,15 @@ def test_noise_of_one_forecast_does_not_stay(model: credit.Model, fields: xr.Dat
 
 
 def test_wrong_arguments(model: credit.Model, fields: xr.Dataset, folder: Path) -> None:
-    with pytest.raises(ConfigError, match='device: "gpu" is not known; write auto, cpu, cuda or cuda:N'):
+    with pytest.raises(ConfigError, match='device: "gpu" is not a device; write auto, cpu, cuda or cuda:N'):
         credit.load(folder / "run", device="gpu")
-    with pytest.raises(ConfigError, match="members: 1 is a single forecast"):
+    with pytest.raises(ConfigError, match="members: 1 is a forecast without perturbations"):
         model.forecast(fields, "6h", members=1, ensemble={"stochastic": {}})
     with pytest.raises(ConfigError, match="lead_time: NaT must be a positive whole number"):
         model.iterate(fields, np.timedelta64("NaT"))
     with pytest.raises(DataError, match="must be an xarray.Dataset, is a DataArray"):
         model.forecast(fields["t"], "6h")
-    with pytest.raises(ConfigError, match="overrides: give a list of texts"):
+    with pytest.raises(ConfigError, match="overrides: give a list of strings"):
         credit.load(folder / "run", overrides="inference.amp=true")
     later = model.forecast(fields, timedelta(hours=6), initial_time=fields["time"][-2])
     assert later["forecast_reference_time"].values == fields["time"].values[-2]
@@ -234,7 +234,7 @@ def test_forecasts_that_cannot_be_scored(fields: xr.Dataset, from_files: list) -
         credit.score(from_files, fields, climatology_period=("2000-01-01", "2000-01-10"))
     with pytest.raises(DataError, match="neither the dimensions"):
         credit.score(fields, fields)
-    with pytest.raises(DataError, match="has other lead times"):
+    with pytest.raises(DataError, match="has different lead times"):
         credit.score([from_files[0], from_files[1].isel(time=slice(2))], fields)
     with pytest.raises(DataError, match="two forecasts begin at 2000-01-09T00:00"):
         credit.score([from_files[0], from_files[0]], fields)

@@ -34,7 +34,7 @@ def test_a_lead_time_makes_times_doubtful(lead: object) -> None:
 
 def test_initial_times_are_no_valid_times() -> None:
     dataset = build_dataset().rename(time="forecast_reference_time")
-    with pytest.raises(DataError, match="forecast_reference_time holds initial times of forecasts"):
+    with pytest.raises(DataError, match="forecast_reference_time contains initial times of forecasts"):
         find_valid_times(dataset, "initial")
 
 

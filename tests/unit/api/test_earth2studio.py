@@ -100,7 +100,7 @@ def test_coordinates(model: PrognosticModel) -> None:
     for name, values, message in (
         ("variable", np.array(["t500", "t850", "sst"]), "variable: the input must have"),
         ("lat", coords["lat"][::-1], "lat: the input must have"),
-        ("lead_time", np.array([-12 * HOUR, 0 * HOUR]), "lead_time: .* must end"),
+        ("lead_time", np.array([-12 * HOUR, 0 * HOUR]), "lead_time: .* must be spaced"),
     ):
         with pytest.raises(ValueError, match=message):
             model.output_coords(OrderedDict({**coords, name: values}))

@@ -66,7 +66,7 @@ def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize("given", ["inference.initial_times.every=24h", "inference.initial_times=[2000-01-08]"])
 def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main._run_command("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
-    assert f"--latest: {given} is given as well" in capsys.readouterr().err
+    assert f"--latest: cannot be combined with {given}" in capsys.readouterr().err
 
 
 def test_an_analysis_on_another_grid(

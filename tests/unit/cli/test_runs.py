@@ -120,9 +120,9 @@ def test_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "nothing: is not a folder; give folders that contain runs"),
-        (["--watch", "0"], "--watch 0: write the seconds between two lists, at least 1"),
-        (["--watch", "5", "--json"], "--watch and --json: give one of them"),
+        (["nothing"], "nothing: is not a folder; give folders with runs"),
+        (["--watch", "0"], "--watch 0: the number of seconds between two lists must be at least 1"),
+        (["--watch", "5", "--json"], "--watch and --json: cannot be combined"),
     ],
 )
 def test_wrong_arguments(

@@ -182,10 +182,10 @@ def test_the_host_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     # The GPUs of a job on a cluster may have other numbers.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,6,7")
     assert divide_host(2, 1).devices == ["2", "3"]
-    with pytest.raises(ConfigError, match="--jobs 3 --ranks 2: need 6 GPUs, but this host shows 4"):
+    with pytest.raises(ConfigError, match="--jobs 3 --ranks 2: need 6 GPUs, but this host has 4"):
         divide_host(3, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,9")
-    with pytest.raises(ConfigError, match="names 2 GPUs, but torch sees 4"):
+    with pytest.raises(ConfigError, match="names 2 GPUs, but torch finds 4"):
         divide_host(2, 1)
     # A smaller number of threads from the user is kept, but not one that is meant for a single process.
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

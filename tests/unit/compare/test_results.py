@@ -209,5 +209,5 @@ def test_a_page_without_scores_names_what_is_missing(tmp_path: Path) -> None:
     document = build_document(outcome, None)
     page = write_comparison_page(outcome, None, document, tmp_path).read_text()
     write_csv(outcome, tmp_path / "compare.csv")
-    assert "Missing: train a, seed 1 failed" in page and "lengths were not made equal" in page
+    assert "Missing: train a, seed 1 failed" in page and "lengths may differ" in page
     assert document["results"] == []

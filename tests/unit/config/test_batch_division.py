@@ -36,5 +36,5 @@ def test_what_does_not_divide_is_refused() -> None:
     config = small_config("trainer.global_batch_size=12")
     with pytest.raises(ConfigError, match="12 samples cannot be divided equally among 5 ranks .* 12, 6, 4, 3, 2, 1"):
         divide_global_batch(config, 5)
-    with pytest.raises(ConfigError, match="grad_accum_every: 2 follows from global_batch_size"):
+    with pytest.raises(ConfigError, match="grad_accum_every: 2 is computed from global_batch_size"):
         small_config("trainer.global_batch_size=12", "trainer.grad_accum_every=2")

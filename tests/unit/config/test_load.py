@@ -179,11 +179,11 @@ def test_the_keys_of_a_section_are_listed_once() -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("learning_rate", "learning_rate: unknown key; the key of this name is trainer.learning_rate"),
-        ("data.max_steps", "data.max_steps: unknown key; the key of this name is trainer.max_steps"),
+        ("learning_rate", "learning_rate: unknown key; the key with this name is trainer.learning_rate"),
+        ("data.max_steps", "data.max_steps: unknown key; the key with this name is trainer.max_steps"),
         ("model.edges", "model.edges: model.type wxformer has no such key; it is a key of swin. Remove it, or replace"),
-        ("trainer.dim_head", "the key of this name is model.dim_head"),
-        ("data.path", "the key of this name is data.sources.N.path or verification."),
+        ("trainer.dim_head", "the key with this name is model.dim_head"),
+        ("data.path", "the key with this name is data.sources.N.path or verification."),
         # a near name of the same section comes first, a distant one is no hint
         ("trainer.max_step", 'did you mean "max_steps"?'),
         ("inference.modes", "keys of inference: "),
@@ -198,8 +198,8 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
     [
         ("trainer.max_steps", True, "trainer: max_steps: true is not a value of this key; write a number"),
         ("trainer.weight_decay", False, "trainer: weight_decay: false is not a value"),
-        ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
-        ("data.variable_options.z.levels", [850, 850], "850 is named twice"),
+        ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is listed twice; list each level once"),
+        ("data.variable_options.z.levels", [850, 850], "850 is listed twice"),
         ("save_loc", 5, "save_loc: 5: must be text, but YAML reads the value as a number; write it in quotes"),
         ("data.variables.prognostic.vars_2D", ["t2m", False], "vars_2D.1: False: must be text, but YAML reads"),
         ("data.variables", [{"x": "y" * 500}], "yyy...: must be a section, which is a mapping of keys"),

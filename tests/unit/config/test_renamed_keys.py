@@ -130,7 +130,7 @@ def test_both_names_at_once_are_an_error(tmp_path: Path, old_key: str) -> None:
     if old_key.startswith("inference.ensemble.noise"):
         # The whole section is then given under both names.
         old_key, new_key = "inference.ensemble.noise", "inference.ensemble.feature_noise"
-    message = f"{old_key} is the old name of {new_key}, and both are given; remove {old_key}"
+    message = f"{old_key} is the old name of {new_key}, and both are set; remove {old_key}"
     with pytest.raises(ConfigError, match=f"mine.yml: {message}"):
         load_config(write(tmp_path / "mine.yml", raw))
     with pytest.raises(ConfigError, match=message):

@@ -51,7 +51,7 @@ def test_declared_options_are_accepted() -> None:
         ({"path": "a.nc", "options": {"number": 7}}, "options: .* are for a source with a type"),
         ({"path": "a.nc", "type": "counted"}, "exactly one of path .* and type .*; both are given"),
         ({}, "exactly one of path .* and type .*; neither is given"),
-        ({"type": "unchecked", "format": "grib"}, "format is for files; a source with a type has options instead"),
+        ({"type": "unchecked", "format": "grib"}, "format is only for files; a source with a type has options instead"),
     ],
 )
 def test_wrong_options_are_refused(source: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from credit.config import build_config
 from credit.errors import ConfigError
-from credit.forecast.initial_times import choose_leads, parse_interval_minutes
+from credit.forecast.initial_times import list_output_leads, parse_interval_minutes
 from tests.unit.config.test_load import MINIMAL
 
 BRED = {"members": 2, "perturbation": {"kind": "bred"}}
@@ -33,7 +33,7 @@ def test_defaults_are_multiples_of_the_step(timestep: str, every: str, lead_time
     assert config.verification.figure_leads == figure_leads
     assert config.inference.initial_times.every == config.inference.ensemble.perturbation.cycle == every
     step = config.data.step_minutes
-    assert choose_leads(config.inference, step)[-1] % step == 0
+    assert list_output_leads(config.inference, step)[-1] % step == 0
     assert parse_interval_minutes(config.inference.initial_times, step) % step == 0
 
 

@@ -80,11 +80,11 @@ def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:
 def test_no_sample_says_why() -> None:
     split = build_splits(conf(), CALENDAR)["train"]
     times = split.first + 720 * np.arange(30)
-    with pytest.raises(DataError, match=r"need 2 times in a row.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
+    with pytest.raises(DataError, match=r"need 2 consecutive times.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
         require_samples(times, split, CALENDAR, conf(), 1)
-    with pytest.raises(DataError, match=r"most of them are 12h apart: set data.timestep to that"):
+    with pytest.raises(DataError, match=r"usual interval between times is 12h: set data.timestep to 12h"):
         require_samples(times, split, CALENDAR, conf(), 1)
-    with pytest.raises(DataError, match="need 32 times in a row.*; name more files in data.sources, or"):
+    with pytest.raises(DataError, match="need 32 consecutive times.*; name more files in data.sources, or"):
         require_samples(split.first + 360 * np.arange(30), split, CALENDAR, conf(), 31)
     with pytest.raises(DataError, match="no data in this period; the data have only 1999"):
         require_samples(np.array([CALENDAR.parse("1999-01-01")]), split, CALENDAR, conf(), 1)
@@ -96,7 +96,7 @@ def test_months_are_no_time_steps(calendar_name: str) -> None:
     months = np.array([calendar.parse(f"2000-{month:02d}-01") for month in range(1, 13)])
     year = Split("train", int(months[0]), int(months[-1]))
     for timestep in ("30d", "31d"):
-        with pytest.raises(DataError, match="months are not of one length.*calendar 360_day"):
+        with pytest.raises(DataError, match="months have different lengths.*calendar 360_day"):
             require_samples(months, year, calendar, conf(timestep=timestep), 3)
 
 
@@ -116,7 +116,7 @@ def test_samples_begin_where_they_are_asked_to() -> None:
     test = build_splits(hourly, CALENDAR)["test"]
     later = np.arange(test.first, test.last + 1, 60)
     assert len(require_samples(later, test, CALENDAR, hourly, 1)) == len(later) - 6, "forecasts have their own times"
-    with pytest.raises(DataError, match=r"data.init_hours \[1\].*they begin at 0, 6, 12, 18 UTC"):
+    with pytest.raises(DataError, match=r"data.init_hours \[1\].*which begin at 0, 6, 12, 18 UTC"):
         require_samples(times[::6], split, CALENDAR, conf(init_hours=[1]), 1)
 
 

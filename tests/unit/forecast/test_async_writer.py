@@ -14,7 +14,7 @@ from credit.errors import CreditError
 from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.rollout import ForecastStart, make_starts
+from credit.forecast.rollout import ForecastStart, build_starts
 from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, make_writer
 
 STEP = 360
@@ -34,7 +34,7 @@ def output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: str) -> None:
     writer = make_writer(tmp_path, members=3, format=format)
-    starts = make_starts(TIMES, 3)
+    starts = build_starts(TIMES, 3)
     with background(writer) as running:
         for batch in (starts[:2], starts[2:5], starts[5:]):
             for step in range(1, 5):
@@ -51,7 +51,7 @@ def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: 
 
 def test_two_processes_write_the_members_of_a_zarr_store(tmp_path: Path) -> None:
     """Each writes other members, and the forecast counts only after one of them has marked it."""
-    starts = make_starts(TIMES[:1], 3)
+    starts = build_starts(TIMES[:1], 3)
     writers = []
     for members in (starts[:2], starts[2:]):
         writer = make_writer(tmp_path, members=3, format="zarr")
@@ -70,7 +70,7 @@ def test_two_processes_write_the_members_of_a_zarr_store(tmp_path: Path) -> None
 
 
 def test_flush_waits_for_queued_steps_and_raises_their_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, gate, put = make_starts(TIMES[:1]), threading.Event(), ForecastWriter.put
+    starts, gate, put = build_starts(TIMES[:1]), threading.Event(), ForecastWriter.put
     written = []
 
     def put_later(*arguments: object) -> None:
@@ -91,7 +91,7 @@ def test_flush_waits_for_queued_steps_and_raises_their_errors(tmp_path: Path, mo
 
 
 def test_steps_of_lagged_members_before_the_initial_time_are_skipped(tmp_path: Path) -> None:
-    starts = make_starts(TIMES[:1], 2, lag_minutes=STEP)
+    starts = build_starts(TIMES[:1], 2, lag_minutes=STEP)
     with background(make_writer(tmp_path, members=2)) as running:
         for step in range(1, 6):
             running.put(starts, step, output(step, starts))
@@ -106,7 +106,7 @@ def test_number_of_waiting_steps_is_bounded(tmp_path: Path, monkeypatch: pytest.
     gate, writer, starts = threading.Event(), make_writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]), []
     held, put = [], ForecastWriter.put
     monkeypatch.setattr(ForecastWriter, "put", lambda *arguments: (gate.wait(20), put(*arguments)))
-    starts = make_starts(TIMES[:1])
+    starts = build_starts(TIMES[:1])
     running = BackgroundWriter(writer, {STEP * n: n - 1 for n in range(1, 11)}, STEP, "a model", TIMES)
 
     def model() -> None:
@@ -125,7 +125,7 @@ def test_number_of_waiting_steps_is_bounded(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_error_of_the_thread_reaches_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, writer = make_starts(TIMES[:1]), make_writer(tmp_path)
+    starts, writer = build_starts(TIMES[:1]), make_writer(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -142,7 +142,7 @@ def test_error_of_the_thread_reaches_the_model(tmp_path: Path, monkeypatch: pyte
 
 
 def test_fields_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
-    starts = make_starts(TIMES[:1], 2)
+    starts = build_starts(TIMES[:1], 2)
     with pytest.raises(CreditError, match=r"a model: forecast from 2001-04-01T00:00, member 1: not finite at 12 h"):  # noqa: SIM117
         with background(make_writer(tmp_path, members=2)) as running:
             for step in range(1, 5):
@@ -153,7 +153,7 @@ def test_fields_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
 
 
 def test_error_of_the_model_removes_incomplete_files(tmp_path: Path) -> None:
-    starts = make_starts(TIMES[:1])
+    starts = build_starts(TIMES[:1])
     with pytest.raises(KeyboardInterrupt), background(make_writer(tmp_path)) as running:
         running.put(starts, 1, output(1, starts))
         raise KeyboardInterrupt

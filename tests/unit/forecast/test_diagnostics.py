@@ -186,9 +186,9 @@ def speed_of(u: str) -> dict:
 @pytest.mark.parametrize(
     ("hybrid", "inference", "says"),
     [
-        (False, {"derive": {"t": {"kind": "wind_speed"}}}, "inference.derive.t: t is an output already"),
+        (False, {"derive": {"t": {"kind": "wind_speed"}}}, "inference.derive.t: t is already an output"),
         (False, {"derive": {"z": {"kind": "geopotential"}}}, "geopotential is computed on model levels"),
-        (False, {"pressure_levels": [500]}, "data.levels are pressure levels already"),
+        (False, {"pressure_levels": [500]}, "data.levels are already pressure levels"),
         (
             False,
             speed_of("uu"),
@@ -204,15 +204,15 @@ def speed_of(u: str) -> dict:
         (
             False,
             {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "30h"}}},
-            "derive.s.over: 30h is longer than the last lead time that is written, 24h, .* everywhere; make it shorter",
+            "derive.s.over: 30h is longer than the last lead time that is written, 24h, .* everywhere; shorten",
         ),
         (
             True,
             {"derive": {"z": {"kind": "geopotential", "inputs": {"temperature": "u10"}}}},
             "inference.derive.z: u10 has no levels",
         ),
-        (True, {"pressure_levels": [500, 1]}, "inference.pressure_levels: 1 hPa lies above the uppermost level of t"),
-        (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "as surface_pressure it must be in Pa or hPa"),
+        (True, {"pressure_levels": [500, 1]}, "inference.pressure_levels: 1 hPa is above the uppermost level of t"),
+        (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "the units of surface_pressure must be Pa or hPa"),
         (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
     ],
 )
@@ -254,7 +254,7 @@ def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp
     "name", ["time", "level_2", "level_t", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""]
 )
 def test_names_that_files_cannot_hold(name: str) -> None:
-    with pytest.raises(ValueError, match=f'"{name}" is (not a name for a variable|the name of a coordinate)'):
+    with pytest.raises(ValueError, match=f'"{name}" is (not a valid variable name|the name of a coordinate)'):
         InferenceConfig(derive={name: {"kind": "wind_speed"}})
 
 
@@ -264,15 +264,15 @@ def test_names_of_centres() -> None:
 
 @pytest.mark.parametrize("levels", [[500, 500], [500, 0], [-5]])
 def test_pressures(levels: list[float]) -> None:
-    with pytest.raises(ValueError, match="above 0 and are named once each"):
+    with pytest.raises(ValueError, match="above 0 and must not be repeated"):
         InferenceConfig(pressure_levels=levels)
 
 
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"kind": "accumulation"}, "of: is needed for kind accumulation"),
-        ({"kind": "wind_speed", "over": "6h"}, "over: is for kind accumulation"),
+        ({"kind": "accumulation"}, "of: is required for kind accumulation"),
+        ({"kind": "wind_speed", "over": "6h"}, "over: only for kind accumulation"),
         ({"kind": "wind_speed", "inputs": {"u": "u10"}}, '"u" is not among eastward_wind, northward_wind'),
     ],
 )

@@ -60,14 +60,14 @@ def test_checkpointed_blocks_have_the_same_noise_when_they_are_computed_again(
         torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rollout", "counted_steps"), [(1, [1]), (3, [1, 2, 3]), (3, [2, 3])])
+@pytest.mark.parametrize(("rollout", "loss_steps"), [(1, [1]), (3, [1, 2, 3]), (3, [2, 3])])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("members_at_once", [1, 3])
 def test_members_one_by_one_equal_all_at_once(
-    rollout: int, counted_steps: list[int], recompute: bool, members_at_once: int
+    rollout: int, loss_steps: list[int], recompute: bool, members_at_once: int
 ) -> None:
     case = replace(CASE, rollout=rollout, recompute=recompute)
-    micro_step = MicroStep(2, counted_steps, num_micro_steps=2)
+    micro_step = MicroStep(2, loss_steps, num_micro_steps=2)
     all_at_once, batch = build_ensemble(replace(case, members_at_once=4))
     expected_loss, expected = compute_gradients(all_at_once, batch, micro_step)
     in_turn, _ = build_ensemble(replace(case, members_at_once=members_at_once))

@@ -13,7 +13,7 @@ from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import build_feature_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.section import GaussianOrBredSection
-from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
+from credit.forecast.rollout import ForecastInputs, ForecastStart, build_starts, forecast_batch
 from credit.models.wxformer import WXFormer
 from tests.unit.forecast.test_perturbations import GRID, SMALL, STEP, Still, make_stepper
 
@@ -59,7 +59,7 @@ def test_noise_is_gaussian_with_the_configured_size(dtype: torch.dtype) -> None:
     x[2] *= 100
     model(x)
     plain = model.seen.double().numpy()
-    with build_test_noise(model, std=0.2, blocks=["first"])(make_starts([0], 3))():
+    with build_test_noise(model, std=0.2, blocks=["first"])(build_starts([0], 3))():
         model(x)
     assert model.seen.dtype == dtype
     added = model.seen.double().numpy() - plain
@@ -77,7 +77,7 @@ def test_noise_is_added_only_within_steps_of_a_forecast() -> None:
     model, x = wxformer(), torch.randn(2, 4, 1, 16, 32)
     with torch.no_grad():
         before = model(x)
-        apply_noise = build_test_noise(model, control=False)(make_starts([0], 2))
+        apply_noise = build_test_noise(model, control=False)(build_starts([0], 2))
         assert torch.equal(model(x), before)
         with apply_noise():
             assert (model(x) - before).std() > 0.05 * before.std()
@@ -99,7 +99,7 @@ def run_forecasts(
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     """Beyond rounding, which a batch's size changes in the network itself."""
-    starts = make_starts([0, 1440], 3)
+    starts = build_starts([0, 1440], 3)
     together = run_forecasts(starts, wxformer(), std=0.3)
     single_forecasts = [run_forecasts([start], wxformer(), std=0.3) for start in reversed(starts)]
     separate = np.concatenate(single_forecasts, axis=1)[:, ::-1]
@@ -113,7 +113,7 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_interleaved_forecasts_are_independent() -> None:
     """As where members of several batches are scored while they are made."""
-    model, starts = wxformer(), make_starts([0], 4)
+    model, starts = wxformer(), build_starts([0], 4)
     stepper, noise = make_stepper(model), build_test_noise(model)
     batches = (starts[:2], starts[2:])
     forecasts = [forecast_batch(stepper, INPUTS, batch, 3, build_noise_context=noise) for batch in batches]
@@ -124,7 +124,7 @@ def test_interleaved_forecasts_are_independent() -> None:
 
 def test_bred_vectors_have_no_noise() -> None:
     """So the control and what is added to the others' analyses are those of the ensemble without."""
-    starts = make_starts([0], 3)
+    starts = build_starts([0], 3)
     plain, with_noise = run_forecasts(starts, wxformer(), True), run_forecasts(starts, wxformer(), True, std=1e-6)
     np.testing.assert_array_equal(with_noise[:, 0], plain[:, 0])
     np.testing.assert_allclose(with_noise, plain, atol=1e-3)
@@ -165,7 +165,7 @@ class Folded(Block):
 @pytest.mark.parametrize(("block", "output"), [(Pair(), "a tuple"), (Folded(), r"a tensor \(16, 3, 1, 2, 32\)")])
 def test_unsuitable_block_outputs_are_refused(block: nn.Module, output: str) -> None:
     model = nn.Sequential(block)
-    apply_noise = build_test_noise(model)(make_starts([0], 2))
+    apply_noise = build_test_noise(model)(build_starts([0], 2))
     message = rf"noise: 0 \(\w+\) returns {output} for a batch of 2.*noise.blocks"
     with apply_noise(), pytest.raises(ConfigError, match=message):
         model(torch.zeros(2, 3, 1, 16, 32))

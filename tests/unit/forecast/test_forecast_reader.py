@@ -99,11 +99,11 @@ def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
     make_writer(tmp_path).write(CALENDAR.parse(INITIAL[0]), random_fields())
     other = make_writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8})
     other.write(CALENDAR.parse(INITIAL[1]), random_fields())
-    with pytest.raises(DataError, match=r"T0030.nc: is of another run \(global attributes checkpoint_step\)"):
+    with pytest.raises(DataError, match=r"T0030.nc: is of a different run \(global attributes checkpoint_step\)"):
         open_forecasts(tmp_path)
     make_writer(tmp_path / "leads").write(CALENDAR.parse(INITIAL[0]), random_fields())
     make_writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CALENDAR.parse(INITIAL[1]), random_fields())
-    with pytest.raises(DataError, match="other lead times"):
+    with pytest.raises(DataError, match="the lead times of the forecast differ"):
         open_forecasts(tmp_path / "leads")
 
 
@@ -115,7 +115,7 @@ def test_array_attributes_distinguish_runs(tmp_path: Path) -> None:
     assert open_forecasts(tmp_path).attributes["numbers"] == [1.0, 2.0, 3.0]
     with netCDF4.Dataset(max(tmp_path.glob("*.nc")), "a") as dataset:
         dataset.numbers = np.array([1.0, 2.0, 4.0])
-    with pytest.raises(DataError, match=r"is of another run \(global attributes numbers\)"):
+    with pytest.raises(DataError, match=r"is of a different run \(global attributes numbers\)"):
         open_forecasts(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_initial_time_without_units_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_forecasts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there are no forecasts; run credit rollout first"):
+    with pytest.raises(DataError, match="contains no forecasts; run credit rollout first"):
         open_forecasts(tmp_path)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"nothing")
     with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is not a readable forecast"):
@@ -208,7 +208,7 @@ def test_unreadable_variables_and_stores_are_reported(tmp_path: Path, caplog: py
     for renamed, problem in (("t2q", "t2q has the dimensions .*select one index"), ("t2", 'variable t2 .*mean "t2q"')):
         with pytest.raises(DataError, match=f"verification.other_forecasts.pangu: .*other.zarr: .*{problem}"):
             open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}), "hPa")
-    with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: there are no forecasts"):
+    with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: contains no forecasts"):
         open_other_forecasts("pangu", OtherForecastsConfig.model_validate(str(tmp_path / "nowhere")), "hPa")
     (store / "t2q" / "zarr.json").write_text("{")
     with pytest.raises(DataError, match="other.zarr: cannot be read as zarr"):
@@ -317,7 +317,7 @@ def test_variables_without_members_are_left_out_of_an_ensemble(
     archive = open_forecasts(tmp_path)
     assert archive.channel_names == ["t2m"] and archive.members == 3
     for name in ("z", "orog"):
-        assert f"{name} has no dimension number, unlike t2m: it may be a mean or a control; it is left" in caplog.text
+        assert f"{name} has no dimension number, unlike t2m: it may be a mean or a control; it is skipped" in caplog.text
     np.testing.assert_array_equal(archive.read_members(CALENDAR.parse("2001-04-01"), 1)[:, 0], values[0, 1])
     with pytest.raises(DataError, match="orog has no dimension number, unlike t2m.*repeat it along number"):
         open_forecasts(tmp_path, {"ground": "orog"})
@@ -338,7 +338,7 @@ def test_warning_about_left_out_variables_appears_once(tmp_path: Path, caplog: p
         coords = {"time": ("time", [6, 12], hours), "latitude": GRID.lat, "longitude": GRID.lon}
         xr.Dataset(fields, coords).to_netcdf(tmp_path / f"forecast_{day}.nc")
     assert open_forecasts(tmp_path).channel_names == ["t2m"]
-    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "it is skipped" in record.getMessage()]
     assert len(said) == 2 and "forecast_1.nc: soil has" in said[0] and "forecast_1.nc: control has" in said[1]
 
 

@@ -175,7 +175,7 @@ def test_selected_levels(tmp_path: Path) -> None:
         assert set(dataset.data_vars) - {"latitude_bnds"} == {"t", "t2m"}
         np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
         assert dataset["t"].sizes["level"] == 1
-    with pytest.raises(ConfigError, match=r"inference.levels: 501: no output is on it; the levels are .*500"):
+    with pytest.raises(ConfigError, match=r"inference.levels: 501: no output is on this level; the levels are .*500"):
         make_writer(tmp_path, levels=[500, 501])
 
 
@@ -214,7 +214,7 @@ def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str
     if split != "month":
         next(tmp_path.glob("*04-02T0030_*")).unlink()
         assert not make_writer(tmp_path, split=split).is_complete(second)
-        with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times are missing.*credit rollout again"):
+        with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times .first missing: .*credit rollout again"):
             open_forecasts(tmp_path)
 
 
@@ -361,7 +361,9 @@ def test_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_message_for_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be created .*; choose another"):
+    with pytest.raises(
+        ConfigError, match=r"^inference.folder: .*file/forecasts cannot be created .*; choose a different"
+    ):
         make_writer(tmp_path / "file" / "forecasts")
 
 

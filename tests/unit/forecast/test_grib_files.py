@@ -328,7 +328,7 @@ def test_other_formats_in_the_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inference.split: lead does not match .*grib2, which a run with none"):
         require_same_format(tmp_path / "grib2", "grib2", "lead")
     shutil.copy(tmp_path / "netcdf" / "forecast_2001-04-01T00.nc", tmp_path / "grib2")
-    with pytest.raises(DataError, match="holds netcdf files and grib2 files; remove one of them"):
+    with pytest.raises(DataError, match="contains netcdf files and grib2 files; remove the forecasts"):
         open_forecasts(tmp_path / "grib2")
 
 

@@ -96,5 +96,5 @@ def test_masked_channels_are_left_alone_and_gradients_flow() -> None:
 def test_an_odd_number_of_columns_is_refused() -> None:
     channels = ChannelMap([Channel("t2m", "t2m", None, "prognostic")])
     context = SimpleNamespace(grid=grid(columns=63), channels=channels, key="model.postprocess.0")
-    with pytest.raises(ConfigError, match=r"model\.postprocess\.0: .* an even number of columns, the grid has 63"):
+    with pytest.raises(ConfigError, match=r"model\.postprocess\.0: .* an even number of columns, not 63"):
         Hyperdiffusion(context, HyperdiffusionSection())

@@ -13,7 +13,7 @@ from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
 from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
-from credit.forecast.initial_times import InitialTimes, choose_initial_times, choose_leads, find_initial_times
+from credit.forecast.initial_times import InitialTimes, choose_initial_times, find_initial_times, list_output_leads
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 97])
@@ -93,36 +93,38 @@ PERIOD = "data.splits.test 2001-01-01T00:00..2001-01-10T00:00"
 ENDS = "1 whose inference.lead_time 24h ends after the period"
 
 
-def test_message_gives_reasons_for_left_out_times(caplog: pytest.LogCaptureFixture) -> None:
+def test_message_gives_reasons_for_skipped_times(caplog: pytest.LogCaptureFixture) -> None:
     """10 days are asked for; the last has its truth after the period, which is no fault of the data."""
     conf = InferenceConfig(lead_time="24h")
     found = _find(conf)
-    assert (len(found.minutes), found.data_lack) == (9, False)
-    assert found.left_out == f"inference.initial_times: 1 of 10 are left out: {ENDS}; {PERIOD}"
+    assert (len(found.minutes), found.has_missing_data) == (9, False)
+    assert found.skip_message == f"inference.initial_times: 1 of 10 times are skipped: {ENDS}; {PERIOD}"
     whole = _find(conf.model_copy(update={"initial_times": ["2001-01-02"]}))
-    assert whole.left_out == "" and not whole.data_lack
+    assert whole.skip_message == "" and not whole.has_missing_data
     # the data end with day 5, and have a hole on day 2 from 06 to 12 UTC
     times = TIMES[(TEST.first + DAY + 720 <= TIMES) & (TEST.first + 4 * DAY >= TIMES) | (TEST.first + DAY >= TIMES)]
     found = _find(conf, times)
-    assert found.minutes == [TEST.first + day * DAY for day in (0, 2, 3)] and found.data_lack
-    assert found.left_out == (
-        "inference.initial_times: 7 of 10 are left out: 2 without truth in the data at every step of "
-        "inference.lead_time 24h, 5 at which the data have nothing; "
-        f"{PERIOD}: the data cover 2001-01-01T00:00 to 2001-01-05T00:00 of it"
+    assert found.minutes == [TEST.first + day * DAY for day in (0, 2, 3)] and found.has_missing_data
+    assert found.skip_message == (
+        "inference.initial_times: 7 of 10 times are skipped: 2 without truth at every step of "
+        "inference.lead_time 24h, 5 that are not in the data; "
+        f"{PERIOD}: the data cover 2001-01-01T00:00 to 2001-01-05T00:00 of this period"
     )
     found = _find(conf.model_copy(update={"initial_times": InitialTimesConfig(start="2000-12-30")}), history_len=2)
-    assert found.left_out.startswith(
-        "inference.initial_times: 4 of 12 are left out: 2 before the period, 1 without the 2 input frames in the period"
+    assert found.skip_message.startswith(
+        "inference.initial_times: 4 of 12 times are skipped: 2 before the period, 1 without all 2 input frames in the "
     )
     bred = {"members": 2, "perturbation": {"kind": "bred", "cycles": 3, "cycle": "24h"}}
     found = _find(InferenceConfig(lead_time="24h", ensemble=bred))
-    assert "2 without the analyses up to 72h before, from which inference.ensemble starts" in found.left_out
+    assert "2 without the earlier analyses (up to 72h) that inference.ensemble needs" in found.skip_message
     for times, level in ((TIMES, "INFO"), (TIMES[:20], "WARNING")):
         caplog.clear()
         with caplog.at_level("INFO"):
             minutes = choose_initial_times(conf, _data(), times, CALENDAR, TEST)
         assert minutes == _choose(conf, times)
-        assert [(one.levelname, one.getMessage()) for one in caplog.records] == [(level, _find(conf, times).left_out)]
+        assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+            (level, _find(conf, times).skip_message)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +132,9 @@ def test_message_gives_reasons_for_left_out_times(caplog: pytest.LogCaptureFixtu
     [
         ({"lead_time": "240h"}, TEST, "10 whose inference.lead_time 240h ends after .*; shorten inference.lead_time"),
         ({"lead_time": "24h"}, Split("test", TEST.last + DAY, TEST.last + 9 * DAY),
-         "9 at which the data have nothing; .*; choose times that the data have .*data.splits.test.* more files"),
+         "9 that are not in the data; .*; choose times that are in the data .*data.splits.test.* more files"),
         ({"lead_time": "24h", "ensemble": {"members": 2, "lagged": "264h"}}, TEST,
-         "9 without the analyses up to 264h before.*; begin later .*lagged"),
+         "9 without the earlier analyses .up to 264h.*; begin later .*lagged"),
     ],
 )  # fmt: skip
 def test_no_possible_time_is_an_error(conf: dict, test: Split, words: str) -> None:
@@ -144,32 +146,35 @@ def test_no_possible_time_is_an_error(conf: dict, test: Split, words: str) -> No
 
 def test_range_after_the_test_period_is_refused() -> None:
     late = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-11"))
-    with pytest.raises(ConfigError, match=r"initial_times.start: 2001-01-11 is after data.splits.test .*; give .*end"):
+    with pytest.raises(ConfigError, match=r"initial_times.start: 2001-01-11 is after data.splits.test .*; set .*end"):
         _find(late)
 
 
 def test_named_times_that_the_data_lack_are_counted() -> None:
     ranged = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-08", end="2001-01-14"))
-    words = r"2001-01-11T00:00, which the data do not have; .* 3 others of 7 .*; the data have 2000-12-31T00:00\.\."
+    words = r"2001-01-11T00:00, which are not in the data; 3 others of 7 .*; the data have 2000-12-31T00:00\.\."
     with pytest.raises(DataError, match=rf"2001-01-11T00:00 needs the fields of {words}"):
         _find(ranged)
 
 
 def test_lead_times_to_write() -> None:
-    assert choose_leads(InferenceConfig(lead_time="24h"), 360) == [360, 720, 1080, 1440]
-    assert choose_leads(InferenceConfig(lead_time="24h", output_every="12h"), 360) == [720, 1440]
-    assert choose_leads(InferenceConfig(lead_time="48h", lead_times=["6h", "1d", "36h"]), 360) == [360, 1440, 2160]
+    assert list_output_leads(InferenceConfig(lead_time="24h"), 360) == [360, 720, 1080, 1440]
+    assert list_output_leads(InferenceConfig(lead_time="24h", output_every="12h"), 360) == [720, 1440]
+    assert list_output_leads(InferenceConfig(lead_time="48h", lead_times=["6h", "1d", "36h"]), 360) == [360, 1440, 2160]
 
 
 def test_latest_is_the_last_time_with_all_frames() -> None:
     """A hole before the last time: with two input frames the last is the one before the hole."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
     assert _choose(conf, times) == [times[-1]]
-    assert _find(conf, times).left_out == ""
+    assert _find(conf, times).skip_message == ""
     found = _find(conf, times, history_len=2)
-    assert found.minutes == [times[-2]] and found.data_lack
+    assert found.minutes == [times[-2]] and found.has_missing_data
     last, lacking = (CALENDAR.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
-    assert f"not the last time of the data, {last}, which needs the fields of {lacking}" in found.left_out
+    assert (
+        f"not at the last time of the data, {last}, because the data do not contain the input frame {lacking}"
+        in found.skip_message
+    )
     with pytest.raises(DataError, match="latest: no time of the data has all input frames of a forecast, .* last 6h"):
         _choose(conf, TIMES[:1], history_len=2)
 
@@ -182,8 +187,8 @@ def test_named_times_are_sorted() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "problem"),
-    [([], r"initial_times: \[\] has no times; list times"), (["2001-01-03", "2001-01-01", "2001-01-03T00:00"],
-     "initial_times: 2001-01-03T00:00 is named twice; name each time once")],
+    [([], r"initial_times: \[\] is empty; list times"), (["2001-01-03", "2001-01-01", "2001-01-03T00:00"],
+     "initial_times: 2001-01-03T00:00 is listed twice; list each time once")],
 )  # fmt: skip
 def test_invalid_lists_are_refused(wanted: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):

@@ -96,7 +96,7 @@ def test_run_continues_with_missing_members(tmp_path: Path) -> None:
     again = make_writer(tmp_path, members=MEMBERS, split="member")
     assert again.is_complete(FIRST)
     (tmp_path / FILES[1]).unlink()
-    with pytest.raises(DataError, match=r"3 of 9 lead times are missing, the first of them 6 h of member 1; run"):
+    with pytest.raises(DataError, match=r"lacks 3 of 9 lead times .first missing: 6 h of member 1.; run"):
         open_forecasts(tmp_path)
     assert not again.is_complete(FIRST)
     shutil.copy(tmp_path / FILES[2], tmp_path / FILES[1])
@@ -123,7 +123,7 @@ def test_ensembles_of_two_splits_are_refused(tmp_path: Path) -> None:
         make_writer(tmp_path, members=MEMBERS)
     ensemble(tmp_path / "whole", SECOND)
     shutil.copy(tmp_path / "whole" / "forecast_2001-04-02T0030.nc", tmp_path)
-    with pytest.raises(DataError, match="has another number of members"):
+    with pytest.raises(DataError, match="has a different number of members"):
         open_forecasts(tmp_path)
 
 
@@ -133,12 +133,12 @@ def test_a_member_file_without_its_number_is_refused(tmp_path: Path) -> None:
     with xr.open_dataset(tmp_path / FILES[0], decode_times=False) as dataset:
         dataset.drop_vars("member").to_netcdf(tmp_path / "forecast_2001-04-01T00_renamed.nc")
     (tmp_path / FILES[0]).unlink()
-    with pytest.raises(DataError, match="renamed.nc: has another number of members, unlike .*member001.nc"):
+    with pytest.raises(DataError, match="renamed.nc: has a different number of members, unlike .*member001.nc"):
         open_forecasts(tmp_path)
 
 
 def test_split_by_member_requires_an_ensemble() -> None:
-    with pytest.raises(ValueError, match="split: member is for ensembles; set ensemble, or another split"):
+    with pytest.raises(ValueError, match="split: member is only for ensembles; set ensemble, or a different split"):
         InferenceConfig(split="member")
 
 

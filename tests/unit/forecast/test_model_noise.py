@@ -130,5 +130,5 @@ def test_config_of_an_ensemble(repository: Path) -> None:
         with pytest.raises(ConfigError, match="compares the members of an ensemble; set trainer.members"):
             build_config(raw)
     raw["trainer"]["members"] = 2
-    with pytest.raises(ConfigError, match="members would all be the same forecast"):
+    with pytest.raises(ConfigError, match="members would all be equal"):
         build_config(raw)

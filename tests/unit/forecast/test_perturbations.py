@@ -12,7 +12,7 @@ from credit.config.sections.inference import EnsembleConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
 from credit.forecast.ensemble.section import GaussianOrBredSection, SPPTSection
-from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
+from credit.forecast.rollout import ForecastInputs, ForecastStart, build_starts, forecast_batch
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models.wxformer import WXFormer
@@ -71,7 +71,7 @@ def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module |
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
 def test_noise_has_the_configured_amplitude(kind: str) -> None:
     conf = EnsembleConfig(members=61, perturbation=GaussianOrBredSection(kind=kind, amplitude=0.5, length=2000))
-    perturbed = states(conf, make_starts([0], 61))
+    perturbed = states(conf, build_starts([0], 61))
     assert np.abs(perturbed[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
     # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
@@ -84,7 +84,7 @@ def test_noise_has_the_configured_amplitude(kind: str) -> None:
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     conf = EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False)
-    starts = make_starts([0, 1440], 4)
+    starts = build_starts([0, 1440], 4)
     together = states(conf, starts)
     separate = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
     np.testing.assert_array_equal(together, separate)
@@ -95,7 +95,7 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_minimum_holds() -> None:
     conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="gaussian", amplitude=3.0))
-    perturbed = states(conf, make_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    perturbed = states(conf, build_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
     assert perturbed[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and perturbed[:, 0].max() > 0.5
 
 
@@ -103,7 +103,7 @@ def test_bred_vectors_follow_the_fastest_growth() -> None:
     """After five cycles of two steps, the faster channel has grown 2^10 times as much as the other."""
     section = GaussianOrBredSection(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
     conf = EnsembleConfig(members=3, perturbation=section)
-    perturbed = states(conf, make_starts([0], 3))[1:] / np.array(TENDENCY[:2])[:, None, None]
+    perturbed = states(conf, build_starts([0], 3))[1:] / np.array(TENDENCY[:2])[:, None, None]
     area = GRID.area_weights() / GRID.area_weights().sum()
     size = np.sqrt((perturbed**2 * area).sum(axis=(2, 3)))
     # the mean is over both channels, of which one has nearly all of it
@@ -112,7 +112,7 @@ def test_bred_vectors_follow_the_fastest_growth() -> None:
 
 
 def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
-    starts = make_starts([1440], 3, lag_minutes=720)
+    starts = build_starts([1440], 3, lag_minutes=720)
     assert [start.analysis_minutes for start in starts] == [1440, 720, 0]
 
     class Clockwork(Still):

@@ -122,7 +122,7 @@ def test_forecasts_with_other_settings_are_not_complete(tmp_path: Path, before: 
     assert make_writer(tmp_path, **before).is_complete(FIRST)
     assert not make_writer(tmp_path, **now).is_complete(FIRST)
     make_writer(tmp_path / "store", format="zarr", **before)
-    with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
+    with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose a different inference.folder"):
         make_writer(tmp_path / "store", format="zarr", **now)
 
 
@@ -313,7 +313,7 @@ def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
         )
     piece = sorted((tmp_path / "b").iterdir())[0]
     shutil.copy(piece, tmp_path / "a" / piece.name)
-    with pytest.raises(DataError, match="is of another analysis than the forecast's other files"):
+    with pytest.raises(DataError, match="its analysis differs from the analysis of the forecast's other files"):
         open_forecasts(tmp_path / "a")
 
 

@@ -11,7 +11,7 @@ import torch
 from credit.config.sections.inference import EnsembleConfig
 from credit.forecast.ensemble.section import SPPTSection
 from credit.forecast.ensemble.sppt import build_tendency_perturbation
-from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
+from credit.forecast.rollout import ForecastInputs, ForecastStart, build_starts, forecast_batch
 from tests.unit.forecast.test_perturbations import GRID, STEP, Growth, Still, make_stepper
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def factors(starts: list[ForecastStart], steps: int, control: bool = True, **opt
 
 
 def test_fields_have_size_memory_and_correlation() -> None:
-    r = factors(make_starts([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
+    r = factors(build_starts([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
     assert (r[:, 0] == 0).all(), "the control is not perturbed"
     r = r[:, 1:]
     assert r.mean() == pytest.approx(0, abs=0.02)
@@ -41,12 +41,12 @@ def test_fields_have_size_memory_and_correlation() -> None:
 
 
 def test_factors_are_never_negative() -> None:
-    factor_fields = factors(make_starts([0], 10), 10, amplitude=2.0)[:, 1:]
+    factor_fields = factors(build_starts([0], 10), 10, amplitude=2.0)[:, 1:]
     assert factor_fields.min() == 0.0 and factor_fields.max() == 2.0
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
-    starts = make_starts([0, 1440], 3)
+    starts = build_starts([0, 1440], 3)
     together = factors(starts, 3, control=False)
     separate = np.concatenate([factors([start], 3, control=False) for start in starts], axis=1)
     np.testing.assert_array_equal(together, separate)
@@ -72,7 +72,7 @@ def test_members_with_equal_initial_states_diverge() -> None:
             return super().prognostic(minutes) + 1.0
 
     conf = EnsembleConfig(members=3, stochastic=SPPTSection())
-    starts = make_starts([0], 3)
+    starts = build_starts([0], 3)
     stepper = make_stepper(Growth())
     inputs = ForecastInputs(NonZero(), STEP, 1)
     draw_factors = build_tendency_perturbation(conf, GRID, STEP)

@@ -21,7 +21,7 @@ from credit.hpc.planner.trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import allocate_, fill_
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 
 # few weights on many cells, so that activations are most of the memory
 SMALL = [
@@ -40,7 +40,7 @@ def small_config(*overrides: str) -> Config:
 
 def step_builder_of(config: Config, grid: str = GRID) -> TrainingStepBuilder:
     """Return what plans `config` on a grid."""
-    return TrainingStepBuilder(config, dummy_assets(config, build_grid(grid), {}))
+    return TrainingStepBuilder(config, build_placeholder_assets(config, build_grid(grid), {}))
 
 
 def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID) -> Trace:

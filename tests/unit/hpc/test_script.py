@@ -168,9 +168,9 @@ def test_a_template_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ('"a b" | word', "the filter `word` takes one word .* not 'a b'"),
-        ('"" | word', "the filter `word` takes one word .* not ''"),
-        (r'"a\nb" | line', r"the filter `line` takes a single line, not 'a\\nb'"),
+        ('"a b" | word', "the filter `word` needs a single word .* not 'a b'"),
+        ('"" | word', "the filter `word` needs a single word .* not ''"),
+        (r'"a\nb" | line', r"the filter `line` needs a single line, not 'a\\nb'"),
     ],
 )
 def test_a_template_of_one_s_own_with_a_wrong_filter(value: str, reason: str, tmp_path: Path) -> None:

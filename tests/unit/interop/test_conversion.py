@@ -251,7 +251,7 @@ def test_all_refused_keys_are_named_at_once(tmp_path: Path) -> None:
     tree = with_value(with_value(example(1), "trainer.mode", "horovod"), "data.nothing", 1)
     path = tmp_path / "theirs.yml"
     path.write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match=r"2 keys stand in the way(.|\n)*trainer.mode(.|\n)*data.nothing"):
+    with pytest.raises(ConfigError, match=r"2 keys prevent the conversion(.|\n)*trainer.mode(.|\n)*data.nothing"):
         convert_file(path)
 
 

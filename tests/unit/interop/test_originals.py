@@ -35,7 +35,7 @@ def test_each_converts_or_names_what_stands_in_the_way() -> None:
         try:
             conversion = convert_file(path)
         except ConfigError as error:
-            assert "in the way of a conversion" in str(error), error
+            assert "the conversion (generation" in str(error), error
             assert "not a key of miles-credit" not in str(error) or network not in ("wxformer", "crossformer"), error
             continue
         networks[path] = network

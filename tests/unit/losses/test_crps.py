@@ -196,7 +196,7 @@ def test_a_saved_sum_is_read_again() -> None:
     ("terms", "message"),
     [
         ([], "terms"),
-        ([{"kind": "crps", "scaling": "state"}], "loss.terms.0 sets scaling, which all terms share"),
+        ([{"kind": "crps", "scaling": "state"}], "loss.terms.0 sets scaling, but all terms share this key"),
         ([{"kind": "sum", "terms": [{"kind": "mse"}]}], '"sum" is not a loss'),
         ([{"kind": "crsp"}], "crsp"),
     ],

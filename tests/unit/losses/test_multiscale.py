@@ -153,7 +153,7 @@ def test_lengths_are_read_with_and_without_unit() -> None:
         ({"scales": ["800m", "0km"]}, "scales"),
         ({"scales": ["-800km", "0km"]}, "scales"),
         ({"scales": ["800km", "0km"], "scale_weights": [1.0]}, "one weight for each of the 2 loss.scales"),
-        ({"scales": ["800km", "0km"], "scale_weights": [0.0, 0.0]}, "one above 0"),
+        ({"scales": ["800km", "0km"], "scale_weights": [0.0, 0.0]}, "one weight must be above 0"),
         ({"scales": ["800km", "0km"], "scale_weights": [1.0, -1.0]}, "scale_weights"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from credit.channels import ChannelMap
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.metrics import Metric, MetricContext, metric_class, register_metric
+from credit.metrics import Metric, MetricContext, find_metric_class, register_metric
 from credit.metrics.rmse import RootMeanSquareError
 from tests.registries import isolate
 
@@ -78,9 +78,9 @@ def test_masked_cells_do_not_count() -> None:
 
 def test_names_of_metrics_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
-    assert metric_class("rmse") is RootMeanSquareError
+    assert find_metric_class("rmse") is RootMeanSquareError
     with pytest.raises(ConfigError, match='trainer.metrics: "rsme" is not a metric; did you mean "rmse"'):
-        metric_class("rsme")
+        find_metric_class("rsme")
 
     class Other(RootMeanSquareError):
         pass

@@ -32,7 +32,7 @@ def test_a_frozen_network_gives_the_same_values_with_bare_layers(
         assert torch.equal(model(x), expected)
         with force_gpu_path():
             assert torch.equal(model(x), expected_there)
-    assert not spectral_norm.normalized_weights(model)
+    assert not spectral_norm.find_spectral_norms(model)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert {"to_qkv.weight", "decoder.head.0.weight" if decoder == "pixel_shuffle" else "to_out.weight"} <= {
         name.removeprefix("stages.0.layers.0.short_attention.") for name in model.state_dict()

@@ -111,15 +111,15 @@ def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bo
 
 def test_vectors_follow_adapted_weights_alone() -> None:
     model = adapted().train()
-    frozen = {name: v.clone() for name, v in spectral_norm.singular_vectors(model).items() if ".weight.0." in name}
-    moving = {name: v.clone() for name, v in spectral_norm.singular_vectors(model).items() if ".weight.1." in name}
+    frozen = {name: v.clone() for name, v in spectral_norm.find_singular_vectors(model).items() if ".weight.0." in name}
+    moving = {name: v.clone() for name, v in spectral_norm.find_singular_vectors(model).items() if ".weight.1." in name}
     assert frozen and moving
     spectral_norm.advance_power_iterations(model)
     model(fields())
     spectral_norm.advance_power_iterations(model, 200)
-    for name, vector in spectral_norm.singular_vectors(model).items():
+    for name, vector in spectral_norm.find_singular_vectors(model).items():
         assert torch.equal(vector, frozen[name]) if name in frozen else not torch.equal(vector, moving[name])
-    for norm, chain in spectral_norm.normalized_weights(model).items():
+    for norm, chain in spectral_norm.find_spectral_norms(model).items():
         if len(chain) == 2:
             matrix = norm.matrix(chain[0](chain.original).detach())
             sigma = torch.dot(norm.u, matrix @ norm.v)
@@ -147,7 +147,7 @@ def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch
         (model(x).square().mean() + model(2 * x).square().mean()).backward()
     gradients = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
     return gradients | {
-        strip_wrapper_prefixes(name): vector for name, vector in spectral_norm.singular_vectors(model).items()
+        strip_wrapper_prefixes(name): vector for name, vector in spectral_norm.find_singular_vectors(model).items()
     }
 
 

@@ -167,7 +167,7 @@ def test_interpolates_where_strides_do_not_cover_the_grid() -> None:
         ),
         ({"global_window_size": [3, 2, 1, 1]}, r"model\.global_window_size: window 3 .* stage 0.*multiple of 48"),
         ({"dim": [8, 16, 32, 48]}, r"model\.dim: \[8, 16, 32, 48\] must double.*\[8, 16, 32, 64\]"),
-        ({"dim_head": 3}, r"model\.dim_head: 3 does not divide the 8 channels .* nearest is 2"),
+        ({"dim_head": 3}, r"model\.dim_head: 3 does not divide the 8 channels .* nearest divisor is 2"),
         ({"depth": [1, 1, 1]}, r"model\.depth: \[1, 1, 1\]: List should have at least 4 items"),
         ({"depth": [1, 1, 0, 1]}, r"model\.depth: .* 1 or more"),
         ({"cross_embed_strides": [2, 4, 2, 2]}, r"model\.cross_embed_strides: .* stage 1 must have stride 2"),

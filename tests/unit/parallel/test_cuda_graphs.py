@@ -18,7 +18,7 @@ from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS, describe_cuda_graphs
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import fill_
 from credit.train.build import model as build_model
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.stepper import build_stepper, compute_cell_weights
 from credit.train.build.training import build_run_objective, build_step
 from credit.train.build.validation import build_metrics
@@ -35,7 +35,7 @@ ENSEMBLE = ["model.noise=global", "loss={kind: crps}", "trainer.members=3", "tra
     ("overrides", "has_gpu", "expected"),
     [
         ([], True, []),
-        ([], False, ["on a GPU only"]),
+        ([], False, ["on a CPU"]),
         (["trainer.grad_accum_every=3"], True, ["each of the 3 forward passes"]),
         (["data.forecast_len=2"], True, ["each of the 2 forward passes", "recomputed rollout steps"]),
         (["data.forecast_len=2", "trainer.recompute_steps=false"], True, ["each of the 2 forward passes"]),
@@ -44,7 +44,7 @@ ENSEMBLE = ["model.noise=global", "loss={kind: crps}", "trainer.members=3", "tra
         (
             ["data.forecast_len=2", "trainer.forecast_len_from={0: 1, 0.5: 2}", "trainer.recompute_steps=false"],
             True,
-            ["each of the 2 forward passes", "recorded anew"],
+            ["each of the 2 forward passes", "recorded again"],
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_other_values_have_no_graphs(value: str) -> None:
 def test_several_ranks_are_refused() -> None:
     config = small_config(GRAPHS)
     require_one_rank(config.trainer, 1)
-    with pytest.raises(ConfigError, match="works on one rank only, and the run has 2"):
+    with pytest.raises(ConfigError, match="works on one rank only, but the run has 2"):
         require_one_rank(config.trainer, 2)
 
 
@@ -76,7 +76,7 @@ def test_the_plan_says_what_it_leaves_out() -> None:
     trainer = small_config(GRAPHS, "trainer.grad_accum_every=3").trainer
     run = SimpleNamespace(trainer=trainer, rollout={0.0: 1}, samples=10, max_samples_per_step=None)
     text = " ".join(list_assumptions(run, find_gpu("h100")))
-    assert "works on one rank only" in text and "their memory is not in the plan" in text
+    assert "works on one rank only" in text and "the plan does not include their memory" in text
     assert "each of the 3 forward passes" in text
 
 
@@ -95,7 +95,7 @@ def test_an_iteration_is_an_optimizer_step_or_a_batch_of_the_validation(
     monkeypatch.setattr(build_model, "compile_blocks", lambda model, mode: modes.append(mode))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
     config = small_config(setting, "trainer.grad_accum_every=2", "data.forecast_len=2", "data.valid_forecast_len=2")
-    assets = dummy_assets(config, build_grid("16x32"), {})
+    assets = build_placeholder_assets(config, build_grid("16x32"), {})
     model, autocast = build_model.build_parallel_model(config, assets, DeviceGrid(), CPU)
     assert modes == [CUDA_GRAPHS if num_marks[0] else None]
     fill_(model, initial_values(model, config.seed))

@@ -82,5 +82,5 @@ def test_every_entry_point_returns_copies_also_of_a_copied_module() -> None:
 def test_a_name_that_is_not_a_method(name: str) -> None:
     coder = Coder()
     coder._fsdp2_forward_methods = (name,)
-    with pytest.raises(ConfigError, match=f"Coder._fsdp2_forward_methods: '{name}' is not one of its methods"):
+    with pytest.raises(ConfigError, match=f"Coder._fsdp2_forward_methods: '{name}' is not a method of the class"):
         custom_entry_points(coder)

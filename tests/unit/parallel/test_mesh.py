@@ -34,15 +34,15 @@ def test_degrees(conf: dict, world: int, degrees: tuple[int, int, int]) -> None:
             r"tensor 3 on 8 ranks: replicate 1 x shard \(8 / 3\) x tensor 3 does not divide the number of ranks",
         ),
         ({"tensor": 16}, 8, "does not divide the number of ranks"),
-        ({"data": "ddp", "tensor": 2}, 4, "ddp keeps whole replicas"),
-        ({"data": "none"}, 4, "tensor the number of ranks"),
-        ({"data": "none", "tensor": 2}, 1, "tensor the number of ranks"),
+        ({"data": "ddp", "tensor": 2}, 4, "ddp keeps a whole replica"),
+        ({"data": "none"}, 4, "tensor must be the number of ranks"),
+        ({"data": "none", "tensor": 2}, 1, "tensor must be the number of ranks"),
     ],
 )
 def test_what_does_not_factor_names_what_would(conf: dict, world: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         plan_degrees(ParallelismConfig(**conf), world)
-    choices = str(caught.value).split("these work: ")[1]
+    choices = str(caught.value).split("valid settings: ")[1]
     assert "{data: ddp}" in choices and "{data: fsdp2, replicate: 1, tensor: 1}" in choices
 
 
@@ -91,5 +91,5 @@ def test_positions_in_ensemble_groups() -> None:
 
 
 def test_an_ensemble_group_must_divide_the_data_ranks() -> None:
-    with pytest.raises(ConfigError, match="3 does not divide the 4 data-parallel ranks.*these do: 1, 2, 4"):
+    with pytest.raises(ConfigError, match="3 does not divide the 4 data-parallel ranks.*possible values: 1, 2, 4"):
         plan_degrees(ParallelismConfig(ensemble=3), 4)

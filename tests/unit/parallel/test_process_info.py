@@ -55,7 +55,7 @@ def test_mpi_on_several_hosts_needs_an_address() -> None:
     ("env", "message"),
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "must lie below the number of ranks"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "must be less than the number of ranks"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "export LOCAL_RANK"),
     ],
 )

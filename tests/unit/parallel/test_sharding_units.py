@@ -66,10 +66,16 @@ def with_block_in_ddp() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "list": (lambda: with_marked(nn.ModuleList([Block()])), r"extra: a ModuleList cannot be a unit.*mark the blocks"),
-    "dict": (lambda: with_marked(nn.ModuleDict({"a": Block()})), "extra: a ModuleDict cannot be a unit"),
-    "parameters": (lambda: with_marked(nn.ParameterList([torch.ones(3)])), "extra: a ParameterList cannot be a unit"),
-    "root": (lambda: nn.ModuleList([Block()]), "the model: a ModuleList cannot be a unit"),
+    "list": (
+        lambda: with_marked(nn.ModuleList([Block()])),
+        r"extra: a ModuleList cannot be a sharding unit.*mark the blocks",
+    ),
+    "dict": (lambda: with_marked(nn.ModuleDict({"a": Block()})), "extra: a ModuleDict cannot be a sharding unit"),
+    "parameters": (
+        lambda: with_marked(nn.ParameterList([torch.ones(3)])),
+        "extra: a ParameterList cannot be a sharding unit",
+    ),
+    "root": (lambda: nn.ModuleList([Block()]), "the model: a ModuleList cannot be a sharding unit"),
     "two dtypes": (
         with_two_dtypes,
         r"blocks\.0\.norm \(LayerNorm\): .*weight is torch\.float32, bias is torch\.float64",

@@ -68,7 +68,7 @@ def test_a_curve_of_second_order_is_exact() -> None:
 
 def test_nothing_is_found_above_the_top() -> None:
     low = HYBRID.select(range(10, 24))
-    with pytest.raises(DataError, match=r"level 20 \(20 hPa\) lies above the uppermost level of the source"):
+    with pytest.raises(DataError, match=r"level 20 \(20 hPa\) is above the uppermost level of the source"):
         build_interpolator(low, PRESSURES, SURFACE)
     with pytest.raises(DataError, match="level 1 "):
         build_interpolator(PRESSURES, HYBRID.select([0, 10]), SURFACE)

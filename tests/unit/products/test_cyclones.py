@@ -19,7 +19,7 @@ from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields
 from credit.grid import LatLonGrid
-from credit.physics.great_circle import great_circle_distance
+from credit.physics.great_circle import compute_great_circle_distance
 from credit.physics.vorticity import relative_vorticity
 from credit.products.cyclones.detection import Centre, CycloneDetector, CycloneFields, find_vertex
 from credit.products.cyclones.product import build_line_geometry
@@ -86,7 +86,7 @@ def test_analytic_cyclones_are_tracked(tmp_path: Path) -> None:
     for vortex in vortices:
         lat, lon = vortex.position(HOURS[0])
         starts = table[table.lead_hours == HOURS[0]]
-        nearest = great_circle_distance(lat, lon, starts.latitude.values, starts.longitude.values).argmin()
+        nearest = compute_great_circle_distance(lat, lon, starts.latitude.values, starts.longitude.values).argmin()
         require_on_track(table[table.track == starts.track.values[nearest]], vortex, HOURS)
     # A depression of 30 hPa, and a wind of 0.7 * 40 exp(-1/2) beside the zonal wind.
     assert table.pressure_hpa.between(970, 990).all()
@@ -142,7 +142,7 @@ def find(fields: dict[str, np.ndarray], has_thickness: bool = True, **changes: A
 def test_centres_at_every_longitude(lon: float) -> None:
     """No seam of the grid hides a centre."""
     (centre,) = find(vortex_fields(GRID, [Vortex(lat=18.0, lon=lon)], 0.0))
-    assert great_circle_distance(18.0, lon, centre.latitude, centre.longitude) < SPACING
+    assert compute_great_circle_distance(18.0, lon, centre.latitude, centre.longitude) < SPACING
 
 
 def test_the_vertex_of_a_parabola() -> None:
@@ -174,7 +174,9 @@ def test_each_criterion_decides(vortex: Vortex, criterion: dict[str, Any]) -> No
     fields = vortex_fields(GRID, [vortex], 0.0)
     assert find(fields) == []
     centres = find(fields, **criterion)
-    distances = [great_circle_distance(vortex.lat, vortex.lon, item.latitude, item.longitude) for item in centres]
+    distances = [
+        compute_great_circle_distance(vortex.lat, vortex.lon, item.latitude, item.longitude) for item in centres
+    ]
     assert min(distances) < SPACING
 
 

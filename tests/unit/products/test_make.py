@@ -19,7 +19,7 @@ from credit.errors import CreditError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.grib.options import GribOptions
 from credit.products import maps, netcdf
-from credit.products.base import FieldProduct, FieldReader, ProductContext, register_product, rename_info
+from credit.products.base import FieldProduct, FieldReader, ProductContext, derive_info, register_product
 from credit.products.description import describe_archive
 from tests.registries import isolate
 from tests.unit.products.forecasts import (
@@ -248,7 +248,7 @@ def test_a_plugin_adds_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def __init__(self, section: DoubleSection, context: ProductContext) -> None:
             super().__init__(section, context)
             self.inputs = (section.of,)
-            self.info = rename_info(context.find_field(section.of), section.name)
+            self.info = derive_info(context.find_field(section.of), section.name)
 
         def compute(self, fields: FieldReader, lead_index: int) -> np.ndarray:
             return 2 * fields.read(self.inputs[0], lead_index)
@@ -288,12 +288,12 @@ def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
         write_forecasts(tmp_path / "forecasts", random_ensemble(number), initial=INITIAL + number * day)
     file = write_products_file(tmp_path / "products.yml", forecasts=str(tmp_path / "forecasts"))
     status, text = run(capsys, file, "--initial-time", "latest")
-    assert status == 0 and "2 products written, 0 were there already" in text
+    assert status == 0 and "2 products written, 0 already existed" in text
     assert [path.name for path in (tmp_path / "forecasts" / "products").iterdir()] == ["2001-04-02T00"]
     status, text = run(capsys, file)
-    assert status == 0 and "2 products written, 2 were there already" in text
+    assert status == 0 and "2 products written, 2 already existed" in text
     status, text = run(capsys, file, "--overwrite", "--initial-time", "2001-04-01")
-    assert status == 0 and "2 products written, 0 were there already" in text
+    assert status == 0 and "2 products written, 0 already existed" in text
     assert sorted(os.listdir(tmp_path / "forecasts" / "products" / FOLDER)) == [
         "map_006h.png", "mean.nc", "products.json",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.grid import LatLonGrid
-from credit.physics.great_circle import great_circle_distance
+from credit.physics.great_circle import compute_great_circle_distance
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def vortex_fields(grid: LatLonGrid, vortices: list[Vortex], hour: float, seed: i
         if not vortex.first <= hour <= vortex.last:
             continue
         centre_lat, centre_lon = vortex.position(hour)
-        distance = great_circle_distance(centre_lat, centre_lon, lat, lon)
+        distance = compute_great_circle_distance(centre_lat, centre_lon, lat, lon)
         shape = np.exp(-0.5 * (distance / vortex.radius) ** 2)
         pressure = pressure - vortex.depth * shape
         thickness = thickness + vortex.warm * shape

@@ -172,7 +172,7 @@ FAULTS = {
     "Range ignored": (ignore_ranges, "so it would send the whole file"),
     "compressed answers": (compress_answers, "the server sends the file compressed (Content-Encoding: gzip)"),
     "endless redirection": (redirect_for_ever, "index: not read"),
-    "another range": (send_other_range, "sends other bytes than"),
+    "another range": (send_other_range, "sends different bytes"),
     "503 for ever": (fail_with_503, "the server answers 503"),
     "429 with a long Retry-After": (ask_for_a_day, "there is no time to wait 86400 s"),
     "no file": (publish_nothing, "index: not on the server"),

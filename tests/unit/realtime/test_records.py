@@ -99,9 +99,9 @@ def test_earlier_analyses() -> None:
         ({"url": "ftp://example.org/{date}/{cycle}"}, "must begin with http"),
         ({"url": "https://example.org/{date}/{hour}"}, '"{hour}" is not a placeholder'),
         ({"url": "https://example.org/{date}"}, "must contain {cycle}"),
-        ({"url": "https://example.org/{date}/{cycle}/{"}, "belongs to no placeholder"),
-        ({"url": "https://example.org/{date}/{cycle!r}/{cycle}"}, "belongs to no placeholder"),
-        ({"cycles": [0, 0]}, "names an hour twice"),
+        ({"url": "https://example.org/{date}/{cycle}/{"}, "is not part of a placeholder"),
+        ({"url": "https://example.org/{date}/{cycle!r}/{cycle}"}, "is not part of a placeholder"),
+        ({"cycles": [0, 0]}, "contains an hour twice"),
         ({"max_age": "3h"}, "must be at least available_after"),
     ],
 )

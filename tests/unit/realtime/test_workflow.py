@@ -47,7 +47,7 @@ def test_a_second_call_does_nothing(realtime, server, forecasts, config_path, ne
     num_requests = len(server.requests)
     second = realtime(config_path)
     assert second.returncode == 0
-    assert "was made before" in second.stdout
+    assert "already existed" in second.stdout
     assert len(server.requests) == num_requests
     assert len(forecasts) == 1
 
@@ -122,7 +122,7 @@ def test_two_calls_at_once_make_one_forecast(server, trained_run, tmp_path: Path
     outputs = [call.communicate(timeout=300) for call in calls]
     assert [call.returncode for call in calls] == [0, 0], outputs
     texts = sorted(output.splitlines()[-1] for output, _ in outputs)
-    assert [text.removeprefix("forecast of cycle 2026-11-27T00:00 ") for text in texts] == ["made", "was made before"]
+    assert [text.removeprefix("forecast of cycle 2026-11-27T00:00 ") for text in texts] == ["made", "already existed"]
     assert len(read_json_lines(tmp_path / "run" / "realtime" / "cycles.jsonl")) == 1
     assert len(list((tmp_path / "run" / "forecasts").glob("*.nc"))) == 1
 
@@ -175,7 +175,7 @@ def test_forecasts_that_cannot_be_scored_are_a_warning(realtime, server, config_
     for time, lead_time in ((CYCLE, "12h"), (later, "18h")):
         done = realtime(config_path, "--cycle", f"{time:%Y-%m-%dT%H:%M}", f"inference.lead_time={lead_time}")
         assert done.returncode == 0, done.stderr
-    assert "none is scored" in done.stderr
+    assert "scoring failed" in done.stderr
     assert "other lead times" in done.stderr
     assert read_status(config_path)["state"] == "done"
     assert "other lead times" in read_json_lines(config_path.parent / "realtime" / "cycles.jsonl")[-1]["scoring_error"]
@@ -196,7 +196,7 @@ def test_products_and_other_formats(realtime, server, config_path, output_format
             "inference.products=[{name: warmth, kind: map, of: t2m, lead_times: [6h]}]",
         )
         assert done.returncode == 0, done.stderr
-        assert "was made before" in realtime(*done.args, "--quiet").stdout
+        assert "already existed" in realtime(*done.args, "--quiet").stdout
     folder = config_path.parent / "forecasts" / "products"
     assert len(list(folder.glob("*/warmth*.png"))) == 2
     records = read_json_lines(config_path.parent / "realtime" / "scores.jsonl")
@@ -211,7 +211,7 @@ def test_a_shift_may_be_a_warning(run_cycle, server, forecasts) -> None:
     publish(server, file)
     refused = run_cycle()
     assert refused.returncode == 3
-    assert "z500: mean -" in refused.stderr and "unlike the training data" in refused.stderr
+    assert "z500: mean -" in refused.stderr and "differs from the training data" in refused.stderr
     assert forecasts == []
     warned = run_cycle("realtime.on_shift=warn")
     assert warned.returncode == 0

@@ -70,7 +70,7 @@ def test_frozen_weights_stay_and_others_move_by_their_factor() -> None:
     [
         ({"frist": 0.0}, r"'frist' matches no weight of ModuleDict; did you mean \"first\""),
         ({"first": 0.1, "first__0": 0.0}, "earlier patterns match all weights that 'first.0' matches"),
-        ({"*": 0.0}, "leaves no weight to train"),
+        ({"*": 0.0}, "freezes all weights"),
     ],
 )
 def test_patterns_without_effect_are_refused(factors: dict[str, float], message: str) -> None:

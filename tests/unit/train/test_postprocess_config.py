@@ -116,12 +116,12 @@ REFUSED = {
     "levels of its own": (
         change("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
         {},
-        r"model\.postprocess\.1\.specific_humidity: q has other levels",
+        r"model\.postprocess\.1\.specific_humidity: q has its levels from",
     ),
     "units": (
         None,
         {"t": "degC"},
-        r'model\.postprocess\.3\.temperature: t is in "degC"; a budget takes temperature in K;',
+        r'model\.postprocess\.3\.temperature: t is in "degC"; a budget needs temperature in one of the units K;',
     ),
     "no units": (
         None,
@@ -131,7 +131,7 @@ REFUSED = {
     "amount called a mean": (
         change("data", "variable_options", "tp", to={"temporal": "mean", "minimum": 0}),
         {},
-        r'tp is in "m"; a budget takes flux of water, mean in kg m-2 s-1',
+        r'tp is in "m"; a budget needs flux of water, mean in one of the units kg m-2 s-1',
     ),
     "instantaneous": (
         change("data", "variable_options", "ttr", to={}),
@@ -153,12 +153,12 @@ REFUSED = {
     "minimum twice": (
         change("data", "variable_options", "q", to={"minimum": 0}),
         {},
-        r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum sets it already",
+        r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum also sets this bound",
     ),
     "maximum twice": (
         change("data", "variable_options", "q", to={"maximum": 1}),
         {},
-        r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum sets it already",
+        r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum also sets this bound",
     ),
     "bounds that leave nothing": (
         change("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),
@@ -244,16 +244,16 @@ def test_layers_round_trip_through_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_static_mismatch_is_described(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    ground_CHW = assets.static_stored_CHW
+    ground_CHW = assets.static_from_data_CHW
     assert ground_CHW.shape == (1, H, W)
     assert describe_static_mismatch(assets, ground_CHW * (1 + 1e-5)) == ""
     warning = describe_static_mismatch(assets, ground_CHW + 500)
-    assert warning.startswith("zs (by up to 500): the data's static fields are not")
+    assert warning.startswith("zs (by up to 500): the static fields of the data differ")
 
 
 def test_missing_cells_of_static_fields_are_not_compared(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    ground_CHW = assets.static_stored_CHW
+    ground_CHW = assets.static_from_data_CHW
     trained_CHW = assets.static_CHW.copy()
     trained_CHW[:, :2] = np.nan
     data_CHW = ground_CHW.copy()

@@ -100,5 +100,5 @@ def test_waiting_is_measured() -> None:
     """Without threads and processes, the two fields of a sample are read when the batch is needed."""
     with DevicePrefetcher(Loader(build_dataset(seconds=0.05), [[n] for n in range(4)], 0), CPU) as prefetcher:
         next(prefetcher)
-        assert 0.09 < prefetcher.take_wait() < 5
-        assert prefetcher.take_wait() == 0
+        assert 0.09 < prefetcher.pop_wait_seconds() < 5
+        assert prefetcher.pop_wait_seconds() == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.step_calls import CallCounter
-from credit.models.layers.spectral_norm import normalized_weights
+from credit.models.layers.spectral_norm import find_spectral_norms
 from credit.parallel.mesh import DeviceGrid
 from tests.parallel.training import cases
 
@@ -20,7 +20,7 @@ def count_step(spectral_norm: bool) -> tuple[int, int]:
     step(source, 0, 1e-3)
     with CallCounter() as counter:
         step(source, 1, 1e-3)
-    return sum(counter.calls.values()), len(normalized_weights(model))
+    return sum(counter.calls.values()), len(find_spectral_norms(model))
 
 
 def test_spectral_norm_makes_few_calls_per_weight() -> None:

@@ -39,7 +39,7 @@ def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
     install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
     install(tmp_path, "credit", "0.0.1", {"top_level.txt": "\n"})
     (conflict,) = find_conflicts([str(tmp_path)])
-    assert conflict.startswith(f"credit 0.0.1 ({tmp_path}) is another project's package")
+    assert conflict.startswith(f"credit 0.0.1 ({tmp_path}) is a package of a different project")
     assert "pip uninstall credit`" in conflict
     assert "0.0.1" not in describe_installation([str(tmp_path)])
 
@@ -105,4 +105,4 @@ def test_the_doctor_reports_it(
     assert main.main(["doctor", str(tmp_path / "missing.yml"), "--output", "-"]) == 0
     printed = capsys.readouterr()
     assert "CONFLICT: credit 0.0.1" in printed.out
-    assert "credit 0.0.1" in printed.err and "another project's package" in printed.err
+    assert "credit 0.0.1" in printed.err and "a package of a different project" in printed.err

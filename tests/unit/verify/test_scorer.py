@@ -153,7 +153,7 @@ def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
         read = ["t2m"] if dim == "height" else ["t2m", "z500"]
         assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == read
-        assert ("height is not a level: " in caplog.text and "it is left out" in caplog.text) == (dim == "height")
+        assert ("height is not a level: " in caplog.text and "it is skipped" in caplog.text) == (dim == "height")
     renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
     with pytest.raises(DataError, match="z has the dimensions height, time, "):
         open_other_forecasts("other", renamed, "hPa")
@@ -185,19 +185,20 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
     raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
     complete = score_forecasts(build_config(raw), run.reader, run.archive).table
     assert not any("lead time" in words for words in complete.warnings())
-    assert "asks for" not in caplog.text and "cover" not in caplog.text
+    assert "requests" not in caplog.text and "cover" not in caplog.text
     raw["data"]["splits"]["test"] = ["2001-03-01", "2001-03-20"]
     raw["inference"] = {"lead_time": "36h"}
     caplog.clear()
     table = score_forecasts(build_config(raw), run.reader, run.archive).table
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     lacking = (
-        "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
+        "3 of 6 lead times that inference requests (lead_time, output_every, lead_times) are not in the forecasts and "
         "have no scores: 18, 30, 36 h"
     )
     assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in format_summary(table)
     assert (
-        "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
+        "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of "
+        "this period"
         in warnings
     )
     archive = write_forecasts(tmp_path / "late", run.reader, ["2001-03-05", "2001-03-10"])
@@ -357,7 +358,7 @@ def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, 
     assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in message
     assert "there is no lead time in common" in message and f"{tmp_path}/late has 12 h" in message
     nowhere = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
-    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: there are no forecasts(.|\n)*/nowhere/b: there"):
+    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: contains no forecasts(.|\n)*/nowhere/b: contains"):
         score_forecasts(nowhere, reader, run.archive)
     with pytest.raises(ConfigError, match="verification.animate"):
         score_forecasts(make_config(tmp_path, animate=["z50"]), reader, run.archive)
@@ -369,8 +370,8 @@ def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         score_forecasts(make_config(tmp_path, other_forecasts={"b": str(tmp_path / "other")}), run.reader, run.archive)
     message = (
-        "b: scored are 1 of the model's 4 initial times and 2 of its 3 lead times, which all forecasts have; no scores "
-        "of u500, v500, tp, which it does not have"
+        "b: 1 of the model's 4 initial times and 2 of its 3 lead times are scored, because all forecasts have them; it "
+        "does not have u500, v500, tp, so these have no scores"
     )
     assert caplog.messages[0] == message
 
@@ -395,5 +396,5 @@ def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> N
     config = make_config(tmp_path, figure_channels=["z50"])
     with pytest.raises(ConfigError, match='"z50" is not scored; did you mean "z500"'):
         score_forecasts(config, run.reader, run.archive)
-    with pytest.raises(ConfigError, match="file and path go together"):
+    with pytest.raises(ConfigError, match="file and path must be set together"):
         make_config(tmp_path, climatology={"method": "file"})

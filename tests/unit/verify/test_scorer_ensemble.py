@@ -73,8 +73,8 @@ def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTabl
         assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
         assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
     lacking, forcing, members = table.warnings()
-    assert lacking.startswith("9 of 12 lead times that inference asks for")
-    assert forcing.startswith("Prescribed forcing of single: sst was read from the analysed future")
+    assert lacking.startswith("9 of 12 lead times that inference requests")
+    assert forcing.startswith("Prescribed forcing of single: sst was read from the analysis")
     assert members.startswith("Unequal numbers of members: waves 3, single 1.")
     assert format_summary(table, "single").endswith(f"{forcing}\n{members}")
     page = (folder / "report.html").read_text()

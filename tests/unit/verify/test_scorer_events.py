@@ -265,7 +265,7 @@ def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytes
     )
     assert np.isnan(table.scores_by_lead("model", "t2m", "brier_skill:warm")).all()
     assert "seeps" not in table.dataset
-    assert "no climate, hence no Brier skill and no SEEPS" in caplog.text
+    assert "Brier skill and SEEPS are not computed" in caplog.text
     assert "is dry" not in caplog.text
 
 
@@ -282,4 +282,4 @@ def test_a_dry_climate_has_no_seeps(scored: Scored, tmp_path: Path, caplog: pyte
     table = score_forecasts(config_of(tmp_path), dry, scored.archive).table
     assert "seeps" not in table.dataset
     assert "brier" not in table.dataset
-    assert "tp: no SEEPS, as no cell of the training period is dry" in caplog.text
+    assert "tp: SEEPS is not computed, because no cell is dry" in caplog.text

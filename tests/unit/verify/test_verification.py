@@ -113,7 +113,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
         "Prescribed forcing of waves: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
-        "called significant only where there are 20 blocks, so none is.", "the scores acc_wb2",
+        "marked as significant with at least 20 blocks, so no difference is marked.", "the scores acc_wb2",
         "total wavenumbers 7 to 8,",
     ):  # fmt: skip
         assert wanted in text, wanted
@@ -133,9 +133,9 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     (line,) = [line for line in lines if line.startswith("z500")]
     assert line.split()[-1] == "-"  # three cases tell nothing of significance
     assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
-    assert "only where there are 20 blocks, so none is" in lines[-3]
+    assert "marked as significant with at least 20 blocks" in lines[-3]
     assert lines[-2].startswith("9 of 12 lead times that inference asks for")
-    assert lines[-1].startswith("Prescribed forcing of waves: sst was read from the analysed future")
+    assert lines[-1].startswith("Prescribed forcing of waves: sst was read from the analysis")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)

@@ -1,9 +1,9 @@
-"""GRIB files, editions 1 and 2, as datasets with CF coordinates, like any other file.
+"""Reader of GRIB files, editions 1 and 2, as datasets with CF coordinates.
 
 Each variable of the dataset has the dimensions (time, [level,] latitude, longitude); time is the valid time. A GRIB
 file can contain a variable several times (on levels of several types, as mean and as instantaneous value, for several
-members). The dataset has a placeholder without values for such a variable. The placeholder's encoding has an
-`UnreadableReason` with the reason, which becomes an error only if the variable is read.
+members). For such a variable, the dataset contains a placeholder without values. The placeholder's encoding contains an
+`UnreadableReason`. The reason is reported as an error only if the variable is read.
 """
 
 from __future__ import annotations
@@ -38,30 +38,29 @@ from credit.data.formats.grib.unreadable import (
 from credit.data.formats.select import Value, format_values
 from credit.errors import ConfigError, DataError, did_you_mean
 
-# Key in the encoding of a variable on levels. Its value is (times, levels) bool, True where there is no message.
+# Key in the encoding of a variable on levels. The value is a mask (times, levels), True where there is no message.
 ABSENT = "absent"
-# Key in the encoding of the dataset. Its value lists the variables of the file that `select` leaves out.
+# Key in the encoding of the dataset. The value lists the variables of the file that `select` excludes.
 LEFT_OUT = "left_out"
 
 
 def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
-    """Open a GRIB file as a dataset whose fields are read when they are accessed.
+    """Open a GRIB file as a dataset. Fields are read when they are accessed.
 
-    The dataset keeps no file open and can be pickled. Opening reads the whole file once.
+    The dataset keeps no file open and can be pickled. This function reads the entire file once.
 
     Args:
         path: path of the file.
-        select: mapping from a GRIB key to the value that a message must have to be used. Messages that do not have the
-            key are used as well.
+        select: GRIB key -> value that a message must have. Messages without the key are also used.
 
     Returns:
         Dataset with float32 variables in the units of the file, and times in minutes since 1900 (`TIME_UNITS`).
 
     Raises:
         DataError: if the file cannot be read, or no message has a selected value.
-        ConfigError: if `select` has a key by which messages cannot be selected.
+        ConfigError: if messages cannot be selected by a key of `select`.
     """
-    # Messages of one parameter make up one variable.
+    # All messages of a parameter form one variable.
     all_messages = read_messages(path)
     messages = _select_messages(all_messages, select, str(path))
     messages_of: dict[str, list[Message]] = defaultdict(list)
@@ -70,16 +69,16 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
     builder = _DatasetBuilder(path)
     for name in messages_of:
         builder.add_variable(name, messages_of)
-    # A variable can be read under its CF name and its paramId as well, unless another has this name.
+    # A variable can also be read under its CF name and its paramId, unless a different variable has this name.
     for name, variable_messages in messages_of.items():
         for alias in variable_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
-    # Every message on model levels lists the coefficients of all of them, so the first one suffices.
+    # Each message on model levels contains the coefficients of all levels, so the first message is enough.
     for message in messages:
         if find_level_type(message) == "hybrid":
             builder.add_coefficients(message)
             break
-    # Errors about a missing variable say if only the selection leaves it out.
+    # Errors about a missing variable report if the selection excludes the variable.
     dataset = xr.Dataset(builder.variables)
     dataset.encoding[LEFT_OUT] = sorted(_list_names(all_messages) - _list_names(messages))
     return dataset
@@ -95,7 +94,7 @@ def _list_names(messages: Sequence[Message]) -> set[str]:
 
 
 def _select_messages(messages: list[Message], select: Mapping[str, Value], origin: str) -> list[Message]:
-    """Return the messages that match a selection; for `select` and the errors see `open_grib`."""
+    """Return the messages that match a selection. `open_grib` describes `select` and the errors."""
     for key, selected in select.items():
         values = {message.key_values[key] for message in messages if key in message.key_values}
         if not values:
@@ -106,10 +105,10 @@ def _select_messages(messages: list[Message], select: Mapping[str, Value], origi
             raise ConfigError(f"{origin}: data.sources.N.select names {key}{hint}")
         if not any(is_selected(key, value, selected) for value in values):
             raise DataError(
-                f"{origin}: data.sources.N.select: {key} {selected} is not there; the file has "
+                f"{origin}: data.sources.N.select: {key} {selected} is not in the file; the file has "
                 f"{format_values(sorted(values))}"
             )
-        # A key that a message does not have excludes nothing.
+        # A message without the key is not excluded.
         taken_messages = []
         for message in messages:
             if key not in message.key_values or is_selected(key, message.key_values[key], selected):
@@ -119,32 +118,32 @@ def _select_messages(messages: list[Message], select: Mapping[str, Value], origi
 
 
 class _DatasetBuilder:
-    """Builder that combines messages into variables; variables with equal coordinates share one coordinate.
+    """Builder of the variables of a dataset from messages. Variables with equal coordinates share one coordinate.
 
     Args:
         path: path of the file.
 
     Attributes:
-        variables: mapping from a name to the variable or coordinate, for those added so far.
+        variables: name -> variable or coordinate, for all that have been added.
     """
 
     def __init__(self, path: Path) -> None:
         self.variables: dict[str, xr.Variable] = {}
         self._path = path
-        # Mapping from the kind, values and bounds of a coordinate to its name in the dataset.
+        # (Kind, values, bounds) of a coordinate -> name in the dataset.
         self._coordinate_names: dict[tuple[str, bytes, bytes], str] = {}
 
     def add_variable(self, name: str, messages_of: Mapping[str, Sequence[Message]]) -> None:
-        """Add a variable of the file, and its coordinates if the dataset does not have them yet.
+        """Add a variable of the file, and its coordinates if the dataset does not contain them yet.
 
         Args:
             name: name of the variable.
-            messages_of: mapping from the name of each variable of the file to its messages.
+            messages_of: name of a variable -> its messages, for each variable of the file.
         """
         messages = messages_of[name]
         first_message = messages[0]
         attributes = dict(first_message.parameter.attributes)
-        # Messages that do not make up one variable become a variable without values that explains why.
+        # If the messages do not form one variable, add a placeholder with the reason.
         problem, keys = find_problem(messages)
         if problem is not None:
             placeholder = np.empty((0, 0), np.float32)
@@ -153,7 +152,7 @@ class _DatasetBuilder:
             return
         if first_message.cell_methods is not None:
             attributes["cell_methods"] = first_message.cell_methods
-        # Table of the message at each time and level; -1 where there is none.
+        # Index of the message at each time and level; -1 where there is no message.
         times, time_index = _index_times(messages)
         levels, level_index = np.unique([convert_level(message) for message in messages], return_inverse=True)
         message_table = np.full((len(times), len(levels)), -1)
@@ -166,7 +165,7 @@ class _DatasetBuilder:
             message_table = message_table[:, 0]
         dims.append(self._add_coordinate("latitude", first_message.grid.lat, {"units": "degrees_north"}))
         dims.append(self._add_coordinate("longitude", first_message.grid.lon, {"units": "degrees_east"}))
-        # Values are read lazily; packing and absent messages are described like those of netCDF files.
+        # Values are read lazily; the encoding describes packing, as for netCDF files, and absent messages.
         fields = _Fields(self._path, name, messages, message_table)
         packing_step = max(message.packing_step for message in messages)
         encoding: dict[str, object] = {}
@@ -178,10 +177,10 @@ class _DatasetBuilder:
         self.variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(fields), attributes, encoding)
 
     def add_coefficients(self, message: Message) -> None:
-        """Add the hybrid coefficients of the model's half levels, named ``hyai`` and ``hybi`` as ECMWF does in netCDF.
+        """Add the hybrid coefficients of the half levels, under ECMWF's netCDF names ``hyai`` and ``hybi``.
 
         Args:
-            message: a message on model levels; nothing is added if it does not list the coefficients.
+            message: message on model levels; nothing is added if the message does not contain the coefficients.
         """
         coefficients = read_coefficients(self._path, message)
         if coefficients is not None:
@@ -190,17 +189,18 @@ class _DatasetBuilder:
             self.variables["hybi"] = xr.Variable(("half_level",), b, {"units": "1"})
 
     def _add_time(self, times: np.ndarray, messages: Sequence[Message], message_table: np.ndarray) -> str:
-        """Add the time coordinate of a variable if the dataset does not have it yet, and return its name.
+        """Add the time coordinate of a variable if the dataset does not contain it yet, and return its name.
 
-        The coordinate has bounds if the values of all times are means or accumulations over a known window.
+        The coordinate has bounds if the values at all times are means or accumulations over a known window.
 
         Args:
             times: (times,) valid times in minutes since 1900.
             messages: messages of the variable.
-            message_table: (times, levels) index in `messages` of the field at each time and level; -1 for none.
+            message_table: (times, levels) index in `messages` of the field at each time and level; -1 if there is no
+                message.
         """
         attributes = {"units": TIME_UNITS, "calendar": "standard", "standard_name": "time"}
-        # All levels of a time have the same window, so any message of it tells its length.
+        # All levels at a time have the same window, so its length can be read from any message at this time.
         windows = [messages[row.max()].window for row in message_table]
         bounds = None
         if None not in windows:
@@ -210,20 +210,20 @@ class _DatasetBuilder:
     def _add_coordinate(
         self, name: str, values: np.ndarray, attributes: Mapping[str, str], bounds: np.ndarray | None = None
     ) -> str:
-        """Add a coordinate if the dataset has none with these values and bounds, and return its name.
+        """Add a coordinate unless the dataset contains an equal coordinate, and return its name.
 
         Args:
-            name: kind of coordinate, which becomes its name. The second and third of a kind are called ``NAME_1`` and
-                ``NAME_2``.
+            name: kind of coordinate. The first coordinate of a kind gets this name, the second ``NAME_1``, the third
+                ``NAME_2`` and so on.
             values: (N,) values of the coordinate.
             attributes: attributes of the coordinate.
             bounds: (N, 2) bounds of the values; None without bounds.
         """
-        # Arrays cannot be keys of a dictionary, but their bytes can.
+        # Use the bytes of arrays as keys, because arrays cannot be keys of a dictionary.
         bounds_key = b"" if bounds is None else bounds.tobytes()
         key = (name, values.tobytes(), bounds_key)
         if key not in self._coordinate_names:
-            # The first coordinate of a kind has its name; a number distinguishes all others.
+            # The name of the first coordinate of a kind has no number.
             same_kind = [kind for kind, *_ in self._coordinate_names if kind == name]
             unique_name = name
             if same_kind:
@@ -238,12 +238,12 @@ class _DatasetBuilder:
 
 
 class _Fields(BackendArray):
-    """Values of one variable, read message by message.
+    """Lazily read values of one variable, which are read message by message.
 
     Args:
         path: path of the file.
         name: name of the variable, for error messages.
-        messages: messages of the variable, all on one grid.
+        messages: messages of the variable, all on the same grid.
         message_table: (times,) or (times, levels) index in `messages` of each field; -1 if there is no message.
     """
 
@@ -264,21 +264,21 @@ class _Fields(BackendArray):
         """Return float32 values, with missing values as NaN.
 
         Args:
-            key: indices along times, levels (if there are any), rows and columns, each applied to its own axis
-                (orthogonal indexing).
+            key: a separate index for each axis (orthogonal indexing): times, levels (if the variable has levels), rows
+                and columns.
 
         Raises:
-            DataError: if there is no message for one of the times and levels.
+            DataError: if there is no message for a requested time and level.
         """
         message_indices = _index_each_axis(self._message_table, key[:-2])
         if (message_indices < 0).any():
             raise DataError(
-                f"{self._path}: {self._name} does not have all its levels at all times; leave out the levels or the "
-                "times that are not complete"
+                f"{self._path}: {self._name} does not have all its levels at all times; leave out the incomplete "
+                "levels or times"
             )
         positions = [tuple(self._message_positions[index]) for index in message_indices.ravel()]
         points = read_values(self._path, positions)
-        # The points of a message are brought into the order of rows and columns.
+        # Reorder the points of a message by rows and columns.
         if self._grid.order is not None:
             points = points[:, self._grid.order]
         fields = points.reshape(*message_indices.shape, *self.shape[-2:])
@@ -291,7 +291,7 @@ def _index_each_axis(array: np.ndarray, key: Sequence[int | slice | np.ndarray])
 
     Args:
         array: array of any shape.
-        key: for each of the leading axes an integer, a slice or an array of indices.
+        key: an integer, a slice or an array of indices for each of the leading axes.
     """
     # An integer removes an axis, so the last axis is indexed first: the positions of earlier axes do not change.
     for axis, index in reversed(list(enumerate(key))):
@@ -301,13 +301,13 @@ def _index_each_axis(array: np.ndarray, key: Sequence[int | slice | np.ndarray])
 
 
 def _index_times(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """Collect the valid times of some messages.
+    """Collect the valid times of messages.
 
     Returns:
-        (T,) int64 valid times in minutes since 1900, ascending, and for each message the index of its time. A time
-        occurs twice if two messages have the same time and level; the reader of the sources reports such duplicates.
+        (T,) int64 ascending valid times in minutes since 1900, and for each message the index of its time. If two
+        messages have the same time and level, the time occurs twice; the reader of the sources reports such duplicates.
     """
-    # Each message gets the number of earlier messages with its time and level, so that duplicates differ.
+    # Count the earlier messages with the same time and level, so that duplicates differ in this number.
     num_seen: dict[tuple[int, float], int] = defaultdict(int)
     times = []
     for message in messages:

@@ -1,7 +1,7 @@
-"""Messages of a GRIB file: parameter, level, time, grid and offset of each, and their values.
+"""Reading of GRIB messages: the description of each message (parameter, level, time, grid, offset) and its values.
 
-A GRIB file is a sequence of messages without a table of contents. Each message is a horizontal field with its
-description. To list the contents, a file is read once from beginning to end. No index file is written.
+A GRIB file is a sequence of messages without a table of contents. Each message contains a horizontal field and its
+description. To list the contents, the file is read once from beginning to end. No index file is written.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ import numpy as np
 from credit.errors import DataError
 from credit.utils.installation import install_command
 
-# Keys that, besides time and level, distinguish messages of a variable; ``data.sources.N.select`` may name them.
+# Keys that, in addition to time and level, distinguish messages of a variable; allowed in ``data.sources.N.select``.
 SELECTION_KEYS = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
-# Length in minutes of each unit of steps, by its code in GRIB code table 4.4; months and longer have no fixed length.
+# Code of a unit of steps (GRIB code table 4.4) -> length in minutes. Months and longer units have no fixed length.
 _MINUTES_PER_UNIT = {0: 1, 1: 60, 2: 1440, 10: 180, 11: 360, 12: 720}
-# Mapping from GRIB's stepType to CF's cell_methods.
+# Value of the GRIB key stepType -> CF attribute cell_methods.
 _CELL_METHODS = {"avg": "time: mean", "accum": "time: sum", "max": "time: maximum", "min": "time: minimum"}
 # Epoch of times in minutes, the same as in `credit.calendar.TIME_UNITS`.
 _EPOCH = datetime(1900, 1, 1)
 _MINUTE = timedelta(minutes=1)
-# Value that ecCodes is told to return for missing values. Its default, 9999, may occur as a real value of a field.
+# Value that ecCodes must return for missing values. Its default, 9999, may also be a valid value of a field.
 _MISSING = -1e100
 
-# Types of grids (gridType of ecCodes). On a regular grid all rows have the same longitudes, on a reduced one not.
+# Types of grids (gridType of ecCodes). All rows of a regular grid have the same longitudes; rows of a reduced grid not.
 _REGULAR = ("regular_ll", "regular_gg")
 _REDUCED = ("reduced_gg", "reduced_ll")
 
 
 @dataclass(frozen=True)
 class GribGrid:
-    """Latitudes and longitudes of the values of a message.
+    """Grid of the values of a message.
 
     Attributes:
-        name: type, and numbers of rows and columns, such as ``regular_ll 181x360``.
+        name: type of grid, and numbers of rows and columns, such as ``regular_ll 181x360``.
         lat: (H,) latitudes of the rows in degrees north, from north to south.
         lon: (W,) longitudes of the columns in degrees east, ascending.
-        order: (H * W,) index in the message of each grid point, row by row; None if the message is in this order.
-        problem: reason why the grid cannot be used, and what to do, as a text that continues after the name of a
-            variable; None if the grid can be used.
+        order: (H * W,) indices in the message of the grid points in row-by-row order; None if the message already has
+            this order.
+        problem: reason why the grid cannot be used, with advice; a message puts the name of a variable before it.
+            None if the grid can be used.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Parameter:
     """Parameter (variable) of a message.
 
     Attributes:
-        name: shortName of ecCodes, such as ``2t``; for a parameter that ecCodes does not know, its code numbers.
-        aliases: further names: the CF name, such as ``t2m``, and the paramId, such as ``167``.
-        attributes: CF attributes ``units``, ``standard_name`` and ``long_name``, those that ecCodes knows.
+        name: shortName of ecCodes, such as ``2t``; for a parameter that is unknown to ecCodes, its code numbers.
+        aliases: other names: the CF name, such as ``t2m``, and the paramId, such as ``167``.
+        attributes: CF attributes ``units``, ``standard_name`` and ``long_name``, as far as ecCodes defines them.
     """
 
     name: str
@@ -72,18 +73,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Message:
-    """Description of one field.
+    """Description of one field of a GRIB file.
 
     Attributes:
         offset: position of the first byte of the message in the file.
         field_number: index of the field within the message (GRIB 2 allows several fields in a message).
         parameter: parameter (variable) of the field.
         grid: grid of the field.
-        minutes: valid time in minutes since 1900; for a mean or an accumulation, the end of the averaging window.
-        window: length of this window in minutes; None for an instantaneous field, or if the length is not fixed.
-        level: the level, in the units of its type of level.
-        key_values: values of the `SELECTION_KEYS` that the message has, by key. In addition, the type of level is a
-            key whose value is `level`, such as ``heightAboveGround: 2``.
+        minutes: valid time in minutes since 1900; for a mean or an accumulation, the end of the time window.
+        window: length of the time window in minutes; None for an instantaneous field, or if the length is not fixed.
+        level: value of the level, in the units of its type of level.
+        key_values: key -> value, for all `SELECTION_KEYS` of the message. In addition, the type of level is a key with
+            the value `level`, such as ``heightAboveGround: 2``.
         packing_step: difference of adjacent packed values in units of the field; 0 without linear packing.
     """
 
@@ -99,7 +100,7 @@ class Message:
 
     @property
     def cell_methods(self) -> str | None:
-        """CF attribute ``cell_methods`` of a mean, sum or extreme over the window; None for other fields."""
+        """CF attribute ``cell_methods`` of a mean, sum or extreme over the time window; None for other fields."""
         return _CELL_METHODS.get(str(self.key_values.get("stepType")))
 
 
@@ -107,7 +108,7 @@ def import_eccodes() -> object:
     """Import and return the Python module eccodes.
 
     Raises:
-        DataError: if ecCodes is not installed; the message says how to install it.
+        DataError: if ecCodes is not installed; the message contains the install command.
     """
     try:
         import eccodes
@@ -117,13 +118,13 @@ def import_eccodes() -> object:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """Read a file from beginning to end and return the descriptions of all its fields, in the order of the file.
+    """Read a GRIB file from beginning to end, and return the descriptions of all its fields in the order of the file.
 
     Raises:
-        DataError: if ecCodes is not installed, or the file is truncated or has no message.
+        DataError: if ecCodes is not installed, or the file is truncated or contains no message.
     """
     eccodes = import_eccodes()
-    # Parameters and grids that messages share are built once.
+    # Build parameters and grids that several messages share once.
     parameters: dict[object, Parameter] = {}
     grids: dict[str, GribGrid] = {}
     messages: list[Message] = []
@@ -134,7 +135,7 @@ def read_messages(path: Path) -> list[Message]:
             while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
                 try:
                     offset = int(eccodes.codes_get(handle, "offset", int))
-                    # The fields of one message come one after the other, with the same offset.
+                    # The fields of a multi-field message follow each other, with the same offset.
                     if offset == previous_offset:
                         field_number += 1
                     else:
@@ -146,10 +147,10 @@ def read_messages(path: Path) -> list[Message]:
     except (OSError, ValueError, eccodes.CodesInternalError) as error:
         raise DataError(
             f"{path}: message {len(messages) + 1} cannot be read as GRIB ({error}); the file may be truncated, still "
-            "being written, or of another format: copy it again, or set data.sources.N.format"
+            "being written, or of a different format: copy it again, or set data.sources.N.format"
         ) from error
     if not messages:
-        raise DataError(f"{path}: contains no GRIB message; if it is of another format, set data.sources.N.format")
+        raise DataError(f"{path}: contains no GRIB message; if it has a different format, set data.sources.N.format")
     return messages
 
 
@@ -158,20 +159,20 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
     Args:
         path: path of the file.
-        messages: `Message.offset` and `Message.field_number` of each of the N fields.
+        messages: (`Message.offset`, `Message.field_number`) of each of the N fields.
 
     Raises:
         DataError: if ecCodes is not installed.
-        OSError: if the file cannot be read. Damaged messages raise an error of ecCodes.
+        OSError: if the file cannot be read. A damaged message raises an error of ecCodes.
     """
     eccodes = import_eccodes()
     fields = []
     with open(path, "rb") as file, _split_multi_field_messages(file):
         for offset, field_number in messages:
             file.seek(offset)
-            # Without this, ecCodes would continue with the fields of the message that it read before.
+            # Without this call, ecCodes would continue with the fields of the previous message.
             eccodes.codes_grib_multi_support_reset_file(file)
-            # ecCodes cannot seek to a later field of a message, so those before it are skipped.
+            # ecCodes cannot seek to a later field of a message, so skip the fields before it.
             for _ in range(field_number):
                 eccodes.codes_release(eccodes.codes_grib_new_from_file(file))
             handle = eccodes.codes_grib_new_from_file(file)
@@ -185,14 +186,14 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
 
 def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
-    """Return the hybrid coefficients of the model's half levels, where pressure is a + b * surface pressure.
+    """Return the hybrid coefficients a and b of the half levels; pressure is a + b * surface pressure.
 
     Args:
         path: path of the file.
         message: a message on model levels.
 
     Returns:
-        (2, levels + 1) float64: a in Pa, then b, from the top down; None if the message does not list them.
+        (2, levels + 1) float64: a in Pa, then b, from the top level down; None if the message does not contain them.
 
     Raises:
         DataError: if ecCodes is not installed.
@@ -202,7 +203,7 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
         file.seek(message.offset)
         handle = eccodes.codes_grib_new_from_file(file)
         try:
-            if not _get(handle, "PVPresent", int):
+            if not _read_key(handle, "PVPresent", int):
                 return None
             return eccodes.codes_get_array(handle, "pv", float).reshape(2, -1)
         finally:
@@ -211,7 +212,7 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
 
 @contextmanager
 def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
-    """Context in which ecCodes returns each field of a multi-field message of `file` like a separate message."""
+    """Return a context manager in which ecCodes returns each field of a multi-field message as a separate message."""
     eccodes = import_eccodes()
     eccodes.codes_grib_multi_support_on()
     try:
@@ -221,20 +222,20 @@ def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
         eccodes.codes_grib_multi_support_reset_file(file)
 
 
-def _get(handle: int, key: str, kind: type | None = None) -> object:
-    """Return the value of a GRIB key; None if the message does not have the key, or its value is unknown.
+def _read_key(handle: int, key: str, kind: type | None = None) -> object:
+    """Return the value of a GRIB key; None if the message does not contain the key, or its value is unknown.
 
     Args:
         handle: handle of a message in ecCodes.
         key: GRIB key.
-        kind: type of the value; None for the type that the key has.
+        kind: type of the value to return; None for the type of the key.
     """
     eccodes = import_eccodes()
     try:
         value = eccodes.codes_get(handle, key, kind)
     except eccodes.KeyValueNotFoundError:
         return None
-    # These texts of ecCodes mean that a value is not known.
+    # ecCodes returns these strings for unknown values.
     if value in ("unknown", "~", "off"):
         return None
     return value
@@ -243,25 +244,25 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
 def _build_message(
     handle: int, offset: int, field_number: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
 ) -> Message:
-    """Return the description of the field with an ecCodes handle, see `Message`.
+    """Build the `Message` that describes the field of an open ecCodes handle.
 
-    Parameters and grids of earlier messages are reused; new ones are added to `parameters` and `grids`. A message
-    without a date raises ValueError.
+    Parameters and grids of earlier messages are reused; new parameters and grids are added to `parameters` and `grids`.
+    A message without a date raises ValueError.
     """
-    grid_key = f"{_get(handle, 'gridType')} {_get(handle, 'md5GridSection')}"
+    grid_key = f"{_read_key(handle, 'gridType')} {_read_key(handle, 'md5GridSection')}"
     if grid_key not in grids:
         grids[grid_key] = _read_grid(handle)
-    # Looking up names takes most of the time, so those of each parameter are looked up once.
-    param_id = _get(handle, "paramId", int)
+    # Looking up names is slow, so the names of each parameter are looked up once.
+    param_id = _read_key(handle, "paramId", int)
     parameter_key = param_id or _build_unknown_name(handle)
     if parameter_key not in parameters:
         parameters[parameter_key] = _read_parameter(handle, param_id)
-    minutes = _to_minutes(_get(handle, "validityDate", int), _get(handle, "validityTime", int))
-    initial_minutes = _to_minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
-    level_type = _get(handle, "typeOfLevel", str) or "unknown"
-    level = float(_get(handle, "level", float) or 0.0)
-    # Values that a selection may name: those of the message, and those that are computed from several keys.
-    key_values = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
+    minutes = _convert_to_minutes(_read_key(handle, "validityDate", int), _read_key(handle, "validityTime", int))
+    initial_minutes = _convert_to_minutes(_read_key(handle, "dataDate", int), _read_key(handle, "dataTime", int))
+    level_type = _read_key(handle, "typeOfLevel", str) or "unknown"
+    level = float(_read_key(handle, "level", float) or 0.0)
+    # Values by which messages can be selected: values of GRIB keys, and values computed from several keys.
+    key_values = {name: _read_key(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
     key_values["grid"] = grids[grid_key].name
     key_values["step"] = (minutes - initial_minutes) / 60
     key_values["typeOfLevel"] = level_type
@@ -283,66 +284,66 @@ def _build_message(
 
 
 def _read_packing_step(handle: int) -> float:
-    """Return the difference of adjacent packed values in units of the field, 0 if the field is not packed linearly.
+    """Return the difference of adjacent packed values in units of the field; 0 if the field is not packed linearly.
 
-    A value is (R + X 2^E) 10^-D for a packed integer X; WMO, Manual on Codes (WMO-No. 306), volume I.2.
+    A packed integer X represents the value (R + X 2^E) 10^-D; see WMO, Manual on Codes (WMO-No. 306), volume I.2.
     """
-    if not str(_get(handle, "packingType")).startswith("grid_"):
+    if not str(_read_key(handle, "packingType")).startswith("grid_"):
         return 0.0
-    binary_scale = _get(handle, "binaryScaleFactor", int)
-    decimal_scale = _get(handle, "decimalScaleFactor", int)
+    binary_scale = _read_key(handle, "binaryScaleFactor", int)
+    decimal_scale = _read_key(handle, "decimalScaleFactor", int)
     if binary_scale is None or decimal_scale is None:
         return 0.0
     return 2.0**binary_scale * 10.0**-decimal_scale
 
 
 def _read_parameter(handle: int, param_id: int | None) -> Parameter:
-    """Return the parameter of a message; `param_id` is its ecCodes paramId, None or 0 if it is unknown."""
-    name = _get(handle, "shortName", str) or _build_unknown_name(handle)
+    """Return the parameter of a message; `param_id` is the paramId in ecCodes, None or 0 if it is unknown."""
+    name = _read_key(handle, "shortName", str) or _build_unknown_name(handle)
     aliases = []
-    cf_name = _get(handle, "cfVarName", str)
+    cf_name = _read_key(handle, "cfVarName", str)
     if cf_name:
         aliases.append(cf_name)
     if param_id:
         aliases.append(str(param_id))
     attributes = {}
     for grib_key, cf_attribute in {"units": "units", "cfName": "standard_name", "name": "long_name"}.items():
-        value = _get(handle, grib_key, str)
+        value = _read_key(handle, grib_key, str)
         if value:
             attributes[cf_attribute] = str(value)
     return Parameter(str(name), tuple(aliases), attributes)
 
 
 def _build_unknown_name(handle: int) -> str:
-    """Return a unique name for a parameter that ecCodes does not know, made of its code numbers in GRIB."""
+    """Return a unique name for a parameter that is unknown to ecCodes, built from its code numbers in GRIB."""
     keys: tuple[str, ...] = ("discipline", "parameterCategory", "parameterNumber")
-    if _get(handle, "edition", int) == 1:
+    if _read_key(handle, "edition", int) == 1:
         keys = ("indicatorOfParameter", "table2Version")
-    return ".".join(str(_get(handle, key, int)) for key in keys)
+    return ".".join(str(_read_key(handle, key, int)) for key in keys)
 
 
-def _to_minutes(date: int | None, time: int | None) -> int:
+def _convert_to_minutes(date: int | None, time: int | None) -> int:
     """Convert a date (integer YYYYMMDD) and a time of the day (integer HHMM) to minutes since 1900.
 
     Raises:
         ValueError: if `date` or `time` is None.
     """
     if date is None or time is None:
-        raise ValueError("it has no date")
+        raise ValueError("the message has no date")
     day = datetime(date // 10000, date // 100 % 100, date % 100, time // 100, time % 100)
     return (day - _EPOCH) // _MINUTE
 
 
 def _read_window(handle: int) -> int | None:
-    """Return the length in minutes of the window of a mean or sum; None if its unit of time has no fixed length."""
-    minutes_per_unit = _MINUTES_PER_UNIT.get(_get(handle, "stepUnits", int))
+    """Return the length in minutes of the window of a mean or sum; None if its time unit has no fixed length."""
+    minutes_per_unit = _MINUTES_PER_UNIT.get(_read_key(handle, "stepUnits", int))
     if minutes_per_unit is None:
         return None
-    return (_get(handle, "endStep", int) - _get(handle, "startStep", int)) * minutes_per_unit
+    return (_read_key(handle, "endStep", int) - _read_key(handle, "startStep", int)) * minutes_per_unit
 
 
 def _read_grid(handle: int) -> GribGrid:
-    """Return the grid of a message; if it cannot be used, `GribGrid.problem` has the reason.
+    """Return the grid of a message. If the grid cannot be used, `GribGrid.problem` contains the reason.
 
     Rows and columns are derived from the coordinates of all points, so the scanning directions do not matter.
     """
@@ -361,13 +362,13 @@ def _read_grid(handle: int) -> GribGrid:
     if len(lat) * len(lon) != len(lat_of_point):
         return GribGrid(name, problem=f"has {len(lat_of_point)} points, which are not {len(lat)} rows of {len(lon)}")
     if _get_flag(handle, "alternativeRowScanning"):
-        # Every second line runs backwards, but ecCodes computes coordinates as if it did not.
+        # Every second line is scanned backwards, but ecCodes ignores this when it computes coordinates.
         line_length = len(lat) if _get_flag(handle, "jPointsAreConsecutive") else len(lon)
         scan_order = np.arange(len(lat_of_point)).reshape(-1, line_length)
         scan_order[1::2] = scan_order[1::2, ::-1]
         lat_of_point = lat_of_point[scan_order.ravel()]
         lon_of_point = lon_of_point[scan_order.ravel()]
-    # The last key of lexsort comes first: rows from north to south, and in each row longitudes from west to east.
+    # Rows from north to south, and in each row longitudes from west to east (`lexsort` sorts by its last key first).
     order: np.ndarray | None = np.lexsort((lon_of_point, -lat_of_point))
     if np.array_equal(order, np.arange(len(order))):
         order = None
@@ -375,13 +376,13 @@ def _read_grid(handle: int) -> GribGrid:
 
 
 def _get_flag(handle: int, key: str) -> bool:
-    """Return the value of a GRIB key that is 0 or 1, as bool; False if the message does not have the key."""
+    """Return the boolean value of a GRIB key that is 0 or 1; False if the message does not contain the key."""
     eccodes = import_eccodes()
     return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
 
 
 def _describe_unsupported_grid(grid_type: str) -> str:
-    """Return why a type of grid cannot be used, and what to do, as a text that continues after a variable's name."""
+    """Return the reason why a type of grid cannot be used, with advice; a message puts a variable's name before it."""
     if grid_type in _REDUCED:
         return (
             f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "
@@ -395,5 +396,5 @@ def _describe_unsupported_grid(grid_type: str) -> str:
         )
     return (
         f"is on a grid of the type {grid_type}; only global latitude-longitude and regular Gaussian grids can be used: "
-        "interpolate it, for example with cdo remapbil,r360x181 IN OUT"
+        "regrid it, for example with cdo remapbil,r360x181 IN OUT"
     )

@@ -1,4 +1,4 @@
-"""Variables of GRIB files that cannot be read, because their messages do not make up one variable."""
+"""Detection of GRIB variables that cannot be read, because their messages do not form one variable."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from credit.data.formats.grib.messages import SELECTION_KEYS, Message
 from credit.data.formats.select import Value, format_values, is_same_value
 
-# Key of the encoding of a variable that cannot be read: its `UnreadableReason`.
+# Key in the encoding of a variable that cannot be read; the value is an `UnreadableReason`.
 UNREADABLE = "unreadable"
 _PA_PER_HPA = 100.0
-# Mapping from a type of pressure level to the number of hPa in its unit.
+# Type of pressure level -> number of hPa in its unit.
 _HPA_PER_UNIT = {"isobaricInhPa": 1.0, "isobaricInPa": 1.0 / _PA_PER_HPA}
-# Attributes of the coordinate for each type of level. Only levels of these types become a dimension of a variable.
+# Type of level -> attributes of the coordinate. Only levels of these types become a dimension of a variable.
 LEVEL_ATTRIBUTES = {
     "pressure": {"units": "hPa", "standard_name": "air_pressure"},
     "hybrid": {"units": "1", "standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"},
 }
-# Messages that differ in one of these keys are different variables. Those that differ in another of SELECTION_KEYS are
-# different variables only if they have a time and level in common.
+# Messages that differ in one of these keys are different variables. Messages that differ in a different key of
+# SELECTION_KEYS are different variables only if they have the same time and level.
 _DISTINGUISHING_KEYS = ("typeOfLevel", "stepType", "number", "grid")
 _MAX_LISTED_NAMES = 5
 
@@ -30,12 +30,12 @@ class UnreadableReason:
     """Reason why a variable of a GRIB file cannot be read.
 
     Attributes:
-        problem: the reason, as a text that continues after the name of the variable.
-        choices: mapping from a key of ``data.sources.N.select`` to the values of this key in the messages of the
-            variable, from which the user has to choose one. Empty if no selection helps.
-        others: mapping from the name of each other variable of the file to the combinations of values that its
-            messages have for the keys of `choices`, in the same order; None for a key that a message does not have.
-            It tells which other variables a selection would leave out.
+        problem: the reason; a message puts the name of the variable before it.
+        choices: key of ``data.sources.N.select`` -> values of this key in the messages of the variable. The user must
+            choose a value. Empty if no selection helps.
+        others: name of each other variable of the file -> combinations of the values of the keys of `choices` in its
+            messages, in the same order; None for a key that a message does not have. These values show which other
+            variables a selection would exclude.
     """
 
     problem: str
@@ -43,15 +43,15 @@ class UnreadableReason:
     others: Mapping[str, frozenset[tuple[Value | None, ...]]]
 
     def describe(self, level_units: str | None) -> str:
-        """Return the problem and what to do about it, as a text that continues after the name of the variable.
+        """Return the problem and advice; a message puts the name of the variable before it.
 
         Args:
-            level_units: ``data.level_units`` if the variable is in vars_3D, None if it is in vars_2D.
+            level_units: ``data.level_units`` if the variable is in vars_3D; None if it is in vars_2D.
         """
         if not self.choices:
             return self.problem
         example = {key: self._choose_value(key, values, level_units) for key, values in self.choices.items()}
-        # A variable in vars_3D needs levels; a selection cannot give levels to a variable that has none.
+        # A variable in vars_3D needs levels. A selection cannot add levels to a variable without levels.
         level_type = _merge_pressure_types(example.get("typeOfLevel"))
         if level_units is not None and level_type not in (None, *LEVEL_ATTRIBUTES):
             return f"{self.problem}; none of these are pressure or model levels, as vars_3D needs: list it in vars_2D"
@@ -59,7 +59,7 @@ class UnreadableReason:
             return f"{self.problem}; vars_3D needs levels: list it in vars_2D for one of these"
         selection = ", ".join(f"{key}: {format_values([value])}" for key, value in example.items())
         advice = f"{self.problem}; choose with data.sources.N.select: {{{selection}}}"
-        # The selection applies to all variables of the source, and leaves out those without such messages.
+        # The selection applies to all variables of the source, and excludes variables without matching messages.
         left_out = []
         for name, messages in self.others.items():
             if not any(_matches_selection(values, example) for values in messages):
@@ -78,13 +78,13 @@ class UnreadableReason:
     def _choose_value(key: str, values: Sequence[Value], level_units: str | None) -> Value:
         """Return the value to suggest for a key of ``data.sources.N.select``.
 
-        It is the first value, except for the key ``typeOfLevel``. There, pressure or model levels are suggested for a
-        variable on levels, and any other type for a 2-D variable.
+        The result is the first value, except for the key ``typeOfLevel``. For this key, the result is pressure or model
+        levels for a variable on levels, and any other type for a 2-D variable.
 
         Args:
             key: GRIB key.
             values: values of the key from which to choose.
-            level_units: ``data.level_units`` for a variable on levels, None for a 2-D variable.
+            level_units: ``data.level_units`` for a variable on levels; None for a 2-D variable.
         """
         if key != "typeOfLevel":
             return values[0]
@@ -94,7 +94,7 @@ class UnreadableReason:
             preferred_types = ("hybrid", "pressure")
         else:
             preferred_types = ("pressure", "hybrid")
-        # Of pressure and model levels the run's kind comes first; a 2-D variable avoids both.
+        # On levels, prefer the type of level of the run. For a 2-D variable, avoid pressure and model levels.
         for level_type in preferred_types:
             for value in values:
                 if _merge_pressure_types(value) == level_type:
@@ -108,16 +108,16 @@ class UnreadableReason:
 def build_unreadable(
     problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
 ) -> UnreadableReason:
-    """Build the description of why a variable cannot be read.
+    """Build the `UnreadableReason` of a variable.
 
     Args:
-        problem: the reason, as a text that continues after the name of the variable.
-        keys: GRIB keys by which to select; empty if no selection helps.
+        problem: the reason; a message puts the name of the variable before it.
+        keys: GRIB keys by which messages can be selected; empty if no selection helps.
         name: name of the variable.
-        messages_of: mapping from the name of each variable of the file to its messages.
+        messages_of: name of a variable -> its messages, for each variable of the file.
     """
     choices = {key: _list_values(key, messages_of[name]) for key in keys}
-    # Each other variable is described by the distinct combinations of values of these keys.
+    # Describe each other variable by the distinct combinations of values of these keys.
     others = {}
     for other_name, messages in messages_of.items():
         if other_name == name:
@@ -130,13 +130,13 @@ def build_unreadable(
 
 
 def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
-    """Find out whether messages of one parameter can be read as one variable.
+    """Check that the messages of a parameter can be read as one variable.
 
     Returns:
-        The problem, as a text that continues after the name of the variable, or None if there is no problem; and the
-        GRIB keys by which the user can select messages to solve it, empty if no selection helps.
+        The problem, which a message puts after the name of the variable, or None if there is no problem; and the GRIB
+        keys by which the user can select messages to solve the problem, empty if no selection helps.
     """
-    # Messages of different levels or kinds are different variables.
+    # Messages with different types of level, step types, members or grids are different variables.
     key_values = [message.key_values | {"typeOfLevel": find_level_type(message)} for message in messages]
     differing_keys = []
     for key in _DISTINGUISHING_KEYS:
@@ -146,7 +146,7 @@ def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]
         differing_keys = _find_differing_keys(messages)
     if differing_keys:
         values = "; ".join(f"{key} {format_values(_list_values(key, messages))}" for key in differing_keys)
-        return f"is there several times, with {values}", differing_keys
+        return f"is in the file several times, with {values}", differing_keys
     # Levels of other types, such as heights above the ground, are selected one by one.
     level_type = find_level_type(messages[0])
     levels = sorted({message.level for message in messages})
@@ -174,7 +174,7 @@ def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
 
 
 def _list_values(key: str, messages: Sequence[Message]) -> list[Value]:
-    """Return the distinct values that a GRIB key has in some messages, sorted."""
+    """Return the sorted distinct values of a GRIB key in some messages."""
     return sorted({message.key_values[key] for message in messages if key in message.key_values})
 
 
@@ -182,9 +182,9 @@ def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, V
     """Return True if a message matches a selection.
 
     Args:
-        values: values that the message has for the keys of `selection`, in the same order; None for a key that it
-            does not have. Such a key does not exclude the message.
-        selection: mapping from a GRIB key to the selected value.
+        values: values of the message for the keys of `selection`, in the same order; None for a key that the message
+            does not have. A missing key does not exclude the message.
+        selection: GRIB key -> selected value.
     """
     for value, (key, selected) in zip(values, selection.items(), strict=True):
         if value is not None and not is_selected(key, value, selected):
@@ -193,7 +193,7 @@ def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, V
 
 
 def is_selected(key: str, value: Value, selected: Value) -> bool:
-    """Return True if a value is the selected one; pressure levels in hPa and in Pa count as the same type of level.
+    """Return True if a value equals the selected value; levels in hPa and in Pa are treated as the same type of level.
 
     Args:
         key: GRIB key.
@@ -206,15 +206,15 @@ def is_selected(key: str, value: Value, selected: Value) -> bool:
 
 
 def find_level_type(message: Message) -> str:
-    """Return the type of level of a message: ``pressure`` for pressure levels, else ``typeOfLevel`` of ecCodes."""
+    """Return the type of level of a message: ``pressure`` for pressure levels, else the GRIB key ``typeOfLevel``."""
     return str(_merge_pressure_types(message.key_values["typeOfLevel"]))
 
 
 def _merge_pressure_types(type_of_level: Value | None) -> Value | None:
-    """Return ``pressure`` for the types of pressure levels in hPa and in Pa; return any other type unchanged."""
+    """Return ``pressure`` for the types of pressure levels in hPa and in Pa, and any other type unchanged."""
     return "pressure" if type_of_level in _HPA_PER_UNIT else type_of_level
 
 
 def convert_level(message: Message) -> float:
-    """Return the level of a message: for pressure levels in hPa, for other types in the units of the type."""
+    """Return the level of a message, in hPa for pressure levels, or else in the units of its type of level."""
     return message.level * _HPA_PER_UNIT.get(str(message.key_values["typeOfLevel"]), 1.0)

@@ -1,4 +1,4 @@
-"""Lazily read fields of a plugin's source, checked as they are read."""
+"""Lazily read fields of a plugin's source, which are checked when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
     """Convert dates to minutes since 1900.
 
     Args:
-        times: (N,) dates, as datetime64, datetime or cftime objects.
+        times: (N,) dates as datetime64, datetime or cftime objects.
 
     Returns:
         (N,) float64 minutes since 1900, with NaN for missing dates; and the name of the CF calendar of the dates.
@@ -37,8 +37,8 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
         minutes = np.asarray(cftime.date2num(times, TIME_UNITS, calendar), dtype=np.float64)
         return minutes, calendar
     if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
-        raise TypeError(f"must be a list of dates, is of type {times.dtype} and shape {times.shape}")
-    # datetime64 and datetime count in the proleptic Gregorian calendar.
+        raise TypeError(f"must be a list of dates, but has type {times.dtype} and shape {times.shape}")
+    # datetime64 and datetime use the proleptic Gregorian calendar.
     minutes = (times.astype("datetime64[us]") - _EPOCH) / _MINUTE
     return minutes, "proleptic_gregorian"
 
@@ -46,14 +46,14 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
 class PluginFields(BackendArray):
     """Lazily read values of one variable of a plugin's source, float32 of the shape ([N,] [L,] rows, columns).
 
-    N are the times, which a static variable does not have, and L the levels, which a 2-D variable does not have.
-    Reading raises DataError if the plugin fails or returns values of another type or shape.
+    A static variable does not have the axis of N times, and a 2-D variable does not have the axis of L levels. Reading
+    raises DataError if the plugin fails or returns values of a wrong type or shape.
 
     Args:
         factory: factory that creates the source in the process that reads.
         name: name of the variable.
-        levels: (L,) levels, as the plugin names them; None for a variable without levels.
-        times: (N,) dates as the source gives them; None for a static variable.
+        levels: (L,) values of the levels, as the plugin defines them; None for a variable without levels.
+        times: (N,) dates, as the plugin defines them; None for a static variable.
         grid_shape: numbers of rows and columns.
     """
 
@@ -82,10 +82,10 @@ class PluginFields(BackendArray):
         """Return float32 values, with missing values as NaN.
 
         Args:
-            key: indices along times and levels (those that the variable has), rows and columns, each applied to its
-                own axis (orthogonal indexing).
+            key: a separate index for each axis (orthogonal indexing): times and levels, if the variable has them, then
+                rows and columns.
         """
-        # The axes of times and levels come first, if the variable has them.
+        # The first axes are those of times and levels, if the variable has them.
         *leading, rows, columns = key
         level_index = None
         requested_levels = None
@@ -102,28 +102,28 @@ class PluginFields(BackendArray):
         # A single index drops the axis of levels.
         if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
             fields = fields[..., 0, :, :]
-        # Rows and columns are indexed one after the other: together, two index arrays would select single points.
+        # Index rows and columns one after the other, because two index arrays together would select single points.
         return fields[..., rows, :][..., columns]
 
     def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
-        """Ask the plugin for the fields of one time and check them.
+        """Read the fields of one time from the plugin, and check them.
 
         Args:
-            time: the date, as the plugin gives it in ``times``; None for a static variable.
-            levels: the levels to read; None for a variable without levels.
+            time: the date, as it appears in ``times`` of the plugin; None for a static variable.
+            levels: values of the levels to read; None for a variable without levels.
 
         Returns:
             ([levels,] rows, columns) float32, with missing values as NaN.
 
         Raises:
-            DataError: if the plugin fails, or returns anything but numbers of this shape.
+            DataError: if the plugin fails, or does not return numbers of this shape.
         """
         call = f"read({self._name!r}, {time}, {levels})"
         source = self._factory.get()
         with self._factory.translating_errors(call):
             result = source.read(self._name, time, levels)
             if isinstance(result, xr.DataArray):
-                # A DataArray may carry its time, which reveals a field of another time.
+                # If a DataArray contains its time, check that it is the requested time.
                 result_time = None
                 if time is not None:
                     result_time = result.coords.get("time")
@@ -138,7 +138,7 @@ class PluginFields(BackendArray):
         is_numeric = values.dtype.kind in "fiub"
         if values.shape != shape or not is_numeric:
             returned = f"{values.dtype} of shape {values.shape}"
-            raise self._factory.error(f"{call} must return numbers of shape {shape}; it returned {returned}")
-        # A value beyond float32 becomes infinite, which is refused later.
+            raise self._factory.build_error(f"{call} must return numbers of shape {shape}; it returned {returned}")
+        # A value beyond the range of float32 becomes infinite, which the reader reports.
         with np.errstate(over="ignore"):
             return values.astype(np.float32).filled(np.nan)

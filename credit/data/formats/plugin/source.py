@@ -1,7 +1,7 @@
-"""Data sources that a plugin defines; the rest of the package sees each of them like the dataset of a file.
+"""Data sources that a plugin defines. Each source is converted to a dataset with the same layout as that of a file.
 
-The main process asks a source once for its description. Fields are read where they are needed: each process that reads
-creates its own instance of the source from the options in the config.
+The main process reads the description of a source once. Each process that reads fields creates a separate instance of
+the source from the options in the config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from credit.data.formats.plugin.fields import PluginFields, encode_times
 from credit.errors import ConfigError, DataError
 
 SourceClass = TypeVar("SourceClass", bound=type)
-# Mapping from the name of a source (``data.sources.N.type``) to its class.
+# Name of a source (``data.sources.N.type``) -> class of the source.
 _SOURCES: dict[str, type] = {}
 _REQUIRED_ATTRIBUTES = ("latitude", "longitude", "times", "variables")
 _OPTIONAL_ATTRIBUTES = ("latitude_bounds", "version", "attributes")
@@ -36,18 +36,18 @@ _OPTIONAL_ATTRIBUTES = ("latitude_bounds", "version", "attributes")
 
 @dataclass(frozen=True)
 class SourceVariable:
-    """Description of one variable of a plugin's source; only `units` is required.
+    """Description of one variable of a plugin's source. Only `units` is required.
 
     Attributes:
-        units: units as in CF, for example ``K``.
+        units: units in CF spelling, for example ``K``.
         levels: values of the levels, in any order; None for a variable without levels.
         level_units: units of `levels`: ``hPa`` or ``Pa``, or ``1`` for numbers of model levels.
-        standard_name: CF standard name. It also decides whether the variable is a component of a vector.
-        long_name: description for people.
+        standard_name: CF standard name, which also defines whether the variable is a vector component.
+        long_name: description for human readers.
         cell_methods: CF cell methods, for example ``time: mean``; empty for instantaneous values.
-        is_static: True if the variable does not vary in time.
+        is_static: True if the variable does not change with time.
         packing_step: step to which the values were rounded, for example by packing, in units of the variable; 0 if
-            they were not rounded.
+            the values were not rounded.
     """
 
     units: str
@@ -61,28 +61,29 @@ class SourceVariable:
 
 
 def register_source(name: str, options: type[StrictModel] | None = None) -> Callable[[SourceClass], SourceClass]:
-    """Class decorator that makes a class available as ``data.sources.N.type: name``.
+    """Return a class decorator that registers a class as ``data.sources.N.type: name``.
 
     The class is instantiated with ``data.sources.N.options`` as keyword arguments. Instances have these attributes:
 
     - ``latitude`` (H,) and ``longitude`` (W,): degrees, in the order of the fields;
     - ``times``: dates in UTC (datetime64, datetime or cftime), whole minutes;
-    - ``variables``: mapping from name to `SourceVariable`;
+    - ``variables``: name -> `SourceVariable`;
     - ``latitude_bounds``, optional: (H, 2) degrees;
-    - ``version``, optional: any text or number that changes when the data change;
+    - ``version``, optional: a string or number that changes when the data change;
     - ``attributes``, optional: global attributes, such as title.
 
-    Their method ``read(variable, time, levels)`` returns one variable at one of ``times``. It returns (L, H, W) at the
-    L requested levels, in their order, or (H, W) if `levels` is None. `time` is None for a static variable. Missing
-    values are NaN or masked.
+    The method ``read(variable, time, levels)`` of an instance returns one variable at one of ``times``. The result has
+    the shape (L, H, W) at the L requested levels, in the requested order, or (H, W) if `levels` is None. `time` is None
+    for a static variable. Missing values are NaN or masked.
 
     Args:
         name: name of the type in the config.
-        options: pydantic model of the options. If it is given, wrong options are found when the config is checked,
-            before anything is read.
+        options: pydantic model of the options. If it is given, wrong options are reported when the config is checked,
+            before any data are read.
 
     Raises:
-        ConfigError: if the decorated object is not a class with a method ``read``, or if another class has the name.
+        ConfigError: if the decorated object is not a class with a method ``read``, or if a different class is
+            already registered under the name.
     """
 
     def register(cls: SourceClass) -> SourceClass:
@@ -90,7 +91,7 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
         if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
             raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
         registered = _SOURCES.get(name, cls)
-        # Loading a plugin a second time creates its class again, which is no conflict.
+        # Loading a plugin a second time creates its class again. This is not a conflict.
         if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
                 f"source name {name!r} of {cls.__module__} is taken by {registered.__module__}; choose another name"
@@ -103,41 +104,42 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
 
 
 def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
-    """Open a plugin's source as a dataset with CF coordinates; fields are read when they are accessed.
+    """Open a plugin's source as a dataset with CF coordinates. Fields are read when they are accessed.
 
-    The dataset can be pickled. Its encoding has the entry ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
+    The dataset can be pickled. Its encoding contains the entry ``fingerprint``, see
+    `credit.data.formats.files.OpenFiles`.
 
     Args:
         source: section of the source in the config.
         origin: config key and type of the source, for error messages.
 
     Raises:
-        DataError: if the source cannot be created, or does not describe its contents.
+        DataError: if the source cannot be created, or its attributes are missing or wrong.
     """
-    # The description of the source gives coordinates and names; no field is read here.
+    # Read only the description of the source here, not its fields.
     factory = SourceFactory(origin, _SOURCES[source.type], source.options)
     factory.require_importable()
     metadata = factory.describe()
     variables, level_names = _build_coordinates(metadata)
     conflicting_names = set(variables) & set(metadata.variables)
     if conflicting_names:
-        raise factory.error(f"its variable {min(conflicting_names)} has the name of a coordinate; choose another name")
+        raise factory.build_error(f"its variable {min(conflicting_names)} has the name of a coordinate; rename it")
     for name, variable in metadata.variables.items():
         dims = []
         times = None
         levels = None
         encoding: dict[str, object] = {}
         if variable.packing_step:
-            # The same keys that xarray sets for packed integers of a file.
+            # These keys are the same as those that xarray sets for packed integers of a file.
             encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
         if not variable.is_static:
             dims.append("time")
             times = metadata.times
         if variable.levels is not None:
-            level_axis = _level_axis(variable)
+            level_axis = _build_level_axis(variable)
             dims.append(level_names[level_axis])
             levels, _ = level_axis
-            # The plugin is asked for all levels at once.
+            # All levels are read from the plugin at once.
             encoding["preferred_chunks"] = {level_names[level_axis]: len(variable.levels)}
         attributes = {}
         for key in ("units", "standard_name", "long_name", "cell_methods"):
@@ -155,8 +157,8 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     """Build the coordinates of a plugin's dataset.
 
     Returns:
-        Mapping from a name to the coordinate or its bounds; and mapping from levels and their units, as `_level_axis`
-        returns them, to the name of the level coordinate.
+        Two mappings: name -> coordinate or bounds; and levels with their units, as `_build_level_axis` returns them ->
+        name of the level coordinate.
     """
     variables = {
         "time": xr.Variable(
@@ -170,11 +172,11 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     if metadata.latitude_bounds is not None:
         variables["latitude"].attrs["bounds"] = "latitude_bounds"
         variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
-    # Variables on the same levels share a coordinate, whose standard name depends on its units.
+    # Variables on the same levels share a coordinate. Its standard name depends on the units.
     level_names: dict[tuple, str] = {}
     for variable in metadata.variables.values():
-        if variable.levels is not None and _level_axis(variable) not in level_names:
-            values, units = _level_axis(variable)
+        if variable.levels is not None and _build_level_axis(variable) not in level_names:
+            values, units = _build_level_axis(variable)
             name = f"level_{len(level_names)}"
             level_names[values, units] = name
             standard_name = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
@@ -182,24 +184,24 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     return variables, level_names
 
 
-def _level_axis(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
-    """Return the levels of a variable and their units; variables with equal levels and units share a coordinate."""
+def _build_level_axis(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
+    """Return the levels of a variable and their units, the key of the coordinate that equal variables share."""
     return tuple(float(level) for level in variable.levels), variable.level_units
 
 
 @dataclass(frozen=True)
 class _SourceMetadata:
-    """Checked description of the contents of a source.
+    """Description of the contents of a source, after all checks.
 
     Attributes:
         latitude: (H,) degrees north, in the order of the source.
         longitude: (W,) degrees east, in the order of the source.
-        latitude_bounds: (H, 2) degrees north; None if the source has none.
-        times: (N,) dates as the source gives them.
+        latitude_bounds: (H, 2) degrees north; None if the source has no bounds.
+        times: (N,) dates, as the source defines them.
         minutes: (N,) int64, the same dates in minutes since 1900 in `calendar`.
         calendar: name of the CF calendar of the dates.
-        variables: mapping from the name of a variable to its description.
-        version: text that changes when the data change; empty if the source has none.
+        variables: name of a variable -> description.
+        version: string that changes when the data change; empty if the source has no version.
         attributes: global attributes of the dataset, such as title.
     """
 
@@ -219,26 +221,26 @@ class _SourceMetadata:
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
-        """Return length in bytes and CRC-32 of this description as JSON, which change when the description changes."""
-        # Order of times and class of numbers do not matter, so equal contents have one fingerprint.
+        """Return the length in bytes and the CRC-32 checksum of this description, written as JSON."""
+        # Sort the times and convert all numbers, so that equal contents have the same fingerprint.
         coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
         variables = {}
         levels = {}
         for name, variable in self.variables.items():
             variables[name] = {**asdict(variable), "levels": None}
             if variable.levels is not None:
-                levels[name] = _level_axis(variable)[0]
+                levels[name] = _build_level_axis(variable)[0]
         description = [self.version, self.calendar, *coordinates, variables, levels]
         text = json.dumps(description, sort_keys=True, default=float).encode()
         return [len(text), zlib.crc32(text)]
 
 
 class SourceFactory:
-    """Factory of a plugin's source that creates one instance in each process, because open files must not be shared.
+    """Factory of a plugin's source. It creates one instance per process, because processes must not share open files.
 
     Args:
         origin: config key and type of the source, for error messages.
-        cls: class of the source. It is pickled by its name, so that another process imports the plugin.
+        cls: class of the source. It is pickled by name, so that each process imports the plugin.
         options: ``data.sources.N.options``, the keyword arguments of the class.
     """
 
@@ -248,33 +250,33 @@ class SourceFactory:
         self._options = dict(options)
         self._source: Any = None
         self._source_of_parent: Any = None
-        # Number of the process that created the source.
+        # Id of the process that created the source.
         self._owner = -1
 
     def require_importable(self) -> None:
-        """Require that other processes find the same class when they import it by its name.
+        """Raise DataError if other processes would not find the same class when they import it by name.
 
         Raises:
-            DataError: if the name stands for a different class, for example because of another decorator.
+            DataError: if the name refers to a different class, for example because of a second decorator.
         """
         name = self._class.__qualname__
         module = sys.modules.get(self._class.__module__)
         if getattr(module, name, self._class) is not self._class:
-            raise self.error(
-                f"{name} of {self._class.__module__} is another class than the registered one; write register_source "
+            raise self.build_error(
+                f"{name} of {self._class.__module__} is not the registered class; write register_source "
                 "above all other decorators"
             )
 
     def get(self) -> Any:
-        """Return this process's instance of the source, which is created at the first call.
+        """Return the instance of the source for this process, and create it at the first call.
 
         Raises:
-            DataError: if the class raises an exception.
+            DataError: if the constructor of the class raises an exception.
         """
         if self._owner != os.getpid():
-            # After a fork the source of the parent stays referenced, so that its connections are not closed here.
+            # After a fork, keep a reference to the parent's source, so that its connections are not closed here.
             self._source_of_parent = self._source
-            # The values of the options are not shown, because they may contain credentials.
+            # Do not show the values of the options, because they may contain credentials.
             arguments = ", ".join(f"{name}=..." for name in self._options)
             with self.translating_errors(f"{self._class.__name__}({arguments})"):
                 self._source = self._class(**self._options)
@@ -303,21 +305,21 @@ class SourceFactory:
             with self.translating_errors("latitude_bounds"):
                 bounds = np.asarray(bounds, dtype=np.float64)
             if bounds.shape != (len(latitude), 2):
-                raise self.error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
+                raise self.build_error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; shape is {bounds.shape}")
         version = attribute_values.get("version", "")
         attributes = attribute_values.get("attributes", {})
         if not isinstance(version, str | int | float):
-            raise self.error(f"version must be a text or a number; is {version!r}")
+            raise self.build_error(f"version must be a string or a number; is {version!r}")
         if not isinstance(attributes, Mapping):
-            raise self.error(f"attributes must map names to texts; is {attributes!r}")
+            raise self.build_error(f"attributes must map names to strings; is {attributes!r}")
         with self.translating_errors("times"):
             times = np.asarray(attribute_values["times"])
             minutes, calendar = encode_times(times)
-        # A missing date is NaN, which differs from its rounded value as well.
+        # A missing date is NaN, which also differs from its rounded value.
         is_wrong = minutes != np.rint(minutes)
         if len(minutes) == 0 or is_wrong.any():
             first_wrong = times[is_wrong][:1].tolist()
-            raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
+            raise self.build_error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
         return _SourceMetadata(
             latitude=latitude,
             longitude=longitude,
@@ -331,58 +333,58 @@ class SourceFactory:
         )
 
     def _require_variables(self, variables: Any) -> None:
-        """Raise a DataError if the attribute ``variables`` of a source is not a mapping to valid descriptions."""
+        """Raise DataError if the attribute ``variables`` of a source does not map names to valid descriptions."""
         is_mapping = isinstance(variables, Mapping) and len(variables) > 0
         if not is_mapping or not all(isinstance(variable, SourceVariable) for variable in variables.values()):
-            raise self.error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
+            raise self.build_error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
         for name, variable in variables.items():
             if not isinstance(variable.units, str):
-                raise self.error(f"the units of {name} must be a text, such as K; is {variable.units!r}")
+                raise self.build_error(f"the units of {name} must be a string, such as K; is {variable.units!r}")
             if variable.levels is not None:
                 levels = self._check_numbers(f"the levels of {name}", variable.levels)
                 if len(np.unique(levels)) < len(levels):
-                    raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
+                    raise self.build_error(f"the levels of {name} contain a value twice; is {variable.levels!r}")
 
     def _check_numbers(self, name: str, values: Any) -> np.ndarray:
-        """Return a non-empty list of finite numbers as (N,) float64.
+        """Check that values are a non-empty list of finite numbers, and return them as (N,) float64.
 
         Args:
-            name: name of the attribute that has the list, for error messages.
-            values: the list that the plugin gives.
+            name: name of the attribute that contains the list, for error messages.
+            values: value of the attribute.
 
         Raises:
-            DataError: if `values` is not such a list.
+            DataError: if `values` is not a non-empty list of finite numbers.
         """
         with self.translating_errors(name):
             numbers = np.asarray(values, dtype=np.float64)
         if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-            raise self.error(f"{name} must be a list of finite numbers; is {values!r}")
+            raise self.build_error(f"{name} must be a list of finite numbers; is {values!r}")
         return numbers
 
-    def error(self, message: str) -> DataError:
-        """Build an error about the source that names the class to correct; the caller raises it.
+    def build_error(self, message: str) -> DataError:
+        """Return a DataError about the source that names the class to correct. The caller raises this error.
 
         Args:
-            message: text that says what is wrong, and what the rule is.
+            message: description of the problem and of the rule.
         """
         return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
     @contextmanager
     def translating_errors(self, call: str) -> Iterator[None]:
-        """Context in which any exception of the plugin becomes a `DataError` with the call and the line that raised it.
+        """Return a context manager that converts an exception of the plugin to a DataError with its call and code line.
 
         Args:
-            call: text of the call inside the context (attribute, or method with its arguments), for the message.
+            call: attribute, or method with its arguments, that is called in the block, for the message.
 
         Raises:
-            DataError: if the block raises anything.
+            DataError: if the block raises an exception.
         """
         try:
             yield
         except Exception as error:
             file = getattr(sys.modules.get(self._class.__module__), "__file__", None)
             location = self._class.__module__
-            # The last frame in the plugin's own file.
+            # Find the last frame in the plugin's file.
             for frame in traceback.extract_tb(error.__traceback__):
                 if frame.filename == file:
                     location = f"{file}, line {frame.lineno}"
@@ -392,5 +394,5 @@ class SourceFactory:
             ) from error
 
     def __getstate__(self) -> dict[str, object]:
-        # A process that unpickles the factory creates its own source; no process has the number -1.
+        # No process has the id -1, so a process that unpickles the factory creates a new source.
         return self.__dict__ | {"_source": None, "_source_of_parent": None, "_owner": -1}

@@ -1,10 +1,10 @@
-"""Zarr stores that anemoi-datasets writes, as datasets with CF coordinates, like any other file.
+"""Reader of zarr stores that anemoi-datasets writes, as datasets with CF coordinates.
 
-Such a store has one array ``data`` (time, variable, ensemble, cell) and describes it in the attributes of the store:
+A store contains one array ``data`` (time, variable, ensemble, cell). Attributes of the store describe this array:
 ``variables`` names the variables, ``field_shape`` is the shape of a field, and ``missing_dates`` lists times without
-values. The dataset has each variable under its name in the store (``z_500``), variables on pressure levels also with
-all their levels under the name of the parameter (``z``), and usual variables also under their names in this package
-(``t2m`` for ``2t``).
+values. The dataset contains each variable under its name in the store (``z_500``). It also contains
+each variable on pressure levels with all its levels under the name of the parameter (``z``), and common variables under
+their names in this package (``t2m`` for ``2t``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from credit.errors import DataError
 logger = logging.getLogger(__name__)
 
 _DIMS = ("time", "variable", "ensemble", "cell")
-# Variables on levels, if the store does not describe its variables: parameter and level, such as z_500.
+# Names of variables on levels, such as z_500 (parameter and level), in stores that do not describe their variables.
 _NAME_WITH_LEVEL = re.compile(r"^(.+)_(\d+)$")
 _EPOCH = np.datetime64(TIME_UNITS.removeprefix("minutes since ").replace(" ", "T"), "m")
-# Memory for decoded times. The values of all variables at a time are mostly in one chunk, and are read one variable
-# after the other.
+# Memory for the cache of decoded times. A chunk mostly contains all variables of a time, but variables are read one by
+# one.
 _CACHE_BYTES = 2**28
 _SURFACE_GEOPOTENTIAL = "z of the surface"
-# ECMWF's short name of a parameter -> its units, its standard name and a usual name in this package. The units are used
-# if the store has none: versions of anemoi-datasets before 2026 did not write them.
+# ECMWF's short name of a parameter -> units, standard name and usual name in this package. These units are used if the
+# store has none; versions of anemoi-datasets before 2026 did not write units.
 _PARAMETERS: dict[str, tuple[str, str, str]] = {
     "z": ("m2 s-2", "geopotential", ""),
     "t": ("K", "air_temperature", ""),
@@ -64,10 +64,10 @@ _PARAMETERS: dict[str, tuple[str, str, str]] = {
     "lsm": ("(0 - 1)", "land_binary_mask", "land_sea_mask"),
     "sdor": ("m", "", ""),
     "slor": ("1", "", ""),
-    # The geopotential without a level is that of the surface.
+    # The geopotential without a level is the surface geopotential.
     _SURFACE_GEOPOTENTIAL: ("m2 s-2", "surface_geopotential", "geopotential_at_surface"),
 }
-# Entry of a parameter that the table does not have.
+# Entry for a parameter that is not in the table.
 _UNKNOWN = ("", "", "")
 
 
@@ -79,14 +79,14 @@ def is_anemoi(attributes: Mapping[str, Any]) -> bool:
 def open_anemoi(group: zarr.Group, origin: str) -> xr.Dataset:
     """Open a store of anemoi-datasets as a dataset whose fields are read when they are accessed.
 
-    The times at which the store has no values (``missing_dates``) are left out.
+    The dataset does not contain the times without values (``missing_dates``).
 
     Args:
         group: root group of the store.
         origin: path or URL of the store, for error messages.
 
     Raises:
-        DataError: if the store has trajectories, or is not on a regular latitude-longitude grid.
+        DataError: if the store contains trajectories, or its grid is not a regular latitude-longitude grid.
     """
     data = group["data"]
     dims = tuple(data.attrs.get("_ARRAY_DIMENSIONS", _DIMS))
@@ -124,10 +124,10 @@ def open_anemoi(group: zarr.Group, origin: str) -> xr.Dataset:
 
 
 def _read_grid(group: zarr.Group, origin: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return latitudes and longitudes of the rows and columns of the fields, in degrees and in the order of the store.
+    """Return the latitudes of the rows and the longitudes of the columns, in degrees and in the order of the store.
 
     Raises:
-        DataError: if the cells are not those of a regular latitude-longitude grid.
+        DataError: if the cells do not form a regular latitude-longitude grid.
     """
     latitudes = group["latitudes"][:]
     longitudes = group["longitudes"][:]
@@ -155,8 +155,8 @@ def _build_variables(
 
     Args:
         names: names of the variables of the store.
-        metadata: description of each variable by name, as far as the store has one.
-        reader: reader of the values.
+        metadata: name of a variable -> description; variables without a description are not included.
+        reader: reader of the values of the store.
     """
     variables: dict[str, xr.Variable] = {}
     rows_on_levels: dict[str, list[tuple[float, int]]] = {}
@@ -171,7 +171,7 @@ def _build_variables(
         else:
             rows_on_levels.setdefault(parameter, []).append((level, row))
             variables[name] = _build_variable(reader, [row], parameter, units_of[name], None)
-    # A parameter on levels has precedence over a surface field of the same name, which is mostly z.
+    # A parameter on levels has priority over a surface field of the same name, such as z.
     for parameter, levels_and_rows in rows_on_levels.items():
         levels, rows = zip(*sorted(levels_and_rows), strict=True)
         level_name = f"level_{parameter}"
@@ -190,7 +190,7 @@ def _build_variables(
 
 
 def _find_parameter(name: str, description: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Return the short name of the parameter of a variable, and its pressure level in hPa, None without such a level.
+    """Return the short name of the parameter of a variable, and its pressure level in hPa (None without one).
 
     Args:
         name: name of the variable in the store.
@@ -201,7 +201,7 @@ def _find_parameter(name: str, description: Mapping[str, Any]) -> tuple[str, flo
     parameter = str(mars.get("param", name))
     if mars.get("levtype") == "pl" and "levelist" in mars:
         return parameter, float(mars["levelist"])
-    # Names such as swvl_1 have a number that is not a pressure level.
+    # In names such as swvl_1, the number is not a pressure level.
     if "levtype" not in mars and match is not None and match[1] in _PARAMETERS:
         return match[1], float(match[2])
     return _SURFACE_GEOPOTENTIAL if parameter == "z" else parameter, None
@@ -213,10 +213,10 @@ def _build_variable(
     """Build a variable (time, number, [level,] latitude, longitude) whose values are read lazily.
 
     Args:
-        reader: reader of the values.
+        reader: reader of the values of the store.
         rows: indices of the variable in the store, one for each level.
         parameter: short name of the parameter.
-        units: units in the store; empty if it has none.
+        units: units in the store; empty if the store has none.
         level_name: name of the coordinate of the levels; None for a variable without levels.
     """
     usual_units, standard_name, _ = _PARAMETERS.get(parameter, _UNKNOWN)
@@ -233,18 +233,18 @@ def _build_variable(
 
 
 class _DataReader:
-    """Reader of the array ``data`` that keeps the values of the times that were read last.
+    """Reader of the array ``data``, with a cache of the times that were read last.
 
     Args:
-        data: the array (time, variable, ensemble, cell).
+        data: array (time, variable, ensemble, cell).
         positions: (N,) indices in `data` of the times of the dataset.
         grid_shape: numbers of rows and columns of a field.
 
     Attributes:
-        positions: the argument of this name.
-        times_per_chunk: number of times of a chunk of the store.
-        shape: numbers of times, members, rows and columns.
-        dtype: type of the values.
+        positions: (N,) indices in `data` of the times of the dataset.
+        times_per_chunk: number of times in a chunk of the store.
+        shape: numbers of times, members, rows and columns of the dataset.
+        dtype: data type of the values.
     """
 
     def __init__(self, data: zarr.Array, positions: np.ndarray, grid_shape: tuple[int, int]) -> None:
@@ -256,14 +256,14 @@ class _DataReader:
         self._variables_per_chunk = data.chunks[1]
         bytes_per_time = self.dtype.itemsize * min(data.chunks[1], data.shape[1]) * data.shape[2] * data.shape[3]
         self._max_cached = max(self.times_per_chunk, _CACHE_BYTES // bytes_per_time)
-        # Values (variables of a chunk, members, cells) by the index of the time and the number of the chunk.
+        # (Index of the time in the store, number of the chunk) -> values (variables of a chunk, members, cells).
         self._cache: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
     def read(self, time_indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the values (times, rows, members, grid rows, grid columns) at some times of the dataset.
+        """Return the values (times, variables, members, grid rows, grid columns) at given times of the dataset.
 
         Args:
-            time_indices: indices of the times.
+            time_indices: indices of the times in the dataset.
             rows: indices of the variables in the store.
         """
         times_in_store = self.positions[time_indices]
@@ -277,7 +277,7 @@ class _DataReader:
         return values
 
     def _load(self, times: np.ndarray, chunk: int) -> None:
-        """Read the variables of a chunk at the given times, except times that are in the cache already."""
+        """Read the variables of a chunk at the given times into the cache, except times that it already contains."""
         absent_times = [time for time in times.tolist() if (time, chunk) not in self._cache]
         first = chunk * self._variables_per_chunk
         variables = slice(first, first + self._variables_per_chunk)
@@ -286,7 +286,7 @@ class _DataReader:
                 self._cache[time, chunk] = fields
         for time in times.tolist():
             self._cache.move_to_end((time, chunk))
-        # The times of this call stay, even if they are more than the cache should have.
+        # Keep all times of this call, even if they exceed the size of the cache.
         while len(self._cache) > max(self._max_cached, len(times)):
             self._cache.popitem(last=False)
 
@@ -295,7 +295,7 @@ class _Fields(BackendArray):
     """Lazily read values of one variable, (time, number, [level,] latitude, longitude).
 
     Args:
-        reader: reader of the values.
+        reader: reader of the values of the store.
         rows: indices of the variable in the store, one for each level.
         has_levels: True for a variable with a dimension of levels.
     """
@@ -312,14 +312,14 @@ class _Fields(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
-        """Return values; `key` has one index for each axis, applied to its own axis (orthogonal indexing)."""
+        """Return the values at `key`, which contains a separate index for each axis (orthogonal indexing)."""
         times, members, *level_key, latitudes, longitudes = key
         rows = np.atleast_1d(self._rows[level_key[0]]) if level_key else self._rows
         time_indices = np.arange(self.shape[0])[times]
-        # Times, levels, members, rows, columns.
+        # The axes are times, levels, members, rows and columns.
         values = self._reader.read(np.atleast_1d(time_indices), rows)
         values = np.moveaxis(values[..., latitudes, :][..., longitudes], 1, 2)[:, members]
-        # An integer index drops its axis; that of the members is dropped already.
+        # An integer index drops its axis; the axis of the members has already been indexed.
         has_member_axis = np.ndim(np.arange(self.shape[1])[members]) > 0
         level_axis = 2 if has_member_axis else 1
         if not level_key or np.ndim(self._rows[level_key[0]]) == 0:

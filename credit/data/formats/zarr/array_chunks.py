@@ -1,4 +1,4 @@
-"""Chunks of a remote zarr store that contain given values, and the keys of these chunks."""
+"""Search for the chunks of a remote zarr store that contain given values, and for the keys of these chunks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ArrayPart:
     """Part of an array of a store that forms one variable of a dataset.
 
     Attributes:
-        array_name: name of the array, whose dimensions are named ``time``, ``variable`` and otherwise.
-        times: (N,) index in the array of each time of the variable.
-        rows: (L,) index along ``variable`` of each level of the variable; one index for a variable without levels.
+        array_name: name of the array; its dimensions include ``time`` and ``variable``.
+        times: (N,) indices in the array of the times of the variable.
+        rows: (L,) indices along ``variable`` of the levels of the variable; a single index without levels.
     """
 
     array_name: str
@@ -36,12 +36,12 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class ArrayChunks:
-    """Chunks of one array of a remote store.
+    """Array of a remote store, and the layout of its chunks.
 
     Attributes:
         name: name of the array in the store.
-        dims: names of its dimensions.
-        array: the array.
+        dims: names of the dimensions of the array.
+        array: zarr array.
     """
 
     name: str
@@ -50,19 +50,20 @@ class ArrayChunks:
 
     @property
     def values_per_chunk(self) -> int:
-        """Number of values of a chunk."""
+        """Number of values in a chunk."""
         return math.prod(self.array.chunks)
 
     @property
     def bytes_per_value(self) -> int:
-        """Size of a value in bytes, not compressed."""
+        """Size of an uncompressed value in bytes."""
         return self.array.dtype.itemsize
 
     def find_chunks(self, indices: Mapping[str, np.ndarray]) -> set[tuple[int, ...]]:
-        """Return the positions in the grid of chunks of the chunks that contain given values.
+        """Return the chunks that contain given values, as positions in the grid of chunks.
 
         Args:
-            indices: mapping from the name of a dimension to the indices along it; all indices along other dimensions.
+            indices: name of a dimension -> indices of the values along this dimension. Along a dimension that is not
+                included, all indices are used.
         """
         numbers_along_dims = []
         for dim, length, chunk_length in zip(self.dims, self.array.shape, self.array.chunks, strict=True):
@@ -76,7 +77,7 @@ class ArrayChunks:
     def list_keys(self, chunks: set[tuple[int, ...]]) -> list[str]:
         """Return the keys of chunks in the store, in ascending order of their positions.
 
-        For a sharded array the list is empty, because its chunks are parts of larger objects and have no keys.
+        For a sharded array, the list is empty, because its chunks are stored in larger objects and have no keys.
 
         Args:
             chunks: positions of the chunks, see `find_chunks`.
@@ -87,15 +88,14 @@ class ArrayChunks:
 
 
 class RemoteArrays:
-    """The arrays of a remote store, by the variables of the dataset that was opened from it.
+    """Mapping from the variables of a dataset to the arrays of the remote store from which it was opened.
 
     Args:
-        store: the store.
-        group: its root group.
+        store: the remote store.
+        group: root group of the store.
 
     Attributes:
-        fixed_positions: mapping from the name of a dimension to the only index along it that is read
-            (``data.sources.N.select``).
+        fixed_positions: name of a dimension -> selected index along this dimension (``data.sources.N.select``).
     """
 
     def __init__(self, store: FetchingStore, group: zarr.Group) -> None:
@@ -112,14 +112,14 @@ class RemoteArrays:
         times: np.ndarray,
         level_rows: Sequence[int] | None,
     ) -> tuple[ArrayChunks, set[tuple[int, ...]]]:
-        """Return the array with the values of a variable, and the positions of its chunks that contain some values.
+        """Return the array that contains a variable, and the positions of the chunks with the requested values.
 
         Args:
-            dataset: the dataset that was opened from the store.
+            dataset: dataset that was opened from the store.
             variable_name: name of a variable of the dataset.
-            dims: mapping from the role (``time``, ``level``) to the name of the dimension of the variable.
-            times: indices of the times in the dataset; ignored for a variable without a dimension for times.
-            level_rows: indices of the levels; None for a variable without levels.
+            dims: role (``time``, ``level``) -> name of the dimension of the variable.
+            times: indices of the requested times in the dataset; ignored for a variable without a time dimension.
+            level_rows: indices of the requested levels; None for a variable without levels.
         """
         part = dataset.variables[variable_name].encoding.get(ARRAY_PART)
         indices = {dim: np.array([position]) for dim, position in self.fixed_positions.items()}
@@ -136,7 +136,7 @@ class RemoteArrays:
         return array, array.find_chunks(indices)
 
     def _find_array(self, name: str, dims: Sequence[Hashable]) -> ArrayChunks:
-        """Return an array of the store; `dims` names its dimensions if the store does not."""
+        """Return an array of the store; `dims` names the dimensions if the store does not name them."""
         if name not in self._arrays:
             array = self._group[name]
             # Format 3 names the dimensions in the metadata, format 2 in an attribute that xarray defines.

@@ -1,4 +1,4 @@
-"""Zarr stores on a disk."""
+"""Reader of zarr stores on a disk."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from credit.data.formats.zarr.anemoi import is_anemoi, open_anemoi
 
 
 def open_local_store(path: Path, **options: object) -> xr.Dataset:
-    """Open a zarr store on a disk lazily, of format 2 or 3, and of the layout of xarray or of anemoi-datasets.
+    """Open a zarr store of format 2 or 3 on a disk lazily; xarray or anemoi-datasets may have written it.
 
     Args:
         path: folder of the store.
         **options: options of ``xarray.open_dataset``.
 
     Raises:
-        DataError: see `credit.data.formats.zarr.anemoi.open_anemoi`.
-        Exception: of several classes, if xarray or zarr cannot read the store.
+        DataError: for the same reasons as `credit.data.formats.zarr.anemoi.open_anemoi`.
+        Exception: if xarray or zarr cannot read the store; the exception has one of several classes.
     """
     is_consolidated = _is_consolidated(path)
     group = zarr.open_group(path, mode="r", use_consolidated=is_consolidated)
@@ -30,9 +30,9 @@ def open_local_store(path: Path, **options: object) -> xr.Dataset:
 
 
 def _is_consolidated(path: Path) -> bool:
-    """Return True if a zarr store has consolidated metadata.
+    """Return True if a zarr store contains consolidated metadata.
 
-    xarray warns if it is told to use consolidated metadata and there are none.
+    xarray prints a warning if consolidated metadata are requested but do not exist.
     """
     description = path / "zarr.json"
     if description.exists():

@@ -1,4 +1,4 @@
-"""Remote zarr stores: s3://, gs://, https:// and all other protocols of fsspec."""
+"""Reader of remote zarr stores: s3://, gs://, https:// and all other protocols of fsspec."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from credit.errors import CreditError, DataError, UnavailableError
 from credit.utils.installation import install_command
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
-# Files that describe a store, of formats 3 and 2 (consolidated or not).
+# Names of the metadata files of stores of format 3, and of format 2 (consolidated and not consolidated).
 _DESCRIPTION_NAMES = ("zarr.json", ".zmetadata", ".zgroup")
-# Attributes by which ARCO-ERA5 states up to which date it is filled.
+# Attributes in which ARCO-ERA5 stores the date up to which it contains data.
 _GROWTH_ATTRIBUTES = ("valid_time_stop", "valid_time_stop_era5t", "last_updated")
-# Number of requests that run at the same time, unless `preprocess.fetches` sets another.
+# Default of `preprocess.fetches`: number of requests that run at the same time.
 DEFAULT_FETCHES = 8
 
 
@@ -37,7 +37,7 @@ def open_remote_store(
 ) -> xr.Dataset:
     """Open a remote zarr store of format 2 or 3 lazily.
 
-    The encoding of the dataset has the entry `REMOTE_ARRAYS`, by which chunks can be fetched in advance.
+    The encoding of the dataset contains the entry `REMOTE_ARRAYS`, which is needed to fetch chunks in advance.
 
     Args:
         url: address of the store.
@@ -46,13 +46,13 @@ def open_remote_store(
         **options: options of ``xarray.open_dataset``.
 
     Raises:
-        DataError: if the library of the protocol is not installed, or the address has no readable zarr store.
+        DataError: if the library of the protocol is not installed, or there is no readable zarr store at the address.
     """
     with _explain_errors(url):
         store = FetchingStore(url, storage_options, max_fetches)
         name, description = _read_first_description(store)
-        # xarray warns if it is told to use consolidated metadata and there are none. Format 2 has them in a file of
-        # their own, format 3 in zarr.json.
+        # xarray warns if consolidated metadata are requested but do not exist. Format 2 stores them in a separate file,
+        # and format 3 in zarr.json.
         is_consolidated = True
         if name != ".zmetadata":
             is_consolidated = json.loads(description).get("consolidated_metadata") is not None
@@ -68,15 +68,15 @@ def open_remote_store(
 def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
     """Return the size in bytes and the CRC32 checksum of the metadata file of a remote zarr store.
 
-    They change when this file changes, except for the dates up to which a growing store is filled
-    (``valid_time_stop``), which change every month.
+    Size and checksum change when this file changes. Changes of the dates up to which a growing store contains data
+    (``valid_time_stop``) are ignored, because these dates change every month.
 
     Args:
         url: address of the store.
         storage_options: options of the file system, such as ``{"anon": True}``.
 
     Raises:
-        DataError: if there is no such file, or it cannot be read.
+        DataError: if the metadata file does not exist or cannot be read.
     """
     with _explain_errors(url):
         store = FetchingStore(url, storage_options, max_fetches=1)
@@ -97,7 +97,7 @@ def _read_first_description(store: FetchingStore) -> tuple[str, bytes]:
     """Return the name and the content of the metadata file of a remote store.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if the store has no metadata file.
     """
     for name in _DESCRIPTION_NAMES:
         description = store.read_object(name)
@@ -108,11 +108,11 @@ def _read_first_description(store: FetchingStore) -> tuple[str, bytes]:
 
 @contextmanager
 def _explain_errors(url: str) -> Iterator[None]:
-    """Context that turns the errors of libraries into errors that name the remote store and give advice.
+    """Return a context manager that converts errors of libraries to errors with the name of the store and advice.
 
     Raises:
-        UnavailableError: in place of a `FetchError`.
-        DataError: in place of any other error.
+        UnavailableError: instead of a `FetchError`.
+        DataError: instead of any other error.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def _explain_errors(url: str) -> Iterator[None]:
     except ImportError as error:
         raise DataError(f"{url}: {error}; for s3, gs and http install: {install_command('cloud')}") from error
     except Exception as error:
-        # xarray and zarr raise a dozen kinds of errors for damaged metadata.
+        # xarray and zarr raise many different errors for damaged metadata.
         error_class = DataError
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, FetchError):

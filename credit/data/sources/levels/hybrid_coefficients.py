@@ -1,7 +1,7 @@
-"""Reading the coefficients of hybrid levels from source files and from tables.
+"""Reading of the coefficients of hybrid levels from source files and from tables.
 
-On hybrid levels pressure is a + b * surface pressure. A full level has the values of a layer; half levels are the edges
-of the layers. K is the number of full levels. The supported formats, and the variables that are read from them:
+On hybrid levels, pressure is a + b * surface pressure. A full level represents a layer; half levels are the edges of
+the layers. K is the number of full levels. The supported formats, and the variables that are read from them:
 
 | format | full levels | half levels |
 |---|---|---|
@@ -28,11 +28,11 @@ _STANDARD_NAME = "atmosphere_hybrid_sigma_pressure_coordinate"
 _PA_PER_HPA = 100.0
 # Number of Pa in each unit that `data.level_units` can have.
 PA_PER_LEVEL_UNIT = {"hPa": _PA_PER_HPA, "Pa": 1.0}
-# Surface pressure of the standard atmosphere, at which levels are ordered and checked.
+# Surface pressure of the standard atmosphere in Pa. Levels are sorted and checked by their pressure at this value.
 MEAN_SURFACE_PA = 101325.0
-# Coefficients a that are fractions of p0 are all below this limit; if they are in Pa, the largest one exceeds it.
+# If the coefficients a are fractions of p0, all are below this limit; if they are in Pa, the largest exceeds the limit.
 _LARGEST_FRACTION = 1.5
-# Relative tolerance by which the value of a level in a file may differ from its value in the table.
+# Relative tolerance for the difference between the value of a level in a file and its value in the table.
 _LEVEL_TOLERANCE = 1e-5
 
 
@@ -47,14 +47,14 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if the file has no coefficients, or they do not match the coordinate.
+        DataError: if the file has no coefficients, or the coefficients do not match the coordinate.
     """
     variable = dataset.variables[coordinate]
     values = np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
     hpa_per_unit = PRESSURE_IN_HPA.get(_read_units(variable))
     is_row_by_row = False
     if table is None:
-        # CAM gives its hybrid levels in hPa as well: their pressure over a surface at p0. They are not pressure levels.
+        # The level coordinate of CAM is in hPa (the pressure over a surface at p0), but the levels are hybrid levels.
         has_hyam = "hyam" in dataset.variables and dataset.variables["hyam"].dims == variable.dims
         is_hybrid = variable.attrs.get("standard_name") == _STANDARD_NAME or has_hyam
         if hpa_per_unit and not is_hybrid:
@@ -63,7 +63,8 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
     if table is None:
         raise DataError(
             f"{origin}: the coefficients of its hybrid levels ({coordinate}) are missing: the file has neither "
-            "formula_terms nor hyam and hybm (in GRIB: pv); name a file with them: data.sources.N.vertical.coefficients"
+            "formula_terms nor hyam and hybm (in GRIB: pv); name a file with the coefficients: "
+            "data.sources.N.vertical.coefficients"
         )
     if is_row_by_row:
         return table
@@ -71,7 +72,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:
-    """Return all levels of a model from a netCDF, GRIB or CSV file, in the order of the file.
+    """Return all hybrid levels of a model from a netCDF, GRIB or CSV file, in the order of the file.
 
     Args:
         path: the file with the coefficients.
@@ -94,16 +95,16 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
     if table is None:
         raise DataError(
             f"{key}: {path} has no coefficients: neither formula_terms nor hyam and hybm or hyai and hybi; name a file "
-            "that has them"
+            "with coefficients"
         )
     return table
 
 
 def _read_csv(path: Path, key: str) -> HybridLevels:
-    """Read a CSV table of half levels and return the full levels between them, from the top down.
+    """Read a CSV table of half levels, and return the full levels between the half levels, from the top down.
 
-    The table has columns named a (in Pa) and b. A name may be followed by other words, as in "a [Pa]". Other columns
-    are ignored.
+    The table has columns named a (in Pa) and b. The name may be followed by other words, as in "a [Pa]". All other
+    columns are ignored.
 
     Raises:
         DataError: if a column is missing, a row has no numbers, or the half levels do not reach the surface.
@@ -117,7 +118,7 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
                 if row:
                     rows.append([cell.strip().lower() for cell in row])
         if not rows:
-            raise DataError(f"{rule}; it is empty")
+            raise DataError(f"{rule}; the file is empty")
         # ECMWF's tables have headers such as "a [Pa]".
         header = [name.split(" ")[0] for name in rows[0]]
         if not {"a", "b"} <= set(header):
@@ -132,7 +133,7 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
 
 
 def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
-    """Return the levels for which a file has coefficients.
+    """Return the hybrid levels that the coefficients in a file describe.
 
     Args:
         dataset: the open file.
@@ -140,14 +141,14 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
         origin: name of the file, for error messages.
 
     Returns:
-        The levels, None if the file has no coefficients; and a bool. The bool is True if these levels are those of the
-        coordinate in the same order, and False if they must be matched with the coordinate by their values.
+        The levels, None if the file has no coefficients; and a bool. The bool is True if the levels are in the order of
+        the coordinate, and False if the levels must be matched with the coordinate by their values.
 
     Raises:
-        DataError: if the pressure that follows from the coefficients is not monotonic, or their reference pressure is
+        DataError: if the pressure that the coefficients define is not monotonic, or their reference pressure is
             missing.
     """
-    # The names of the coefficients are given by formula_terms, or else are those of CAM.
+    # The names of the coefficients are read from formula_terms; otherwise the names of CAM are used.
     level = None
     terms: dict[str, str] = {}
     if coordinate is not None:
@@ -174,7 +175,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     bounds = _read_bounds(dataset, level, a, b, p0)
     if bounds is None and half_levels is not None:
         bounds = (half_levels.a_bounds, half_levels.b_bounds)
-    # Half levels around another number of layers do not belong to these full levels.
+    # If the number of layers differs from the number of full levels, the half levels do not belong to the full levels.
     if bounds is None or len(bounds[0]) != a.size:
         bounds = (None, None)
     levels = HybridLevels(values, _float64_values(a) * pa_per_unit, _float64_values(b), *bounds)
@@ -183,7 +184,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
 
 
 def _read_formula_terms(variable: xr.Variable) -> dict[str, str]:
-    """Return CF's attribute formula_terms, such as "ap: ap b: b ps: ps", as a mapping from a term to a variable."""
+    """Return the CF attribute formula_terms, such as "ap: ap b: b ps: ps", as a mapping from term to variable name."""
     words = str(variable.attrs.get("formula_terms", "")).replace(":", " ").split()
     return dict(zip(words[::2], words[1::2], strict=False))
 
@@ -209,14 +210,14 @@ def _find_pascals_per_unit(variable: xr.Variable) -> float:
 def _find_reference_pressure(
     dataset: xr.Dataset, a: xr.Variable, b: xr.Variable, name: str, values: np.ndarray | None, origin: str
 ) -> float | None:
-    """Return the reference pressure p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
+    """Return the reference pressure p0 in Pa if the coefficients a are fractions of p0, None if a is a pressure.
 
     Args:
         dataset: the open file.
         a: coefficients a of full levels.
         b: coefficients b of full levels.
         name: name of the variable with p0; the file may lack it.
-        values: (K,) values of the level coordinate, None if they are not known.
+        values: (K,) values of the level coordinate; None if the values are not known.
         origin: name of the file, for error messages.
 
     Raises:
@@ -227,20 +228,20 @@ def _find_reference_pressure(
         return None
     if name in dataset.variables:
         return float(dataset.variables[name].values) * _find_pascals_per_unit(dataset.variables[name])
-    # The values of such levels are usually their pressure in hPa over a surface at p0 = 1000 hPa.
+    # The value of a level is usually its pressure in hPa over a surface at p0 = 1000 hPa.
     sums = _float64_values(a) + _float64_values(b)
     if values is not None and np.allclose(values, 1000.0 * sums, rtol=1e-4):
         return 1e5
     raise DataError(
         f"{origin}: the coefficients of its levels are fractions of a reference pressure, but the variable {name} with "
-        "this pressure is missing; add it"
+        f"this pressure is missing; add {name} to the file"
     )
 
 
 def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
     """Return the full levels between the half levels ``hyai``, ``hybi`` of a file.
 
-    The result is None if the file has no half levels, or if they do not reach the surface.
+    The result is None if the file has no half levels, or if the half levels do not extend to the surface.
     """
     if not {"hyai", "hybi"} <= set(dataset.variables):
         return None
@@ -270,7 +271,7 @@ def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> HybridLevels:
-    """Build K full levels, each at the mean pressure of its two half levels; they are numbered from 1 at the top.
+    """Build K full levels, numbered from 1 at the top, each at the mean pressure of its two half levels.
 
     Args:
         a: (K + 1,) coefficients a of the half levels in Pa, from the top down.
@@ -278,11 +279,11 @@ def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> Hybrid
         origin: config key and name of the file, for error messages.
 
     Raises:
-        DataError: if the half levels do not reach the surface, or their pressure is not monotonic.
+        DataError: if the half levels do not extend to the surface, or their pressure is not monotonic.
     """
     if len(a) < 2 or not _reaches_ground(a, b):
         raise DataError(
-            f"{origin}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
+            f"{origin}: coefficients of half levels must extend from the top to the ground, where a is 0 and b is 1"
         )
     a_bounds = np.stack([a[:-1], a[1:]], axis=1)
     b_bounds = np.stack([b[:-1], b[1:]], axis=1)
@@ -295,19 +296,20 @@ def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> Hybrid
 def _read_bounds(
     dataset: xr.Dataset, level: xr.Variable | None, a: xr.Variable, b: xr.Variable, p0: float | None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read the coefficients at the edges of the layers from the CF bounds in a file.
+    """Return the coefficients at the edges of the layers, which are read from the CF bounds in a file.
 
     Args:
         dataset: the open file.
         level: level coordinate; None if the file has none.
         a: coefficients a of the full levels.
         b: coefficients b of the full levels.
-        p0: reference pressure in Pa if a is a fraction of it; None if a is a pressure.
+        p0: reference pressure in Pa if a is a fraction of p0; None if a is a pressure.
 
     Returns:
-        a in Pa and b at the edges, (K, 2) float64 each, the upper edge first; None if the file has no CF bounds.
+        The coefficients a in Pa and b at the edges, (K, 2) float64 each, the upper edge first; None if the file has no
+        CF bounds.
     """
-    # The bounds of the coefficients are named by the bounds of the level coordinate, or by the coefficients themselves.
+    # Attributes of the bounds of the level coordinate, or of the coefficients, name the bounds of the coefficients.
     terms: dict[str, str] = {}
     bounds_name = None
     if level is not None:
@@ -322,21 +324,21 @@ def _read_bounds(
     b_bounds = dataset.variables[b_name]
     if a_bounds.shape != (a.size, 2) or b_bounds.shape != a_bounds.shape:
         return None
-    # Bounds without units have those of the coefficients themselves, as CF says.
+    # In CF, bounds without units have the units of the coefficients.
     variable_with_units = a_bounds if "units" in a_bounds.attrs else a
     pa_per_unit = _find_pascals_per_unit(variable_with_units) if p0 is None else p0
     a_values = a_bounds.values.astype(np.float64) * pa_per_unit
     b_values = b_bounds.values.astype(np.float64)
-    # Files list the two edges in either order; the upper one has the lower pressure.
+    # Files list the two edges in any order; the upper edge has the lower pressure.
     order = np.argsort(a_values + b_values * MEAN_SURFACE_PA, axis=1)
     return np.take_along_axis(a_values, order, axis=1), np.take_along_axis(b_values, order, axis=1)
 
 
 def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
-    """Return, for each level of a file, its index in a table of all levels of the model, (levels of the file,).
+    """Return the index of each level of a file in the table of all levels of the model, (levels of the file,) int64.
 
-    Levels are matched by their values. If the values do not match, but the file has as many levels as the table and
-    their values increase, the order of the table is assumed.
+    Levels are matched by their values. If the values do not match, but the file has the same number of levels as the
+    table and their values increase, the levels are assumed to be in the order of the table.
 
     Args:
         table: all levels of the model.
@@ -347,7 +349,7 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin
     Raises:
         DataError: if the levels do not match.
     """
-    # Rows are the levels of the table, columns those of the file.
+    # Rows are the levels of the table, columns are the levels of the file.
     distance = np.abs(table.values[:, None] - values)
     if (distance.min(axis=0) <= _LEVEL_TOLERANCE * np.abs(values)).all():
         return distance.argmin(axis=0)
@@ -355,7 +357,7 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin
         return np.arange(len(values))
     raise DataError(
         f"{origin}: {coordinate} has {len(values)} levels ({values.min():g} to {values.max():g}), but the coefficients "
-        f"are for {len(table)} ({table.values[0]:g} to {table.values[-1]:g}); use those of the same model levels"
+        f"are for {len(table)} ({table.values[0]:g} to {table.values[-1]:g}); use coefficients of the same model levels"
     )
 
 

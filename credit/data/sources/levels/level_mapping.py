@@ -1,4 +1,4 @@
-"""Levels of a run, and how they are obtained from the levels of source files: by selection or by interpolation."""
+"""Mapping from the levels of source files to the levels of the run, by selection or by interpolation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
 from credit.physics.vertical import HybridLevels, LevelMapping, build_interpolator
 
-# Tolerance for rounding of b, which is 1 at the surface.
+# Tolerance for rounding errors of the coefficient b, which is 1 at the surface.
 _ROUNDING = 1e-6
 
 
@@ -30,7 +30,7 @@ class LevelResolver:
         conf: the ``data`` section of the config.
 
     Attributes:
-        paths: files with coefficients of hybrid levels that the config names.
+        paths: paths of the files with coefficients of hybrid levels that the config names.
 
     Raises:
         DataError: if a file with coefficients cannot be read.
@@ -40,7 +40,7 @@ class LevelResolver:
         self._conf = conf
         self.paths: list[Path] = []
         self._run_levels = self._load_levels(conf.coefficients, "data.coefficients")
-        # For each source, all levels of its model; None without a file of coefficients.
+        # For each source, all levels of its model; None if the config names no file with coefficients.
         self._source_levels: list[HybridLevels | None] = []
         for number, source in enumerate(conf.sources):
             path = None
@@ -49,10 +49,10 @@ class LevelResolver:
             self._source_levels.append(self._load_levels(path, f"data.sources.{number}.vertical.coefficients"))
 
     def _load_levels(self, path: str | None, key: str) -> HybridLevels | None:
-        """Return the levels in the file with coefficients `path`, None if `path` is None.
+        """Return the levels from a file with coefficients; None if `path` is None.
 
         Args:
-            path: the file, as the config names it.
+            path: path of the file in the config; None if the config names no file.
             key: config key that names the file, for error messages.
         """
         if path is None:
@@ -63,7 +63,7 @@ class LevelResolver:
     def find_level_mapping(
         self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Find the levels of a variable to read from a file, and their relation to the levels of the run.
+        """Return the indices of the levels to read from a file, and their mapping to the levels of the run.
 
         Args:
             dataset: the open file.
@@ -73,11 +73,12 @@ class LevelResolver:
             origin: name of the file, for error messages.
 
         Returns:
-            The indices of the levels in the file, None if the caller matches the levels by value; and the mapping from
-            these levels to those of the run, None if neither interpolation nor a formula needs it.
+            The indices of the levels in the file, None if the caller must match the levels by value; and the mapping
+            from the levels of the file to the levels of the run, None if neither interpolation nor a formula needs the
+            mapping.
 
         Raises:
-            DataError: if coefficients or levels are missing, or a level of the run is above those of the file.
+            DataError: if coefficients or levels are missing, or a level of the run is above all levels of the file.
         """
         kind = self._conf.options_of(request.target_variable).derive
         vertical = self._conf.sources[number].vertical
@@ -85,14 +86,14 @@ class LevelResolver:
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
                 f"data.variable_options.{request.target_variable}.derive: {kind} is computed on hybrid levels, from "
-                f"surface pressure and the height of the ground; set both in data.sources.{number}.vertical"
+                f"surface pressure and surface geopotential; set both in data.sources.{number}.vertical"
             )
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
-        # A source without `vertical` has the levels of the run.
+        # A source without `vertical` is on the levels of the run.
         if vertical is None:
             level_mapping = self._map_pressure_levels(request, number) if needs_pressure else None
             return None, level_mapping
-        # Without coefficients the pressure of the run's model levels is not known; they are then selected by number.
+        # Without coefficients, the pressure of the run's model levels is not known; levels are then matched by number.
         is_interpolated = self._conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
@@ -102,18 +103,18 @@ class LevelResolver:
         if needs_ground:
             require_full_column(levels.select(order), request.target_variable, request.name, origin)
         if request.levels is None:
-            # A 2-D variable is taken from the lowest level.
+            # A 2-D variable is computed from the lowest level.
             return (int(order[-1]),), LevelMapping(levels.select(order[-1:]), None)
         levels = levels.select(order)
         rows = tuple(order.tolist())
         if not is_interpolated:
-            # The formula needs whole columns; the levels of the run are selected from its result.
+            # The formula needs complete columns; the levels of the run are selected from its result.
             matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
             return rows, LevelMapping(levels, None, matched_rows)
         if len(levels) < 2:
-            raise DataError(f"{origin}: {request.name} has one level, interpolation needs two; name files with more")
+            raise DataError(f"{origin}: {request.name} has one level, but interpolation needs two; name other files")
         target_levels = self._find_target_levels(request)
-        # Levels of the run above the file are reported now, not when the first field is read.
+        # Levels of the run above the levels of the file are reported before the first field is read.
         try:
             build_interpolator(levels, target_levels, np.array(MEAN_SURFACE_PA))
         except DataError as error:
@@ -122,7 +123,7 @@ class LevelResolver:
         return rows, LevelMapping(levels, target_levels)
 
     def _find_target_levels(self, request: VariableRequest) -> HybridLevels:
-        """Return the levels that a variable has in the run; raise DataError if ``data.coefficients`` lacks one."""
+        """Return the levels of a variable in the run; raise DataError if ``data.coefficients`` lacks a level."""
         run_levels = self._run_levels
         if run_levels is None:
             return HybridLevels.from_pressures(request.levels, PA_PER_LEVEL_UNIT[self._conf.level_units])
@@ -133,27 +134,27 @@ class LevelResolver:
     def _map_pressure_levels(self, request: VariableRequest, number: int) -> LevelMapping:
         """Return the mapping for a source that is already on the pressure levels of the run.
 
-        Nothing is interpolated, but formulas need the pressure of the levels.
+        The fields are not interpolated, but formulas need the pressure of the levels.
 
         Raises:
             DataError: if the run is on model levels, whose pressure is not known.
         """
         if self._conf.level_units == "model_level":
             raise DataError(
-                f"data.variable_options.{request.target_variable}.derive: on model levels pressure must be known; set "
-                f"data.sources.{number}.vertical"
+                f"data.variable_options.{request.target_variable}.derive: the pressure of model levels must be known; "
+                f"set data.sources.{number}.vertical"
             )
         levels = HybridLevels.from_pressures(request.levels, PA_PER_LEVEL_UNIT[self._conf.level_units])
         return LevelMapping(levels, None, tuple(range(len(levels))))
 
 
 def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
-    """Require that a column of hybrid levels reaches the surface without a gap.
+    """Raise DataError if a column of hybrid levels has a gap or does not extend to the surface.
 
     Args:
         levels: the levels of the column, from the top down.
         derived: name of the variable that is derived from the column, for error messages.
-        source: name of the variable in the file that has these levels, for error messages.
+        source: name of the variable in the file that is on these levels, for error messages.
         origin: name of the file, for error messages.
 
     Raises:
@@ -166,8 +167,8 @@ def require_full_column(levels: HybridLevels, derived: str, source: str, origin:
         is_complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
     if not is_complete:
         raise DataError(
-            f"{origin}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
-            f"({levels.values[0]:g} to {levels.values[-1]:g}) without those down to the ground, or without "
-            "coefficients of half levels (hyai and hybi, bounds, pv); add what is missing, or name a file with the "
-            "coefficients: data.sources.N.vertical.coefficients"
+            f"{origin}: {derived} is derived from complete columns, but {source} has {len(levels)} levels "
+            f"({levels.values[0]:g} to {levels.values[-1]:g}) that do not extend to the ground, or have no "
+            "coefficients of half levels (hyai and hybi, bounds, pv); add the levels or coefficients, or name a file "
+            "with the coefficients: data.sources.N.vertical.coefficients"
         )

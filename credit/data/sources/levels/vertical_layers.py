@@ -1,8 +1,9 @@
-"""Layers of air around the levels of a run, over which budgets are summed; they must make up whole columns.
+"""Layers of air around the levels of a run, over which budgets are summed; the layers must fill complete columns.
 
-On model levels with ``data.coefficients`` a layer reaches from one half level to the next, and a column from the
-uppermost half level to the surface. On pressure levels a layer reaches half way to its neighbours, and a column from
-pressure 0 to the surface. The part of a layer below the surface is not counted. K is the number of levels and layers.
+On model levels with ``data.coefficients``, a layer extends from one half level to the next, and a column from the
+uppermost half level to the surface. On pressure levels, a layer extends half way to the neighbouring levels, and a
+column from pressure 0 to the surface. The part of a layer below the surface is ignored. K is the number of levels and
+layers.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from credit.errors import ConfigError
 
 # Tolerance for rounding: absolute for coefficients, relative for levels.
 _ROUNDING = 1e-6
-# Pressure levels represent whole columns if at most a tenth of the air is above the uppermost level, the lowest level
-# is near the surface, and no two neighbours are far from each other.
+# Pressure levels represent complete columns if at most a tenth of the air is above the uppermost level, the lowest
+# level is near the surface, and adjacent levels are not far from each other.
 _MAX_UPPERMOST_PA = 1e4
 _MIN_LOWEST_PA = 1e5
 _MAX_DISTANCE_PA = 2e4
-# Messages show all levels up to this number.
+# Largest number of levels that a message lists completely.
 _MAX_SHOWN_LEVELS = 8
-_ADVICE = "take budgets out of model.postprocess, keeping clamp, or use data on levels of the whole column"
+_ADVICE = "remove budgets from model.postprocess but keep clamp, or use data on levels of the complete column"
 
 
 @dataclass(frozen=True, eq=False)
 class VerticalLayers:
-    """Layers whose edges are at the pressure a + b * surface pressure.
+    """Vertical layers whose edges are at the pressure a + b * surface pressure.
 
     Attributes:
         levels: (K,) levels of the run, in the order and units of the config.
         a: (K, 2) float64, coefficient a at the upper and the lower edge of each layer, in Pa.
         b: (K, 2) float64, coefficient b at the upper and the lower edge of each layer, without unit.
-        cut_by_ground: True if an edge may lie below the surface (pressure levels); a layer then ends at the surface.
+        cut_by_ground: True if an edge may be below the surface (pressure levels); the layer then ends at the surface.
     """
 
     levels: tuple[float, ...]
@@ -46,7 +47,7 @@ class VerticalLayers:
     cut_by_ground: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Return the attributes as lists and a bool, ready for JSON, for checkpoints."""
+        """Return the attributes as a JSON-serialisable dictionary, for checkpoints."""
         return {
             "levels": list(self.levels),
             "a": self.a.tolist(),
@@ -66,8 +67,8 @@ def build_layers(conf: DataConfig) -> VerticalLayers:
     """Return the layers around the levels of the run.
 
     Raises:
-        ConfigError: if they do not make up whole columns, or if this cannot be known because ``data.coefficients`` is
-            not set or has no half levels.
+        ConfigError: if the layers do not fill complete columns, or if the layers are not known because
+            ``data.coefficients`` is not set or has no half levels.
         DataError: if the file with coefficients cannot be read.
     """
     if conf.level_units == "model_level":
@@ -79,36 +80,36 @@ def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
     """Return the layers between the half levels of ``data.coefficients``; for errors see `build_layers`."""
     if conf.coefficients is None:
         raise ConfigError(
-            "model.postprocess: budgets are sums over whole columns, but the pressure of data.levels, which are model "
-            "levels, is not known; set data.coefficients to a file with the coefficients of the half levels (netCDF, "
-            "GRIB, or CSV with columns a and b)"
+            "model.postprocess: budgets are sums over complete columns, but the pressure of data.levels, which are "
+            "model levels, is not known; set data.coefficients to a file with the coefficients of the half levels "
+            "(netCDF, GRIB, or CSV with columns a and b)"
         )
     table = load_coefficients(Path(conf.coefficients), "data.coefficients")
     if table.a_bounds is None:
         raise ConfigError(
-            f"data.coefficients: {conf.coefficients} has no half levels, between which the budgets of "
-            "model.postprocess are summed; name a file with hyai and hybi, or CSV with columns a and b of the half "
-            "levels"
+            f"data.coefficients: {conf.coefficients} has no half levels, which the budgets of model.postprocess need; "
+            "name a file with hyai and hybi, or CSV with columns a and b of the half levels"
         )
-    # From the top down, each layer must begin where the one above ends, and the last layer must end at the surface.
+    # From the top down, each layer must begin where the previous layer ends; the last layer must end at the surface.
     table = table.select(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
     edges = np.stack([table.a_bounds / MEAN_SURFACE_PA, table.b_bounds])
     is_contiguous = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=0.0, atol=_ROUNDING)
     reaches_ground = np.allclose(edges[:, -1, 1], (0.0, 1.0), rtol=0.0, atol=_ROUNDING)
     if not is_contiguous or not reaches_ground:
         raise ConfigError(
-            f"data.coefficients: the half levels of {conf.coefficients} have gaps or do not reach the ground (a 0, b "
-            "1), and the budgets of model.postprocess are sums over whole columns; name a file with all half levels"
+            f"data.coefficients: the half levels of {conf.coefficients} have gaps or do not reach the ground (a = 0, "
+            "b = 1), but the budgets of model.postprocess are sums over complete columns; name a file with all half "
+            "levels"
         )
-    # Table of the levels of the file (rows) and of the run (columns), True where they are the same.
+    # Table with the levels of the file (rows) and the levels of the run (columns), True where they are equal.
     levels = np.asarray(conf.levels)
     is_same_level = np.abs(table.values[:, None] - levels) <= _ROUNDING * levels
-    # Every level of the table must be a level of the run, and the reverse.
+    # Every level of the file must be a level of the run, and every level of the run must be a level of the file.
     if not is_same_level.any(axis=1).all() or not is_same_level.any(axis=0).all():
         raise ConfigError(
             f"data.levels: {len(conf.levels)} levels, {_format_levels(conf.levels)}, are not the {len(table)} levels "
             f"of data.coefficients, {_format_levels(table.values)}, so the budgets of model.postprocess would miss a "
-            f"part of the column; list all, name a file with the half levels between yours, or {_ADVICE}"
+            f"part of the column; list all levels, name a file with the half levels between your levels, or {_ADVICE}"
         )
     rows = is_same_level.argmax(axis=0)
     return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
@@ -123,7 +124,7 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
         units: name of the unit, for error messages.
 
     Raises:
-        ConfigError: if the levels are too few or too far apart to represent whole columns.
+        ConfigError: if the levels are too few or too far apart to represent complete columns.
     """
     pressure = np.asarray(levels, dtype=np.float64) * pascal
     order = np.argsort(pressure)
@@ -138,12 +139,12 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     )
     if not is_whole_column:
         raise ConfigError(
-            f"data.levels: {_format_levels(levels)} {units} do not stand for whole columns, over which the budgets of "
-            f"model.postprocess are summed: the uppermost must be at most {_MAX_UPPERMOST_PA / pascal:g} {units}, the "
-            f"lowest at least {_MIN_LOWEST_PA / pascal:g}, and two neighbours at most {_MAX_DISTANCE_PA / pascal:g} "
-            f"apart; {_ADVICE}"
+            f"data.levels: {_format_levels(levels)} {units} do not represent complete columns, over which the budgets "
+            f"of model.postprocess are summed: the uppermost level must be at most {_MAX_UPPERMOST_PA / pascal:g} "
+            f"{units}, the lowest level at least {_MIN_LOWEST_PA / pascal:g}, and the distance between adjacent levels "
+            f"at most {_MAX_DISTANCE_PA / pascal:g}; {_ADVICE}"
         )
-    # Column 0 has the upper edges, column 1 the lower edges. The uppermost edge stays 0, the top of the atmosphere.
+    # Column 0 has the upper edges, column 1 the lower edges. The uppermost edge is 0, the top of the atmosphere.
     middle = 0.5 * (downward_pressure[1:] + downward_pressure[:-1])
     a = np.zeros((len(levels), 2))
     a[1:, 0] = middle
@@ -151,13 +152,13 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     # The lower edge of the lowest layer is the surface.
     b = np.zeros((len(levels), 2))
     b[-1, 1] = 1.0
-    # The layers return to the order of the config.
+    # The layers are sorted into the order of the levels in the config.
     original_order = np.argsort(order)
     return VerticalLayers(tuple(levels), a[original_order], b[original_order], cut_by_ground=True)
 
 
 def _format_levels(values: Sequence[float] | np.ndarray) -> str:
-    """Return levels as text; of more than 8 levels only the first three and the last are shown."""
+    """Return the levels as a string; if there are more than 8, only the first three and the last level are shown."""
     texts = [f"{value:g}" for value in values]
     if len(texts) <= _MAX_SHOWN_LEVELS:
         return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""Estimate of the bytes and the time that fetching fields from remote stores takes."""
+"""Estimate of the number of bytes and the time for fetching fields from remote stores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from credit.errors import DataError, UnavailableError
 
 @dataclass(frozen=True)
 class ArrayEstimate:
-    """Chunks to fetch of one array.
+    """Number and size of the chunks to fetch from one array.
 
     Attributes:
         url: address of the store.
         name: name of the array.
-        num_chunks: number of chunks.
-        chunk_bytes: mean size in bytes of a compressed chunk, of those that were fetched.
+        num_chunks: number of chunks to fetch.
+        chunk_bytes: mean size in bytes of the compressed chunks that have been fetched.
     """
 
     url: str
@@ -29,12 +29,12 @@ class ArrayEstimate:
 
 @dataclass(frozen=True)
 class FetchEstimate:
-    """Chunks to fetch of remote stores, and the rate at which the first time was read.
+    """Chunks to fetch from remote stores, and the download rate that was measured with the first time.
 
     Attributes:
-        arrays: the arrays of all stores.
-        measured_bytes: bytes that were fetched for the first time.
-        measured_seconds: seconds in which they were fetched and decompressed.
+        arrays: the chunks to fetch from each array of all stores.
+        measured_bytes: number of bytes that were fetched to read the first time.
+        measured_seconds: duration in seconds of fetching and decompressing the first time.
     """
 
     arrays: list[ArrayEstimate]
@@ -43,16 +43,16 @@ class FetchEstimate:
 
     @property
     def total_bytes(self) -> float:
-        """Number of bytes to fetch."""
+        """Estimated number of bytes to fetch."""
         return sum(array.num_chunks * array.chunk_bytes for array in self.arrays)
 
     @property
     def seconds(self) -> float:
-        """Seconds that fetching takes at the measured rate; `measured_bytes` must not be 0."""
+        """Estimated duration of fetching in seconds at the measured rate; `measured_bytes` must not be 0."""
         return self.total_bytes * self.measured_seconds / self.measured_bytes
 
     def describe(self) -> str:
-        """Return the estimate as text of several lines."""
+        """Return a multi-line description of the estimate."""
         lines = []
         for url in dict.fromkeys(array.url for array in self.arrays):
             lines.append(f"{url}:")
@@ -66,8 +66,8 @@ class FetchEstimate:
         num_chunks = sum(array.num_chunks for array in self.arrays)
         if self.measured_bytes == 0:
             lines.append(
-                f"to fetch: at most {num_chunks} chunks, {format_bytes(self.total_bytes)}; nothing was fetched for "
-                "the first time, so the rate is not known"
+                f"to fetch: at most {num_chunks} chunks, {format_bytes(self.total_bytes)}; no chunk was fetched to "
+                "read the first time, so the rate is not known"
             )
             return "\n".join(lines)
         rate = self.measured_bytes / self.measured_seconds
@@ -80,12 +80,12 @@ class FetchEstimate:
 
 
 def estimate_fetch(sources: SourceReader, indices: Sequence[int]) -> FetchEstimate:
-    """Estimate the bytes and seconds to fetch the fields of some times; the fields of the first time are fetched.
+    """Estimate the number of bytes and seconds for fetching the fields of some times; fetch the first time to measure.
 
-    The chunks of the first time stay in memory until other times are read or ``sources.fetch_plan`` is stopped.
+    The chunks of the first time remain in memory until other times are read or ``sources.fetch_plan`` is stopped.
 
     Args:
-        sources: the sources.
+        sources: reader of the sources.
         indices: indices of the times in ``sources.times``, at least one.
 
     Raises:
@@ -97,7 +97,7 @@ def estimate_fetch(sources: SourceReader, indices: Sequence[int]) -> FetchEstima
     start = time.perf_counter()
     try:
         plan.fetch_ahead(indices[:1], [], 0)
-        # Reading may need no chunk, because the values of a time are in a cache of its file already.
+        # If the values of a time are already in a cache of its file, reading needs no chunk.
         for needed in first_chunks.values():
             needed.store.wait()
         sources.read(indices[0])
@@ -108,7 +108,7 @@ def estimate_fetch(sources: SourceReader, indices: Sequence[int]) -> FetchEstima
         # Bad values are reported when the store is written.
         pass
     except BaseException:
-        # After Ctrl-C the process would end only after the fetches that have not begun.
+        # Otherwise, after Ctrl-C, the process would run until all queued fetches have finished.
         plan.stop()
         raise
     seconds = time.perf_counter() - start
@@ -122,7 +122,7 @@ def estimate_fetch(sources: SourceReader, indices: Sequence[int]) -> FetchEstima
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return a number of bytes as text in the largest unit from KiB to TiB in which it is at least 1."""
+    """Return a number of bytes as a string such as ``1.5 GiB``, with a unit from KiB to TiB."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
         if num_bytes >= 2**power:
             return f"{num_bytes / 2**power:.1f} {unit}"
@@ -130,7 +130,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as text in seconds, minutes, hours or days."""
+    """Return a duration as a string such as ``45 min``, in seconds, minutes, hours or days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -15,13 +15,13 @@ from credit.data.sources.accumulation import TimeAggregation
 from credit.data.sources.reading.series_reads import list_file_reads, list_file_variables, list_series_indices
 from credit.data.sources.series import VariableSeries
 
-# A remote store as a source names it: its URL, and the index of the source.
+# Key of a remote store of a source: the URL of the store, and the index of the source.
 StoreKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class NeededChunks:
-    """Chunks of one array of a remote store that some times need.
+    """Chunks of one array of a remote store that must be fetched to read some times.
 
     Attributes:
         store: the store.
@@ -34,9 +34,9 @@ class NeededChunks:
     chunks: set[tuple[int, ...]]
 
     def estimate_chunk_bytes(self) -> float:
-        """Return the mean size in bytes of the compressed chunks that were fetched of the array.
+        """Return the mean size in bytes of the compressed chunks of the array that have been fetched.
 
-        If no chunk was fetched, the uncompressed size is returned.
+        If no chunk has been fetched, return the uncompressed size.
         """
         num_fetched = self.store.fetched_objects[self.array.name]
         if num_fetched == 0:
@@ -45,17 +45,18 @@ class NeededChunks:
 
 
 class FetchPlan:
-    """Chunks of remote stores that the times of a run need.
+    """Finder and fetcher of the chunks of remote stores that the times of a run need.
 
     Args:
         files: cache that opens the files.
         series: time series of every time-varying variable, by name.
-        aggregations: for each of these variables, how its values for a time step are computed from the file values.
-        aggregation_index: for each of these variables, the (N,) indices of the N times of the run in the times of its
-            aggregation.
+        aggregations: mapping from the name of each time-varying variable to the weighted sums that compute its values
+            for a time step from the values in the files.
+        aggregation_index: mapping from the name of each time-varying variable to the (N,) indices of the N times of the
+            run in the times of its aggregation.
 
     Attributes:
-        urls: addresses of the remote stores; empty if all files are on disks.
+        urls: addresses of the remote stores; empty if all files are on local file systems.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class FetchPlan:
                 if is_remote(file_variable.path):
                     urls[str(file_variable.path)] = None
         self.urls = list(urls)
-        # Stores of which chunks have been fetched in advance.
+        # Stores from which chunks have been fetched in advance.
         self._used_stores: dict[StoreKey, FetchingStore] = {}
 
     def find_chunks(self, indices: Sequence[int]) -> dict[tuple[StoreKey, str], NeededChunks]:
-        """Return the chunks of remote stores that some times need, by the store and the name of the array.
+        """Return a mapping from (store, name of the array) to the chunks that must be fetched to read some times.
 
         Args:
             indices: indices of the times of the run.
@@ -105,9 +106,10 @@ class FetchPlan:
         return needed_chunks
 
     def fetch_ahead(self, indices: Sequence[int], next_indices: Sequence[int], max_bytes: int) -> None:
-        """Begin to fetch the chunks of some times, and of the times that are read after them if they fit into memory.
+        """Begin to fetch the chunks of the current times, and of the next times if their chunks fit into memory.
 
-        Chunks in memory that none of these times needs are dropped. A chunk that both groups need is fetched once.
+        Chunks in memory that are not needed for these times are dropped. A chunk that is needed for current and for
+        next times is fetched once.
 
         Args:
             indices: indices of the times that are read now.
@@ -126,7 +128,7 @@ class FetchPlan:
             for (store_key, _), needed in needed_chunks.items():
                 self._used_stores[store_key] = needed.store
                 keys_of_store.setdefault(store_key, []).extend(needed.array.list_keys(needed.chunks))
-        # A store that neither batch needs any more drops all its chunks.
+        # A store that is not needed for these times drops all its chunks.
         for store_key, store in self._used_stores.items():
             store.fetch_ahead(keys_of_store.get(store_key, []))
 
@@ -136,5 +138,5 @@ class FetchPlan:
             store.fetch_ahead([])
 
     def __getstate__(self) -> dict[str, object]:
-        # The process that unpickles this opens its stores itself.
+        # A process that unpickles this object opens the stores again.
         return self.__dict__ | {"_used_stores": {}}

@@ -13,14 +13,14 @@ from credit.errors import CreditError, DataError, UnavailableError
 def read_file_variable(
     files: OpenFiles, file_variable: FileVariable, position: int | slice, on_file_grid: bool = False
 ) -> np.ndarray:
-    """Read a variable from a file: (levels or 1, H, W) for one time, (T, levels or 1, H, W) for T times.
+    """Return a variable read from a file: (levels or 1, H, W) for one time, (T, levels or 1, H, W) for T times.
 
     Args:
         files: cache that opens the file.
         file_variable: the variable in its file.
         position: index of a time in the file, or a slice of T times.
-        on_file_grid: True returns fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas;
-            False returns fields on the grid and in the units of the run.
+        on_file_grid: True to return fields (..., h, w) on the grid of the file in SI units, as inputs of formulas;
+            False to return fields on the grid and in the units of the run.
 
     Raises:
         DataError: if the file cannot be read, or its values are implausible.
@@ -41,7 +41,7 @@ def read_file_variable(
             "preprocess continues where it stopped)"
         ) from error
     except Exception as error:
-        # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
+        # netCDF, HDF5 and zarr raise many kinds of errors for damaged data.
         time_range = position
         if isinstance(position, slice):
             time_range = f"{position.start} to {position.stop - 1}"
@@ -54,9 +54,9 @@ def read_file_variable(
 def read_static_variable(
     files: OpenFiles, name: str, file_variable: FileVariable, on_file_grid: bool = False
 ) -> np.ndarray:
-    """Read a static variable from a file, (levels or 1, H, W); for arguments see `read_file_variable`.
+    """Return a static variable read from a file, (levels or 1, H, W); for arguments see `read_file_variable`.
 
-    If the file has several times, the fields of the first, the middle and the last time that is used must be equal.
+    If the file has several times, the fields at the first, the middle and the last used time must be equal.
 
     Raises:
         DataError: if these fields differ or cannot be read, or if no time of the file is used.
@@ -67,7 +67,7 @@ def read_static_variable(
     if not len(positions):
         raise DataError(
             f"{file_variable.path}: period and every of data.sources.{file_variable.source_number}, and the attributes "
-            f"valid_time_start and valid_time_stop of the file, leave {name} no time; lengthen the period"
+            f"valid_time_start and valid_time_stop of the file, exclude all times of {name}; lengthen the period"
         )
     first, *others = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
     fields = read_file_variable(files, file_variable, int(first), on_file_grid)
@@ -82,7 +82,7 @@ def read_static_variable(
 
 
 def _describe_times(file_variable: FileVariable, position: int | slice) -> str:
-    """Return the times that a position names, as text that continues a sentence; empty without times."""
+    """Return `` at TIME`` or `` at some time from TIME to TIME`` for a position; empty if the file has no times."""
     layout = file_variable.layout
     if layout.times is None or layout.calendar is None:
         return ""

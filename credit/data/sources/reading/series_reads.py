@@ -1,4 +1,4 @@
-"""Files and positions that must be read for some times of a variable, and the memory for reading them."""
+"""Files and positions in them that must be read for some times of a variable, and the memory for reading."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from credit.data.sources.derived_series import DerivedSeries
 from credit.data.sources.file_scanner import FileVariable
 from credit.data.sources.series import JoinedSeries, VariableSeries
 
-# Approximate number of copies of a variable while it is unpacked and brought into the order of the grid.
+# Approximate number of copies of a variable while it is unpacked and reordered to the orientation of the grid.
 _COPIES = 3
 
 
 def list_inputs(series: VariableSeries) -> list[VariableSeries]:
-    """Return the inputs of a derived or interpolated variable except the main input; empty for other variables."""
+    """Return the inputs of a derived or interpolated variable without the main input; empty for any other variable."""
     if not isinstance(series, DerivedSeries):
         return []
     return [input_series for input_series, _ in series.inputs.values()]
 
 
 def list_file_variables(series: VariableSeries) -> list[FileVariable]:
-    """Return the variables, in all files, from which a variable and its inputs are read."""
+    """Return the file variables from which a variable and its inputs are read."""
     if isinstance(series, JoinedSeries):
         return [file_variable for part in series.parts for file_variable in list_file_variables(part)]
     file_variables = list(series.file_variables)
@@ -36,14 +36,14 @@ def count_read_bytes(series: VariableSeries) -> int:
     """Return the memory in bytes that is needed to read one time of a variable."""
     if isinstance(series, JoinedSeries):
         return max(count_read_bytes(part) for part in series.parts)
-    # Packed values are unpacked as float64. All inputs of a derived variable are held at once, as float32.
+    # Packed values are unpacked as float64. All inputs of a derived variable are in memory at once, as float32.
     num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in list_inputs(series))
     num_values = series.file_variables[0].layout.values_per_time
     return 8 * _COPIES * num_values + 4 * num_input_values
 
 
 def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return the largest number of file times that one of `times` needs, because chunks are read as a whole."""
+    """Return the largest number of file times that are read for one of `times`, because chunks are read completely."""
     if isinstance(series, JoinedSeries):
         return max(count_file_times_per_time(part, times) for part in series.parts)
     max_file_times = 1
@@ -52,7 +52,7 @@ def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
             layout = file_variable.layout
             if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
                 continue
-            # If files have shorter intervals than the run, the times between those of the run are read as well.
+            # If the interval of the file is shorter than that of the run, the times in between are also read.
             file_interval = int(np.diff(layout.times).min())
             interval_ratio = int(np.diff(times).min()) // file_interval
             max_file_times = max(max_file_times, min(interval_ratio, layout.times_per_chunk))
@@ -60,10 +60,10 @@ def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
 
 
 def list_series_indices(aggregation: TimeAggregation, window_indices: np.ndarray) -> np.ndarray:
-    """Return the indices, in a series, of all values that contribute to some windows; increasing, without duplicates.
+    """Return the indices in a series of all values that contribute to some windows, increasing without duplicates.
 
     Args:
-        aggregation: how the values of the series are combined.
+        aggregation: weighted sums that combine the values of the series.
         window_indices: indices in the times of the aggregation.
     """
     needed = [np.zeros(0, dtype=np.int64)]
@@ -74,7 +74,7 @@ def list_series_indices(aggregation: TimeAggregation, window_indices: np.ndarray
 
 
 def list_file_reads(series: VariableSeries, indices: np.ndarray) -> Iterator[tuple[FileVariable, np.ndarray]]:
-    """Yield the variables of files that some times of a variable are read from, with the positions of these times.
+    """Yield the file variables from which some times of a variable are read, with the positions of the times.
 
     Args:
         series: series of the variable.

@@ -1,4 +1,4 @@
-"""Times of a file that a source uses: its period, its interval, and the dates up to which the file is filled."""
+"""Selection of the times of a file that a source uses, by period, interval, and the dates of final values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from credit.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Global attributes with the first and the last date of the values. The stores of ARCO-ERA5 have a time axis from 1900
-# to 2050, and these dates; the values at other times are missing or preliminary.
+# Global attributes with the first and the last date of final values. The stores of ARCO-ERA5 have a time axis from 1900
+# to 2050 and these attributes; the values at all other times are missing or preliminary.
 _FIRST_VALID = "valid_time_start"
 _LAST_VALID = "valid_time_stop"
 
@@ -29,13 +29,13 @@ def find_used_times(
     Args:
         times: (N,) times of the file in minutes since 1900.
         source: section of the source in the config.
-        key: key of this section, such as ``data.sources.0``.
+        key: config key of the source, such as ``data.sources.0``.
         attributes: global attributes of the file.
         calendar: calendar of the times.
         origin: name of the file, for error messages.
 
     Raises:
-        ConfigError: if ``period`` ends before it begins, or a date in the config is wrong.
+        ConfigError: if the end of ``period`` is before its beginning, or a date in the config is wrong.
     """
     is_used = np.ones(len(times), dtype=bool)
     if source.period is not None:
@@ -45,7 +45,7 @@ def find_used_times(
             raise ConfigError(f"{key}.period: {source.period[1]} is before {source.period[0]}; write [first, last]")
         is_used &= (times >= first) & (times <= last)
     if source.every is not None:
-        # Minutes count from a midnight, so multiples of 6 h are 00, 06, 12 and 18 UTC.
+        # Minutes start at a midnight, so multiples of 6 h are 00, 06, 12 and 18 UTC.
         is_used &= times % parse_duration(source.every, f"{key}.every") == 0
     first_valid = _parse_attribute(_FIRST_VALID, attributes, calendar.parse, origin)
     if first_valid is not None:
@@ -57,9 +57,9 @@ def find_used_times(
 
 
 def _parse_attribute(name: str, attributes: Mapping[str, Any], parse: Callable[[str], int], origin: str) -> int | None:
-    """Return the date in an attribute in minutes since 1900; None if there is none, or it is not an ISO date.
+    """Return the date in an attribute in minutes since 1900; None if it is missing or is not an ISO date.
 
-    Other programs may use these names for something else, so such a value is not an error.
+    Other programs may use these attribute names for other purposes, so a value that is not a date is not an error.
     """
     if name not in attributes:
         return None
@@ -73,15 +73,15 @@ def _parse_attribute(name: str, attributes: Mapping[str, Any], parse: Callable[[
 
 @cache
 def _warn_of_attribute(name: str, text: str, origin: str) -> None:
-    """Warn once for each file, and not for each of its variables."""
+    """Log a warning about an attribute that is not a date, once for each file and not for each variable."""
     logger.warning('%s: the attribute %s is ignored, because "%s" is not a date such as 2000-01-01', origin, name, text)
 
 
 def require_instantaneous(every: str | None, name: str, temporal: str, key: str) -> None:
-    """Require that a variable of a source with ``every`` is instantaneous.
+    """Raise ConfigError if a variable of a source with ``every`` is not instantaneous.
 
-    The length of the windows of means and sums may follow from the interval between the times, and shorter windows are
-    combined, so no time of the file may be left out.
+    For means and sums, the spacing of the times may determine the length of the intervals, and shorter intervals are
+    combined. Therefore all times of the file are needed.
 
     Args:
         every: ``data.sources.N.every``; None if all times are used.
@@ -90,7 +90,7 @@ def require_instantaneous(every: str | None, name: str, temporal: str, key: str)
         key: key of the source, such as ``data.sources.0``.
 
     Raises:
-        ConfigError: if a time would be left out.
+        ConfigError: if ``every`` is set and the variable is not instantaneous.
     """
     if every is not None and temporal != "instant":
         raise ConfigError(

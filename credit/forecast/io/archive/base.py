@@ -21,7 +21,7 @@ from credit.forecast.io.archive.metadata import ForecastMetadata
 
 
 class ForecastArchive(ForecastSource):
-    """Reader of the complete forecasts in a folder or store.
+    """Base class of readers of the complete forecasts in a folder or store.
 
     Args:
         origin: folder, store or URL.
@@ -33,8 +33,8 @@ class ForecastArchive(ForecastSource):
     Attributes:
         cell_methods: name of a variable -> CF cell methods, for example ``time: sum``; instants have no entry.
         descriptions: name of a variable -> attributes ``standard_name`` and ``long_name``.
-        windows: name of a sum or mean -> lead time in minutes -> length in minutes of the window that ends at the lead
-            time; empty if the window is unknown.
+        windows: name of a sum or mean -> lead time in minutes -> length, in minutes, of the window that ends at this
+            lead time. The inner mapping is empty if the windows are unknown.
         level_units: units of the levels; empty without levels.
         channel_levels: name of a channel -> name of its variable, and its level; None for a variable without levels.
     """
@@ -58,7 +58,7 @@ class ForecastArchive(ForecastSource):
         self.descriptions = metadata.descriptions
         self.windows = metadata.windows
         self.level_units = metadata.level_units
-        self.flat_names = metadata.flat_names
+        self.names_without_levels = metadata.names_without_levels
         self.units = metadata.units
         self.attributes = metadata.attributes
         self.grid = metadata.grid
@@ -82,7 +82,7 @@ class ForecastArchive(ForecastSource):
         fields = []
         for lead_index in range(len(self.lead_minutes)):
             fields_MCHW = self.read_members(initial_minutes, lead_index)
-            # A single field is not averaged, so that its values stay bitwise identical.
+            # A single forecast is not averaged, so that its values stay bitwise identical.
             if len(fields_MCHW) == 1:
                 fields.append(fields_MCHW[0])
             else:
@@ -90,7 +90,7 @@ class ForecastArchive(ForecastSource):
         return np.stack(fields)
 
     def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
-        """Return all members at one lead time, (M, C, H, W) float32; see the base class."""
+        """Return all members at one lead time, (M, C, H, W) float32; see `ForecastSource.read_members`."""
         num_members = self.members or 1
         # Each variable with members and levels as its first two dimensions.
         variables = []
@@ -100,7 +100,7 @@ class ForecastArchive(ForecastSource):
         return fields_MCHW.astype(np.float32, copy=False)
 
     def read_channel(self, initial_minutes: int, lead_index: int, channel: str) -> np.ndarray:
-        """Read only one channel of all members at one lead time, (M, H, W) float32.
+        """Return one channel of all members at one lead time, (M, H, W) float32, without reading other channels.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -116,11 +116,11 @@ class ForecastArchive(ForecastSource):
 
     @abstractmethod
     def describe_version(self, initial_minutes: int) -> str:
-        """Return text that changes when the stored forecast from an initial time (in minutes) is replaced."""
+        """Return a string that changes when the stored forecast from an initial time (in minutes) is replaced."""
 
     @abstractmethod
     def _read_variables(self, initial_minutes: int, lead_index: int, channel: str | None = None) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W), with rows and columns in the stored order.
+        """Return the array of each variable at one lead time, ([M,] [L,] H, W), with rows and columns in stored order.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -138,11 +138,11 @@ class ForecastArchive(ForecastSource):
         origin: Path | str,
         channel: str | None = None,
     ) -> list[np.ndarray]:
-        """Read each variable at one index of its time dimensions, ([M,] [L,] H, W).
+        """Return the array of each variable, ([M,] [L,] H, W), at one index along each time dimension.
 
         Args:
             source: variables by name.
-            position: name of a dimension -> index along it. Other dimensions are read completely.
+            position: name of a dimension -> index along this dimension. All other dimensions are read completely.
             origin: file or store, for messages.
             channel: name of the only channel to read; None to read all variables.
 
@@ -160,9 +160,9 @@ class ForecastArchive(ForecastSource):
             try:
                 values = np.ma.filled(source[name][selection], np.nan)
             except Exception as error:
-                # Each file-system library has its own exception classes.
+                # Each file-system library has different exception classes.
                 raise DataError(f"{origin}: {name} cannot be read ({error}); copy or forecast it again") from error
-            # Files of other programs may have another order of dimensions.
+            # Files of other programs may have a different order of dimensions.
             remaining_dims = [dim for dim in dims if dim not in position]
             axes = [remaining_dims.index(dim) for dim in self._dim_order if dim in remaining_dims]
             fields.append(values.transpose(axes))

@@ -22,8 +22,8 @@ from credit.forecast.io.files.writer import LEADS, MEMBERS
 from credit.forecast.io.grib.reader import open_grib_forecast
 from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
 
-# (lead time in minutes, member) -> file, and index along the file's time dimension. The member is 0 for a file of all
-# members.
+# (lead time in minutes, member) -> (file, index along the file's time dimension). The member is 0 for a file that
+# contains all members.
 _Rows = dict[tuple[int, int], tuple[Path, int]]
 _Variables = Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable]
 
@@ -36,11 +36,12 @@ class _FileMetadata:
         fields: variables, levels, lead times and grid.
         calendar: calendar of the times.
         initial_minutes: initial time in minutes.
-        member: number of the member in a file of one member; 0 in a file of all members.
-        num_members: number of members of the ensemble if each file has one member; None for files of all members.
-        lead_minutes: lead times of the complete forecast in minutes, which may be spread over several files; None for a
-            file of another program.
-        checksum: checksum of the initial fields of the forecast; None if the file has none.
+        member: number of the member if the file contains a single member; 0 if it contains all members.
+        num_members: number of members of the ensemble if each file contains a single member; None if the files contain
+            all members.
+        lead_minutes: lead times in minutes of the complete forecast, which may consist of several files; None for a
+            file of a different program.
+        checksum: checksum of the initial fields of the forecast; None if the file contains no checksum.
     """
 
     fields: ForecastMetadata
@@ -54,7 +55,7 @@ class _FileMetadata:
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[tuple[_Variables, Mapping[str, object]]]:
-    """Open a file in a context; yield its variables by name, and its global attributes.
+    """Open a forecast file in a context; yield its variables by name, and its global attributes.
 
     Raises:
         DataError: if a GRIB2 file has no index.
@@ -67,7 +68,7 @@ def _open_file(path: Path) -> Iterator[tuple[_Variables, Mapping[str, object]]]:
 
 
 def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | None, warn: bool) -> _FileMetadata:
-    """Read the metadata of a file.
+    """Return the metadata of a forecast file.
 
     Args:
         path: path of the file.
@@ -82,7 +83,7 @@ def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | Non
         with _open_file(path) as (variables, attributes):
             source = StoredVariables(path, variables, attributes)
             fields = ForecastMetadata(source, ("time",), "forecast_period", rename, level_units, warn=warn)
-            # These attributes belong to one forecast, so files of one run may differ in them.
+            # These attributes belong to one forecast, so they may differ between files of the same run.
             checksum = fields.attributes.pop(INITIAL_FIELDS, None)
             lead_text = fields.attributes.pop(LEADS, None)
             has_one_member = MEMBER in source.names and not source.dims(MEMBER)
@@ -114,7 +115,7 @@ def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | Non
 class FileArchive(ForecastArchive):
     """Reader of the forecasts of one run in netCDF or GRIB2 files.
 
-    The lead times and members of a forecast may be spread over several files.
+    The lead times and members of a forecast may be in several files.
 
     Args:
         folder: folder of the files.
@@ -142,13 +143,13 @@ class FileArchive(ForecastArchive):
             # All files must belong to one run, and all files of a forecast to one analysis.
             mismatch = first.fields.describe_mismatch(file.fields)
             if file.num_members != first.num_members:
-                mismatch = "has another number of members"
+                mismatch = "has a different number of members"
             if mismatch:
                 raise DataError(f"{path}: {mismatch}, unlike {paths[0]}; remove the files of one of the runs")
             if checksums.setdefault(initial, file.checksum) != file.checksum:
                 raise DataError(
-                    f"{path}: is of another analysis than the forecast's other files; run credit rollout again, or "
-                    "remove the forecast's files"
+                    f"{path}: its analysis differs from the analysis of the forecast's other files; run credit rollout "
+                    "again, or remove the forecast's files"
                 )
 
             # Merge the windows of sums, because a file may have only some of the lead times.
@@ -160,7 +161,7 @@ class FileArchive(ForecastArchive):
             for row, lead in enumerate(file.fields.lead_minutes.tolist()):
                 other_path, other_row = forecast_rows.setdefault((lead, file.member), (path, row))
                 if (other_path, other_row) != (path, row):
-                    raise DataError(f"{path}: has the same lead times as {other_path}; remove one of them")
+                    raise DataError(f"{path}: has the same lead times as {other_path}; remove one of these files")
 
             if file.lead_minutes is not None:
                 members = range(file.num_members or 1)
@@ -176,8 +177,8 @@ class FileArchive(ForecastArchive):
                 path, _ = next(iter(forecast_rows.values()))
                 example_path, _ = next(iter(example_rows.values()))
                 raise DataError(
-                    f"{path}: the forecast has other lead times than that of {example_path}; run credit rollout again, "
-                    "or remove the files of one of the runs"
+                    f"{path}: the lead times of the forecast differ from the lead times of {example_path}; run credit "
+                    "rollout again, or remove the files of one of the runs"
                 )
         self._rows = rows
         self._file_members = range(num_members or 1)
@@ -187,12 +188,12 @@ class FileArchive(ForecastArchive):
             self.members = int(num_members)
 
     def describe_version(self, initial_minutes: int) -> str:
-        """Return names, sizes and modification times (ns) of the files of a forecast as text."""
+        """Return a string with the names, sizes and modification times (ns) of the files of a forecast."""
         paths = sorted({path for path, _ in self._rows[int(initial_minutes)].values()})
         return ", ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
 
     def _read_variables(self, initial_minutes: int, lead_index: int, channel: str | None = None) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W), from one file or from one file for each member."""
+        """Return the array of each variable at one lead time, ([M,] [L,] H, W), from a file or one file per member."""
         lead = int(self.lead_minutes[lead_index])
         rows = self._rows[initial_minutes]
         # One list of variables for each file.
@@ -202,7 +203,7 @@ class FileArchive(ForecastArchive):
         return [np.stack(members) for members in zip(*variables_by_file, strict=True)]
 
     def _read_file(self, path: Path, row: int, channel: str | None) -> list[np.ndarray]:
-        """Return each variable, or one channel, at the index `row` of a file's time dimension, ([M,] [L,] H, W)."""
+        """Return the arrays ([M,] [L,] H, W) of all variables or of one channel at index `row` of the times."""
         try:
             with _open_file(path) as (variables, _):
                 return self._select(variables, {"time": row}, path, channel)
@@ -216,12 +217,12 @@ def _require_complete(
     num_members: int | None,
     calendar: Calendar,
 ) -> None:
-    """Refuse a forecast with missing lead times or members, which an interrupted run leaves.
+    """Raise DataError if lead times or members of a forecast are missing, for example after an interrupted run.
 
     Args:
         rows: initial time in minutes -> lead times and members that are in files.
         expected_rows: initial time in minutes -> (lead time in minutes, member) of the complete forecast.
-        num_members: number of members of the ensemble if each file has one member; otherwise None.
+        num_members: number of members of the ensemble if each file contains a single member; otherwise None.
         calendar: calendar of the times.
 
     Raises:
@@ -236,7 +237,7 @@ def _require_complete(
                 first_missing += f" of member {member}"
             path, _ = next(iter(rows[initial].values()))
             raise DataError(
-                f"{path}: of the forecast from {calendar.format(initial)} {len(missing)} of {len(expected)} lead times "
-                f"are missing, the first of them {first_missing}; run credit rollout again, which completes it, or "
-                "remove its files"
+                f"{path}: the forecast from {calendar.format(initial)} lacks {len(missing)} of {len(expected)} lead "
+                f"times (first missing: {first_missing}); run credit rollout again to complete the forecast, or remove "
+                "its files"
             )

@@ -14,15 +14,15 @@ from credit.data.formats.cf import find_role, read_level_values
 from credit.errors import DataError, did_you_mean
 from credit.forecast.io.archive.stored_variables import StoredVariables
 from credit.forecast.io.archive.time_windows import read_windows
-from credit.forecast.io.schema import HISTORY, run_attributes
+from credit.forecast.io.schema import HISTORY, select_run_attributes
 from credit.grid import LatLonGrid
 
 _LAT_NAMES = ("latitude", "lat")
 _LON_NAMES = ("longitude", "lon")
 _MEMBER_NAMES = ("member", "number", "realization")
-_NO_LEVEL = (
+_NO_LEVEL_REASON = (
     "is not a level: the coordinate of a level has the standard_name air_pressure, axis: Z or positive: down, in units "
-    "of pressure, or a name such as level, plev or isobaricInhPa; give it one of these"
+    "of pressure, or a name such as level, plev or isobaricInhPa; give the coordinate one of these properties"
 )
 # Unit of lead times -> its length in minutes.
 _MINUTES_PER_UNIT = {
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class ForecastMetadata:
-    """Metadata of one file or store.
+    """Metadata of one forecast file or store.
 
     A variable is a field if it has the dimensions `leading`, latitude and longitude, optionally also a member and a
     level dimension, in any order, and no further dimensions. Variables that are not fields are skipped. In an ensemble,
-    fields without the member dimension are skipped as well, because they may be a mean or a control run and would be
-    scored as an ensemble without spread.
+    fields without the member dimension are also skipped. Such a field may be an ensemble mean or a control forecast,
+    and would be scored as an ensemble without spread.
 
     Args:
         source: variables and attributes of the file or store.
@@ -69,7 +69,7 @@ class ForecastMetadata:
         windows: name of a sum or mean in this package -> lead time in minutes -> length in minutes of the window that
             ends at the lead time; empty if the window is unknown.
         level_units: units of the levels; empty without levels.
-        flat_names: names in this package of the variables without levels.
+        names_without_levels: names in this package of the variables without levels.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
         channel_levels: name of a channel -> (name of its variable in this package, level); the level is None for a
             variable without levels.
@@ -96,7 +96,6 @@ class ForecastMetadata:
         self.lead_minutes = _read_lead_minutes(source, lead)
         self.attributes = {name: value for name, value in source.attributes.items() if name != HISTORY}
         new_names = _rename_variables(source, rename)
-
         # The variables that are fields.
         required_dims = {*leading, lat, lon}
         level_dims_finder = _LevelDimsFinder(source, required_dims, level_units)
@@ -111,7 +110,6 @@ class ForecastMetadata:
         self.members = None
         if member_dims:
             self.members = source.length(min(member_dims))
-
         # Units and names, under the names in this package.
         self.units = {}
         self.cell_methods = {}
@@ -124,15 +122,17 @@ class ForecastMetadata:
                 self.units[new_name] = attributes["units"]
             if attributes.get("cell_methods"):
                 self.cell_methods[new_name] = attributes["cell_methods"]
-            # Instants and sums share the time coordinate, whose bounds apply to sums only; hence the condition.
+            # Instants and sums share the time coordinate, but its bounds apply only to sums and means.
             if re.search(r"time: (sum|mean)", attributes.get("cell_methods", "")):
                 self.windows[new_name] = read_windows(source, name, leading, self.lead_minutes, _MINUTES_PER_UNIT)
             self.descriptions[new_name] = {key: attributes.get(key, "") for key in ("standard_name", "long_name")}
         dims_by_name = {new_names[name]: dims for name, dims in self.variables.items()}
-        self.flat_names = frozenset(name for name, dims in dims_by_name.items() if level_dims.isdisjoint(dims))
+        self.names_without_levels = frozenset(
+            name for name, dims in dims_by_name.items() if level_dims.isdisjoint(dims)
+        )
         levels = level_dims_finder.levels
         self.level_units = next((levels[dim][1] for dim in sorted(level_dims)), "")
-        self.channel_levels = _list_channels(dims_by_name, self.flat_names, levels)
+        self.channel_levels = _list_channels(dims_by_name, self.names_without_levels, levels)
         self.channel_names = list(self.channel_levels)
         source_names = {new_names[name]: name for name in self.variables}
         self.channel_positions: dict[str, tuple[str, dict[str, int]]] = {}
@@ -152,7 +152,7 @@ class ForecastMetadata:
         Raises:
             DataError: if a field in `rename` lacks the member dimension.
         """
-        # Of the possible names of the member dimension, choose the one that most variables have.
+        # Among the possible names of the member dimension, choose the name that most variables have.
         names_with_member: list[str] = []
         member = ""
         for dim in _MEMBER_NAMES:
@@ -162,7 +162,7 @@ class ForecastMetadata:
                 member = dim
         if not names_with_member:
             return
-        # The user has asked for a renamed variable, so skipping it is an error.
+        # A variable in `rename` was requested by the user, so skipping it is an error.
         for name in list(self.variables):
             if name in names_with_member:
                 continue
@@ -171,28 +171,28 @@ class ForecastMetadata:
                 "control"
             )
             if name in rename.values():
-                raise DataError(f"{problem}; rename another, or repeat it along {member} if it is of every member")
+                raise DataError(f"{problem}; rename a different variable, or repeat it along {member}")
             if warn:
-                logger.warning("%s; it is left out", problem)
+                logger.warning("%s; it is skipped", problem)
             del self.variables[name]
 
     def describe_mismatch(self, other: ForecastMetadata) -> str | None:
-        """Describe the first difference to the metadata of another file; None if both files may belong to one run.
+        """Return the first difference from the metadata of a second file; None if both files may be of the same run.
 
-        The text continues a message that names the file, for example "has another number of members". Files of one run
-        may have different lead times.
+        The result continues a message that names the second file, such as "has a different number of members". Files of
+        one run may have different lead times.
         """
         if self.members != other.members:
-            return "has another number of members"
+            return "has a different number of members"
         if self.channel_names != other.channel_names:
-            return "has other variables or levels"
+            return "has different variables or levels"
         # Attributes that depend only on the version of the package or a tool are ignored.
-        attributes = run_attributes(self.attributes)
-        other_attributes = run_attributes(other.attributes)
+        attributes = select_run_attributes(self.attributes)
+        other_attributes = select_run_attributes(other.attributes)
         if attributes != other_attributes:
             names = {*attributes, *other_attributes}
             changed = sorted(name for name in names if attributes.get(name) != other_attributes.get(name))
-            return f"is of another run (global attributes {', '.join(changed)})"
+            return f"is of a different run (global attributes {', '.join(changed)})"
         return self.grid.describe_mismatch(other.grid)
 
 
@@ -205,9 +205,9 @@ class _LevelDimsFinder:
         level_units: units to which the levels are converted; None to keep the source's units.
 
     Attributes:
-        levels: name of a level dimension -> (level values, units), from which channels are named.
-        reasons_text: end of an error message with the reason why each other dimension is not a level; empty if all
-            dimensions are levels.
+        levels: name of a level dimension -> (level values, units); the names of channels contain the level values.
+        reasons_text: end of an error message with the reasons why dimensions are not levels; empty if all dimensions
+            are levels.
     """
 
     def __init__(self, source: StoredVariables, required_dims: set[str], level_units: str | None) -> None:
@@ -219,7 +219,7 @@ class _LevelDimsFinder:
             if coordinate is None:
                 self._reasons[dim] = "has no coordinate"
             elif not dim.startswith("level") and find_role(dim, coordinate) != "level":
-                self._reasons[dim] = _NO_LEVEL
+                self._reasons[dim] = _NO_LEVEL_REASON
             else:
                 try:
                     self.levels[dim] = _read_levels(coordinate, dim, level_units, source.origin)
@@ -257,7 +257,7 @@ def _find_fields(
     rename: Mapping[str, str],
     warn: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """Find the variables that are fields, as `ForecastMetadata` defines them.
+    """Return the variables that are forecast fields (see `ForecastMetadata`), with their dimensions.
 
     Args:
         source: variables of the file or store.
@@ -293,7 +293,7 @@ def _find_fields(
         if is_renamed:
             raise DataError(f"{problem}; select one index along the other dimensions, or rename another variable")
         if warn:
-            logger.warning("%s; it is left out", problem)
+            logger.warning("%s; it is skipped", problem)
     if not variables:
         raise DataError(
             f"{source.origin}: no variable has the dimensions {rule}; there are {', '.join(source.all_dims)}"
@@ -305,7 +305,7 @@ def _find_fields(
 def _read_levels(
     coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str
 ) -> tuple[np.ndarray, str]:
-    """Return level values and their units.
+    """Return the values of a level dimension and their units.
 
     Args:
         coordinate: coordinate variable of the levels.
@@ -323,9 +323,9 @@ def _read_levels(
 
 
 def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a variable in the source -> name in this package, for all variables of the source.
+    """Return the name in this package of each variable of the source: name in the source -> name in this package.
 
-    If `rename` gives a name to one variable, another variable with this name in the source is omitted.
+    If `rename` gives a variable a name that a second variable of the source already has, the second one is omitted.
 
     Args:
         source: variables of the file or store.
@@ -372,25 +372,27 @@ def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
 
 
 def _list_channels(
-    variables: Mapping[str, tuple[str, ...]], flat_names: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
+    variables: Mapping[str, tuple[str, ...]],
+    names_without_levels: Collection[str],
+    levels: Mapping[str, tuple[np.ndarray, str]],
 ) -> dict[str, tuple[str, float | None]]:
-    """Return channel -> (variable, level); channels are named by the rules of `credit.channels.ChannelMap`.
+    """Return the channels: name -> (variable, level). The names follow the rules of `credit.channels.ChannelMap`.
 
     Args:
         variables: name of a variable in this package -> names of its dimensions.
-        flat_names: names of the variables without levels.
+        names_without_levels: names of the variables without levels.
         levels: name of a level dimension -> level values and units.
     """
     channels: dict[str, tuple[str, float | None]] = {}
     for name, dims in variables.items():
-        if name in flat_names:
+        if name in names_without_levels:
             channels[name] = (name, None)
             continue
         values, units = next(levels[dim] for dim in dims if dim in levels)
         for level in values:
             channel_name = f"{name}{level:g}"
             # A variable without levels may have the same name: u10 is the wind at 10 m, and u at 10 hPa.
-            if channel_name in flat_names:
+            if channel_name in names_without_levels:
                 channel_name += units
             channels[channel_name] = (name, float(level))
     return channels

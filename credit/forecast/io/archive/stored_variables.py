@@ -33,7 +33,7 @@ class StoredVariables:
     ) -> None:
         self.origin = origin
         self.names = list(variables)
-        # Arrays become lists, because comparing arrays with == gives no single truth value.
+        # Arrays are converted to lists, because comparing arrays with == gives no single truth value.
         self.attributes = {}
         for name, value in attributes.items():
             self.attributes[name] = value.tolist() if isinstance(value, np.ndarray) else value
@@ -48,7 +48,7 @@ class StoredVariables:
         return sorted(dims)
 
     def values(self, name: str) -> np.ndarray:
-        """Return the values of a variable.
+        """Return all values of a variable.
 
         Raises:
             DataError: if the variable cannot be read.
@@ -56,7 +56,7 @@ class StoredVariables:
         try:
             return np.asarray(self._variables[name][...])
         except Exception as error:
-            # Each file-system library has its own exception classes.
+            # Each file-system library has different exception classes.
             raise DataError(f"{self.origin}: {name} cannot be read ({error}); copy or forecast it again") from error
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class StoredVariables:
         return variable.__dict__
 
     def auxiliary_names(self, name: str) -> list[str]:
-        """Return the names of the auxiliary coordinates of a variable, listed in its attribute ``coordinates``."""
+        """Return the names of the auxiliary coordinates of a variable, from its attribute ``coordinates``."""
         variable = self._variables[name]
         listed = self.variable_attributes(name).get("coordinates", "")
         # xarray moves the attribute to the encoding when it decodes a variable.
@@ -94,7 +94,7 @@ class StoredVariables:
         return xr.Variable((dim,), self.values(dim), self.variable_attributes(dim))
 
     def find_first(self, names: Iterable[str]) -> str:
-        """Return the first name in `names` that a variable has.
+        """Return the first name in `names` that is the name of a variable.
 
         Raises:
             DataError: if no variable has one of these names.

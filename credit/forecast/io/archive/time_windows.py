@@ -1,4 +1,4 @@
-"""Windows of means and sums in forecast files, from the bounds of their times."""
+"""Reader of the time windows of means and sums in forecast files, from the bounds of the time coordinates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def read_windows(
     source: StoredVariables, name: str, leading: tuple[str, ...], lead_minutes: np.ndarray,
     minutes_per_unit: Mapping[str, float],
 ) -> dict[int, int]:  # fmt: skip
-    """Return the length of the window that ends at each lead time, for a variable that is a mean or a sum.
+    """Return the length of the window that ends at each lead time, for a variable that is a mean or sum over time.
 
     Args:
         source: variables of the file or store.
@@ -26,8 +26,8 @@ def read_windows(
         Lead time in minutes -> length of the window in minutes; empty if the time coordinate has no bounds, or if a
         window does not end at the valid time.
     """
-    # If variables have different windows, the file has a time coordinate for each window. A variable lists its own as
-    # an auxiliary coordinate, which takes precedence over the dimension's coordinate.
+    # If variables have different windows, the file has a time coordinate for each window. A variable lists the time
+    # coordinate of its window as an auxiliary coordinate, which takes precedence over the coordinate of the dimension.
     for coordinate in [*source.auxiliary_names(name), leading[-1]]:
         if coordinate not in source.names:
             continue
@@ -45,7 +45,7 @@ def read_windows(
             continue
         differences = bounds[..., 1] - bounds[..., 0]
         if differences.dtype.kind == "m":
-            # The times of a dataset in memory are already decoded.
+            # In a dataset in memory, times are already decoded.
             minutes = differences / np.timedelta64(1, "m")
         else:
             unit = str(attributes.get("units", "")).partition(" since ")[0]

@@ -15,7 +15,7 @@ from credit.errors import DataError
 from credit.forecast.io.archive.base import ForecastArchive
 from credit.forecast.io.archive.metadata import ForecastMetadata
 from credit.forecast.io.archive.stored_variables import StoredVariables
-from credit.forecast.io.schema import INITIAL_FIELDS, run_attributes
+from credit.forecast.io.schema import INITIAL_FIELDS, select_run_attributes
 from credit.forecast.io.zarr_arrays import WRITTEN
 
 
@@ -41,7 +41,7 @@ class ZarrArchive(ForecastArchive):
             variables, attributes = _open_zarr(path)
         # A directory lists variables in arbitrary order, so they are sorted: all processes need the same channel order.
         source = StoredVariables(path, dict(sorted(variables.items())), attributes)
-        # The names of the time dimensions are those of `inference.layout: cf` or `weatherbench2`.
+        # The time dimensions have the names of `inference.layout: cf` or `weatherbench2`.
         if "init_time" in source.names:
             init, lead = ("init_time", "lead_time")
         else:
@@ -59,36 +59,36 @@ class ZarrArchive(ForecastArchive):
         self._init_index = {int(minutes): index for index, minutes in enumerate(initial_minutes)}
         is_complete = np.ones(len(initial_minutes), dtype=bool)
         if WRITTEN in source.names:
-            # While a store is extended, its initial times are written last, so there may be more marks than times.
+            # When a store is extended, its initial times are written last, so there may be more marks than times.
             is_complete = source.values(WRITTEN).astype(bool)[: len(initial_minutes)]
         super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
 
     def describe_version(self, initial_minutes: int) -> str:
-        """Return the attributes of the store and the checksum of the forecast's initial fields, if any, as text.
+        """Return a string with the attributes of the store and the checksum of the forecast's initial fields, if any.
 
-        A store refuses forecasts with other settings, so a forecast is replaced only if its analysis has changed.
+        All forecasts of a store have the same settings, so a forecast is replaced only if its analysis has changed.
         """
         checksum = ""
         if INITIAL_FIELDS in self._source:
             checksum = str(int(self._source[INITIAL_FIELDS][self._init_index[int(initial_minutes)]].values))
-        return f"{json.dumps(run_attributes(self.attributes), sort_keys=True, default=str)} {checksum}".strip()
+        return f"{json.dumps(select_run_attributes(self.attributes), sort_keys=True, default=str)} {checksum}".strip()
 
     def _read_variables(self, initial_minutes: int, lead_index: int, channel: str | None = None) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W); see `ForecastArchive`."""
+        """Return the array of each variable at one lead time, ([M,] [L,] H, W); see `ForecastArchive`."""
         init, lead = self._leading_dims
         position = {init: self._init_index[initial_minutes], lead: lead_index}
         return self._select(self._source, position, self.origin, channel)
 
 
 def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    """Open a store on disk; return its variables by name, and its global attributes.
+    """Return the variables, by name, and the global attributes of a zarr store on disk.
 
     Raises:
         DataError: if the store cannot be read.
     """
     try:
-        # Not opened as a dataset, which needs arrays of equal length: they differ for a moment while a store is
-        # extended.
+        # The store is not opened as a dataset, because a dataset needs arrays of equal length. The lengths differ for a
+        # moment while a store is extended.
         variables, attributes = xr.backends.ZarrStore.open_group(path, consolidated=False).load()
         decoded_variables, decoded_attributes, _ = xr.conventions.decode_cf_variables(
             variables, attributes, decode_times=False, decode_timedelta=False
@@ -101,7 +101,7 @@ def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, obje
 def _open_remote_zarr(
     url: str, options: Mapping[str, object]
 ) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    """Open a store at a URL; return its variables by name, and its global attributes.
+    """Return the variables, by name, and the global attributes of a zarr store at a URL.
 
     Args:
         url: URL of the store.

@@ -17,11 +17,11 @@ from credit.forecast.io.files.names import FilePart
 
 
 class OpenFile(ABC):
-    """Forecast file that is being written, under a temporary name."""
+    """Base class of a forecast file that is being written under a temporary name."""
 
     @abstractmethod
     def put(self, lead_index: int, member: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member, in any order.
+        """Write one lead time of one member; the lead times and members may be written in any order.
 
         Args:
             lead_index: index of the lead time in ``lead_minutes`` of the schema.
@@ -31,19 +31,19 @@ class OpenFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file; nothing can be written afterwards. A second call has no effect."""
+        """Close the file, so that nothing more can be written. A second call has no effect."""
 
     @abstractmethod
     def publish(self, path: Path) -> None:
-        """Rename the complete and closed file to its final name, replacing an older file."""
+        """Rename the complete, closed file to its final name `path`; an existing file with this name is replaced."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Close the file and remove everything that was written under temporary names."""
+        """Close the file, and remove all files that were written under temporary names."""
 
 
 class FileFormat(ABC):
-    """Format of forecast files.
+    """Base class of the formats of forecast files.
 
     Attributes:
         extension: extension of the file names, for example ``.nc``.
@@ -53,7 +53,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def create(self, path: Path, initial_minutes: int, part: FilePart, attributes: Mapping[str, str | int]) -> OpenFile:
-        """Create a file.
+        """Create a forecast file under a temporary name, and return the open file.
 
         Args:
             path: temporary path of the file.
@@ -64,7 +64,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def read_matching_attributes(self, path: Path, initial_minutes: int, part: FilePart) -> dict[str, object] | None:
-        """Return the global attributes of an existing file, if it has the content of `part`.
+        """Return the global attributes of an existing file; None if its content differs from the content to write.
 
         Args:
             path: path of the file.
@@ -72,18 +72,18 @@ class FileFormat(ABC):
             part: lead times and members that the file should have.
 
         Returns:
-            The attributes; None if the content differs, or if the file cannot be read.
+            The attributes; None if the content differs from `part`, or if the file cannot be read.
         """
 
     def remove(self, path: Path) -> None:
-        """Remove a published file (see `OpenFile.publish`), if it exists."""
+        """Remove a file that has its final name (see `OpenFile.publish`), if it exists."""
         path.unlink(missing_ok=True)
 
 
 def move(source: Path, target: Path) -> None:
-    """Flush a file to disk and rename it.
+    """Flush the file `source` to disk, and rename it to `target`.
 
-    Even after a power failure, only a complete file has the final name.
+    The flush ensures that even after a power failure, only a complete file has the final name.
     """
     with open(source, "rb") as handle:
         os.fsync(handle.fileno())

@@ -1,4 +1,4 @@
-"""Coordinates and attributes of a forecast file, the same in every format.
+"""Coordinates and attributes of a forecast file, which are the same in netCDF and GRIB2 files.
 
 In all functions, the argument `part` gives the lead times and members in the file.
 """
@@ -29,11 +29,11 @@ from credit.forecast.io.schema import (
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Coordinate of a file, or the bounds of a coordinate.
+    """Coordinate of a forecast file, or the bounds of a coordinate.
 
     Attributes:
         dims: names of the dimensions.
-        values: values of these dimensions, float64 or int32.
+        values: values, an array with the dimensions `dims`, float64 or int32.
         attributes: CF attributes.
     """
 
@@ -42,15 +42,15 @@ class Coordinate:
     attributes: Mapping[str, str]
 
 
-def schema_of_file(schema: ForecastSchema, part: FilePart) -> ForecastSchema:
-    """Return the schema of one file: without a member dimension if the file has a single member."""
+def build_file_schema(schema: ForecastSchema, part: FilePart) -> ForecastSchema:
+    """Return the schema of one forecast file; it has no member dimension if the file contains a single member."""
     if part.member is None:
         return schema
     return replace(schema, members=None)
 
 
 def build_coordinates(schema: ForecastSchema, initial_minutes: int, part: FilePart) -> dict[str, Coordinate]:
-    """Return name -> coordinate for all coordinates and bounds of a file, in the order of the file.
+    """Return all coordinates and bounds of a forecast file by name, in the order of the file.
 
     Args:
         schema: content of the file.
@@ -98,7 +98,7 @@ def build_coordinates(schema: ForecastSchema, initial_minutes: int, part: FilePa
 
 
 def build_field_attributes(schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> dict[str, str | int]:
-    """Return the CF attributes of the variable of a field."""
+    """Return the CF attributes of a variable of a forecast file."""
     # The CF attribute `coordinates` lists coordinates that are not dimensions.
     coordinates = ["forecast_period", "forecast_reference_time"]
     time_name = schema.time_names("time").get(variable.window, "time")

@@ -21,9 +21,9 @@ SPLITS = {
 
 
 def build_file_stem(schema: ForecastSchema, initial_minutes: int) -> str:
-    """Return the common beginning of the names of a forecast's files, for example ``forecast_2001-04-01T00``.
+    """Return the beginning of the names of all files of a forecast, for example ``forecast_2001-04-01T00``.
 
-    If the initial time is not a full hour, the minutes follow the hour: ``T0030``.
+    If the initial time is not a full hour, the minutes follow the hour, as in ``T0030``.
 
     Args:
         schema: content of the forecasts.
@@ -38,11 +38,12 @@ def build_file_stem(schema: ForecastSchema, initial_minutes: int) -> str:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Lead times and members of a forecast that are in one file.
+    """Lead times and members of a forecast that one file contains.
 
     Attributes:
         lead_indices: indices of the file's lead times in ``lead_minutes`` of the schema.
-        member: number of the member in a file of one member; None for a file of all members or a single forecast.
+        member: number of the member if the file contains a single member; None for a file that contains all members or
+            a single forecast.
     """
 
     lead_indices: list[int]
@@ -50,10 +51,10 @@ class FilePart:
 
 
 def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None, extension: str) -> dict[str, FilePart]:
-    """Plan the files of a forecast.
+    """Return the names of the files of a forecast, with the lead times and members in each file.
 
-    The suffix of a name depends on the split: the day or month of the valid time
-    (``forecast_2001-04-01T00_2001-05.nc``), the lead time in hours (``_024h``, ``_000h30`` for half an hour), or the
+    The suffix of a name depends on `split`. The suffix is the day or month of the valid time
+    (``forecast_2001-04-01T00_2001-05.nc``), the lead time in hours (``_024h``, or ``_000h30`` for half an hour), or the
     number of the member (``_member003``).
 
     Args:
@@ -89,7 +90,7 @@ def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None, 
 
 
 def infer_split(path: Path) -> str | None:
-    """Infer the split of a forecast from the name of a file.
+    """Return the split of a forecast, inferred from the name of one of its files.
 
     Returns:
         ``day``, ``month``, ``lead`` or ``member``; None for a forecast in one file; ``other`` for a name that this

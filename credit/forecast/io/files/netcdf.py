@@ -13,16 +13,16 @@ import netCDF4
 import numpy as np
 
 from credit.forecast.io.files.base import FileFormat, OpenFile, move
-from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, schema_of_file
+from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, build_file_schema
 from credit.forecast.io.files.names import EXTENSIONS, FilePart
-from credit.forecast.io.schema import MEMBER, ForecastSchema, OutputVariable, with_stored_level_dims
+from credit.forecast.io.schema import MEMBER, ForecastSchema, OutputVariable, use_stored_level_dims
 
 # Value of missing cells on disk.
 MISSING_VALUE = np.float32(netCDF4.default_fillvals["f4"])
 
 
 class NetcdfFormat(FileFormat):
-    """netCDF-4 files.
+    """Format of forecast files: netCDF-4 with CF metadata.
 
     Args:
         schema: content of each forecast.
@@ -34,11 +34,14 @@ class NetcdfFormat(FileFormat):
         self._schema = schema
 
     def create(self, path: Path, initial_minutes: int, part: FilePart, attributes: Mapping[str, str | int]) -> OpenFile:
-        """Create a file with coordinates and without fields; see the base class."""
+        """Create a netCDF file that contains coordinates but no fields yet; see `FileFormat.create`."""
         return _NetcdfFile(path, self._schema, initial_minutes, part, attributes)
 
     def read_matching_attributes(self, path: Path, initial_minutes: int, part: FilePart) -> dict[str, object] | None:
-        """Return the global attributes if the file has the variables that would be written; see the base class."""
+        """Return the global attributes of a netCDF file if it contains the variables that would be written; else None.
+
+        See `FileFormat.read_matching_attributes` for the arguments.
+        """
         try:
             with netCDF4.Dataset(path) as dataset:
                 if self._has_content(dataset, part):
@@ -48,9 +51,9 @@ class NetcdfFormat(FileFormat):
         return None
 
     def _has_content(self, dataset: netCDF4.Dataset, part: FilePart) -> bool:
-        """Return True if a file has the variables, lead times and member that would be written."""
+        """Return True if a netCDF file contains the variables, lead times and member that would be written."""
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
-        schema = with_stored_level_dims(schema_of_file(self._schema, part), stored_dims)
+        schema = use_stored_level_dims(build_file_schema(self._schema, part), stored_dims)
         stored_fields = {name for name, dims in stored_dims.items() if dims[-1:] == ("longitude",)}
         stored_fields.discard("longitude")
         if stored_fields != {variable.name for variable in schema.variables}:
@@ -76,11 +79,11 @@ class _NetcdfFile(OpenFile):
         attributes: Mapping[str, str | int],
     ) -> None:
         self._path = path
-        self._schema = schema_of_file(schema, part)
+        self._schema = build_file_schema(schema, part)
         self._part = part
         self._dataset = netCDF4.Dataset(path, "w", format="NETCDF4")
         try:
-            # All values will be written, so filling the file with missing values first would write it twice.
+            # All values will be written, so do not fill the file with missing values first.
             self._dataset.set_fill_off()
             self._dataset.setncatts(attributes)
             define_coordinates(self._dataset, self._schema, initial_minutes, part)
@@ -91,7 +94,7 @@ class _NetcdfFile(OpenFile):
             raise
 
     def put(self, lead_index: int, member: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member; see the base class."""
+        """Write one lead time of one member; see `OpenFile.put`."""
         row = self._part.lead_indices.index(lead_index)
         position = (row,) if self._schema.members is None else (row, member)
         for variable in self._schema.variables:
@@ -102,16 +105,16 @@ class _NetcdfFile(OpenFile):
             self._dataset[variable.name][position] = values
 
     def close(self) -> None:
-        """Close the dataset."""
+        """Close the netCDF file, if it is open."""
         if self._dataset.isopen():
             self._dataset.close()
 
     def publish(self, path: Path) -> None:
-        """Give the file its final name."""
+        """Rename the complete, closed file to its final name."""
         move(self._path, path)
 
     def discard(self) -> None:
-        """Close and remove the file."""
+        """Close and remove the incomplete file."""
         with suppress(OSError, RuntimeError):  # On a full disk, closing raises the error a second time.
             self.close()
         with suppress(OSError):  # A read-only file system raises an error even if there is no file.
@@ -119,7 +122,7 @@ class _NetcdfFile(OpenFile):
 
 
 def define_coordinates(dataset: netCDF4.Dataset, schema: ForecastSchema, initial_minutes: int, part: FilePart) -> None:
-    """Create all dimensions and coordinates of a file, and write their values.
+    """Create all dimensions and coordinates of a netCDF file, and write their values.
 
     Args:
         dataset: file that is open for writing.
@@ -137,7 +140,7 @@ def define_coordinates(dataset: netCDF4.Dataset, schema: ForecastSchema, initial
 
 
 def define_variable(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> None:
-    """Create the netCDF variable of a field, without values.
+    """Create a netCDF variable for the fields of an output variable, without values.
 
     Args:
         dataset: file that is open for writing, with all dimensions.

@@ -1,6 +1,6 @@
-"""Writer of forecasts as files, of any format.
+"""Writer of forecasts to netCDF or GRIB2 files.
 
-A forecast is one file, or several files: one for each day or month of the valid time, each lead time, or each member.
+A forecast is a single file, or a file for each day or month of the valid time, each lead time, or each member.
 
 Shape suffixes: C output channels, H latitude rows, W longitude columns.
 """
@@ -19,27 +19,34 @@ import numpy as np
 from credit.errors import CreditError
 from credit.forecast.io.files.base import FileFormat, OpenFile
 from credit.forecast.io.files.names import PREFIX, FilePart, build_file_stem, plan_files
-from credit.forecast.io.schema import HISTORY, INITIAL_FIELDS, MADE_BY, WRITE_HINT, ForecastSchema, run_attributes
+from credit.forecast.io.schema import (
+    HISTORY,
+    INITIAL_FIELDS,
+    MADE_BY,
+    WRITE_HINT,
+    ForecastSchema,
+    select_run_attributes,
+)
 from credit.utils.page_cache import start_writeback
 from credit.utils.temporary import find_stale_files, process_exists, temporary_path
 
-# Name of the global attribute with the lead times of the complete forecast; each of its files has it.
+# Name of the global attribute with the lead times of the complete forecast, which is in each file of the forecast.
 LEADS = "lead_minutes"
 # Name of the global attribute with the number of members, in files with one member each.
 MEMBERS = "members"
-# A temporary file of another host is stale if it was not written for this time. A model may take hours per lead time.
+# A temporary file of another host is stale if it was not changed for this time. A model may need hours per lead time.
 _STALE_SECONDS = 86400.0
 
 
 class FileForecastWriter:
-    """Writer of forecasts as files; see `credit.forecast.io.forecast_writer.ForecastWriter`.
+    """Writer of forecasts to netCDF or GRIB2 files; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     Args:
-        folder: existing folder of the files; stale temporary files are removed from it.
+        folder: existing folder of the files; stale temporary files are removed from this folder.
         schema: content of each forecast.
         file_format: format of the files.
-        split: ``day``, ``month``, ``lead`` or ``member`` for one file for each of these; None for one file per
-            forecast.
+        split: ``day``, ``month``, ``lead`` or ``member``: each forecast has a file per day, month, lead time or member.
+            None for one file per forecast.
         initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the initial
             fields of the forecast; None to write no checksums.
     """
@@ -75,35 +82,35 @@ class FileForecastWriter:
     def is_complete(self, initial_minutes: int) -> bool:
         """Return True if all files of a forecast exist with the content that would be written.
 
-        A file has its final name only if it is complete. If a run with another split has left files of this initial
-        time, the result is False, because readers would regard them as part of the forecast.
+        A file has its final name only if it is complete. If there are also files of this initial time with a different
+        split, the result is False, because readers would treat them as part of the forecast.
 
         Args:
             initial_minutes: initial time in minutes.
         """
         parts = self._plan_files(initial_minutes)
-        if self._other_files(initial_minutes, parts):
+        if self._find_replaced_files(initial_minutes, parts):
             return False
         return all(self._file_matches(self._folder / name, initial_minutes, part) for name, part in parts.items())
 
     def _plan_files(self, initial_minutes: int) -> dict[str, FilePart]:
-        """Return name of each file of a forecast -> lead times and member in the file."""
+        """Return the name of each file of a forecast -> lead times and member in the file."""
         return plan_files(self._schema, initial_minutes, self._split, self._format.extension)
 
-    def _other_files(self, initial_minutes: int, names: Collection[str]) -> list[Path]:
-        """Return the files of an initial time that are not in `names`, left by a run with another split."""
+    def _find_replaced_files(self, initial_minutes: int, names: Collection[str]) -> list[Path]:
+        """Return the existing files of an initial time that are not in `names`, from a run with a different split."""
         pattern = f"{build_file_stem(self._schema, initial_minutes)}_*{self._format.extension}"
         return [path for path in self._folder.glob(pattern) if path.name not in names]
 
     def _file_matches(self, path: Path, initial_minutes: int, part: FilePart) -> bool:
-        """Return True if a file exists and has the content, run attributes and initial state that would be written."""
+        """Return True if a file exists with the content, run attributes and initial state that would be written."""
         if not path.exists():
             return False
         attributes = self._format.read_matching_attributes(path, initial_minutes, part)
         if attributes is None:
             return False
         checksum = attributes.pop(INITIAL_FIELDS, None)
-        if run_attributes(attributes) != run_attributes(self._attributes):
+        if select_run_attributes(attributes) != select_run_attributes(self._attributes):
             return False
         # The checksum is compared last, because computing it reads the initial fields.
         return self._initial_state_checksum is None or checksum == self._initial_state_checksum(initial_minutes)
@@ -121,7 +128,7 @@ class FileForecastWriter:
             fields_CHW: float32 in physical units, NaN where missing.
 
         Raises:
-            CreditError: if the file cannot be written; the message names it, and the incomplete forecast is removed.
+            CreditError: if the file cannot be written; the message names the file. The incomplete forecast is removed.
         """
         if initial_minutes not in self._open_files:
             self._begin_forecast(initial_minutes)
@@ -139,15 +146,15 @@ class FileForecastWriter:
             del self._open_files[initial_minutes]
 
     def _begin_forecast(self, initial_minutes: int) -> None:
-        """Remove files that a new forecast replaces, and prepare its files for writing."""
+        """Remove the files that a new forecast replaces, and prepare the files of the new forecast for writing."""
         attributes = {**self._attributes, HISTORY: MADE_BY}
         if self._initial_state_checksum is not None:
             attributes[INITIAL_FIELDS] = self._initial_state_checksum(initial_minutes)
         parts = self._plan_files(initial_minutes)
-        replaced_paths = self._other_files(initial_minutes, parts)
+        replaced_paths = self._find_replaced_files(initial_minutes, parts)
         # Files of an older forecast are removed first; otherwise a killed run would leave a mixture of two forecasts.
-        # A single file is replaced by one rename. Files with the right content are kept, because another run may be
-        # writing the same forecast at the same time.
+        # This is not needed for a single file, which is replaced in one rename. Files with the right content are kept,
+        # because another run may be writing the same forecast at the same time.
         if len(parts) > 1:
             for name, part in parts.items():
                 path = self._folder / name
@@ -164,7 +171,7 @@ class FileForecastWriter:
         self._open_files[initial_minutes] = files
 
     def discard(self, initial_minutes: int) -> None:
-        """Remove the files of the incomplete forecast from an initial time, in minutes."""
+        """Remove the files of the incomplete forecast that starts at an initial time (in minutes)."""
         for file in self._open_files.pop(initial_minutes, ()):
             file.discard()
 
@@ -174,7 +181,7 @@ class FileForecastWriter:
             self.discard(initial_minutes)
 
     def find_path(self, initial_minutes: int) -> Path:
-        """Return the path of the first file of a forecast."""
+        """Return the path of the first file of the forecast that starts at an initial time (in minutes)."""
         return self._folder / next(iter(self._plan_files(initial_minutes)))
 
 
@@ -190,7 +197,7 @@ class _ForecastFile:
 
     Attributes:
         path: final path of the file.
-        missing: pairs (index of the lead time, member) that are not written yet.
+        missing: pairs (index of the lead time, member) that were not written yet.
     """
 
     def __init__(
@@ -217,7 +224,7 @@ class _ForecastFile:
         self._file: OpenFile | None = None
 
     def contains(self, lead_index: int, member: int) -> bool:
-        """Return True if a lead time of a member belongs to this file."""
+        """Return True if this file contains the lead time with index `lead_index` of a member."""
         return (lead_index, member) in self._content
 
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
@@ -230,15 +237,15 @@ class _ForecastFile:
             self._complete(self._file)
             return
         start_writeback(self._temporary_path)
-        # Compressed fields may stay in memory, so the file may not change. Its modification time shows other runs that
-        # it is still in use.
+        # Compressed fields may stay in memory, so the file may not change. Update its modification time, so that other
+        # runs do not treat the file as stale.
         with suppress(OSError):
             os.utime(self._temporary_path)
 
     def _complete(self, file: OpenFile) -> None:
         """Flush the file to disk and give it its final name."""
         file.close()
-        identity = _file_identity(self._temporary_path.stat())
+        identity = _build_file_identity(self._temporary_path.stat())
         is_new = not self.path.exists()
         file.publish(self.path)
         self._new_file_identity = identity if is_new else None
@@ -246,17 +253,20 @@ class _ForecastFile:
     def discard(self) -> None:
         """Remove the file, even if it is complete, because other files of its forecast are incomplete.
 
-        If another run has written the file under the final name, it is kept, because that run relies on it.
+        A file with the final name is kept if another run wrote it, because the other run needs this file.
         """
         if self._file is not None:
             self._file.discard()
         with suppress(OSError):
-            if self._new_file_identity is not None and _file_identity(self.path.stat()) == self._new_file_identity:
+            if (
+                self._new_file_identity is not None
+                and _build_file_identity(self.path.stat()) == self._new_file_identity
+            ):
                 self._format.remove(self.path)
 
 
-def _file_identity(status: os.stat_result) -> tuple[int, int]:
-    """Return inode and modification time in ns, which identify a file even if another file gets the same name."""
+def _build_file_identity(status: os.stat_result) -> tuple[int, int]:
+    """Return the inode and modification time (ns), which identify a file even if it is replaced under the same name."""
     return status.st_ino, status.st_mtime_ns
 
 

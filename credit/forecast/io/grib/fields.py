@@ -18,7 +18,7 @@ from credit.forecast.io.grib.options import GribOptions
 from credit.forecast.io.grib.parameters import LEVEL_TYPES, GribParameter, find_grib_conversion, find_parameter
 from credit.forecast.io.schema import ForecastSchema, OutputVariable
 
-# Calendars that GRIB2 can represent; it has only real dates.
+# Calendars that GRIB2 can represent: only calendars with real dates.
 _CALENDARS = ("standard", "proleptic_gregorian")
 # Perturbation number and number of members are stored in single bytes, where 255 means missing.
 _MAX_MEMBERS = 254
@@ -55,7 +55,8 @@ class FieldPlan:
         surfaces: level of each channel of the variable.
         conversion: conversion to the units of the parameter.
         process: `MEAN` or `SUM` over time; None for an instantaneous variable.
-        precision: largest error of the packed values in the units of the parameter; None to use the configured bits.
+        precision: largest error of the packed values in the units of the parameter; None to use the number of bits from
+            the config.
     """
 
     variable: OutputVariable
@@ -66,7 +67,7 @@ class FieldPlan:
     precision: float | None
 
     def describe(self) -> dict[str, object]:
-        """Return the properties of the messages as JSON values, to detect files with other properties."""
+        """Return the properties of the messages as JSON values, to detect files with different properties."""
         return {
             "parameter": list(self.parameter.numbers),
             "surfaces": [
@@ -82,7 +83,7 @@ class FieldPlan:
 
 
 def plan_fields(schema: ForecastSchema, options: GribOptions) -> list[FieldPlan]:
-    """Plan the messages of each variable.
+    """Return the plan of the GRIB2 messages of each variable.
 
     Args:
         schema: content of each forecast.
@@ -95,13 +96,13 @@ def plan_fields(schema: ForecastSchema, options: GribOptions) -> list[FieldPlan]
     calendar = schema.calendar.name
     if calendar not in _CALENDARS:
         raise ConfigError(
-            f"inference.format: grib2: the data have the calendar {calendar}, and GRIB2 has only real dates "
+            f"inference.format: grib2: the data have the calendar {calendar}, but GRIB2 supports only real dates "
             f"({', '.join(_CALENDARS)}); write netcdf or zarr"
         )
     if (schema.members or 1) > _MAX_MEMBERS:
         raise ConfigError(
-            f"inference.ensemble.members: {schema.members}: GRIB2 numbers at most {_MAX_MEMBERS} members; write netcdf "
-            "or zarr"
+            f"inference.ensemble.members: {schema.members}: GRIB2 supports at most {_MAX_MEMBERS} members; write "
+            "netcdf or zarr"
         )
     names = [variable.name for variable in schema.variables]
     for key, settings in (("precision", options.conf.precision), ("parameters", options.conf.parameters)):
@@ -121,7 +122,7 @@ def plan_fields(schema: ForecastSchema, options: GribOptions) -> list[FieldPlan]
 
 
 def _plan_field(variable: OutputVariable, schema: ForecastSchema, options: GribOptions) -> FieldPlan:
-    """Plan the messages of one variable; see `plan_fields` for arguments and errors."""
+    """Return the plan of the GRIB2 messages of one variable; see `plan_fields` for arguments and errors."""
     name = variable.name
     standard_name = variable.attributes.get("standard_name", "")
     has_levels = variable.level_dim is not None
@@ -133,7 +134,7 @@ def _plan_field(variable: OutputVariable, schema: ForecastSchema, options: GribO
     if process == SUM:
         if parameter.sum_units is None:
             raise ConfigError(
-                f"inference.format: grib2: {name} is a sum over time, and the GRIB2 parameter {parameter.short_name} "
+                f"inference.format: grib2: {name} is a sum over time, but the GRIB2 parameter {parameter.short_name} "
                 f"({units}) is not; correct data.variable_options.{name}.temporal, or set "
                 f"inference.grib.parameters.{name}"
             )
@@ -173,8 +174,8 @@ def _plan_levels(variable: OutputVariable, schema: ForecastSchema, options: Grib
 def _number_model_levels(name: str, levels: Sequence[float], options: GribOptions) -> list[int]:
     """Return the numbers of model levels, counted from 1 at the top.
 
-    If the coefficients of the model's levels are known, the number of a level is its position among them. Otherwise it
-    is the value of the level.
+    If the coefficients of the model levels are known, the number of a level is its position in the list of
+    coefficients. Otherwise, the number is the value of the level.
 
     Args:
         name: name of the variable, for messages.
@@ -182,7 +183,7 @@ def _number_model_levels(name: str, levels: Sequence[float], options: GribOption
         options: settings of GRIB2 files, with the coefficients.
 
     Raises:
-        ConfigError: if the coefficients have no such level, or the value of a level is not a positive integer.
+        ConfigError: if a level is not in the list of coefficients, or the value of a level is not a positive integer.
     """
     if options.model_levels is not None:
         try:
@@ -193,14 +194,14 @@ def _number_model_levels(name: str, levels: Sequence[float], options: GribOption
     for level in levels:
         if level != int(level) or level < 1:
             raise ConfigError(
-                f"inference.format: grib2: {name} is on the model level {level:g}, and GRIB2 numbers levels from 1; "
+                f"inference.format: grib2: {name} is on the model level {level:g}, but GRIB2 numbers levels from 1; "
                 "set data.coefficients, which gives the number of each level"
             )
     return [int(level) for level in levels]
 
 
 def _build_surface(level_type: str, level: float | None) -> FixedSurface:
-    """Return the fixed surface of a level.
+    """Return the GRIB2 fixed surface that represents a level.
 
     Args:
         level_type: type of level, a key of `LEVEL_TYPES`.
@@ -222,7 +223,7 @@ def _build_surface(level_type: str, level: float | None) -> FixedSurface:
 
 
 def build_half_level_coefficients(options: GribOptions) -> np.ndarray | None:
-    """Return the coefficients of the half levels in GRIB2 order: all a in Pa, then all b, each from the top down.
+    """Return the coefficients of the half levels in GRIB2 order: all a in Pa, then all b, both from the top down.
 
     The result is None if the coefficients or the edges of the layers are unknown.
     """

@@ -14,10 +14,10 @@ import numpy as np
 
 from credit.errors import DataError
 from credit.forecast.io.files.base import FileFormat, OpenFile, move
-from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, schema_of_file
+from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, build_file_schema
 from credit.forecast.io.files.names import EXTENSIONS, PREFIX, FilePart
 from credit.forecast.io.grib.fields import build_half_level_coefficients
-from credit.forecast.io.grib.index import GribIndex, index_path, load_index, to_json_values
+from credit.forecast.io.grib.index import GribIndex, build_index_path, load_index, to_json_values
 from credit.forecast.io.grib.messages import MessageEncoder
 from credit.forecast.io.grib.options import GribOptions
 from credit.forecast.io.schema import ForecastSchema
@@ -25,7 +25,7 @@ from credit.utils.temporary import temporary_path
 
 
 class GribFormat(FileFormat):
-    """GRIB2 files, each with an index file in the same folder.
+    """Format of forecast files: GRIB2, with an index file for each file in the same folder.
 
     Args:
         schema: content of each forecast.
@@ -43,12 +43,15 @@ class GribFormat(FileFormat):
         self._encoder = MessageEncoder(schema, options)
 
     def create(self, path: Path, initial_minutes: int, part: FilePart, attributes: Mapping[str, str | int]) -> OpenFile:
-        """Create a file without messages; see the base class."""
+        """Create a GRIB2 file that contains no messages yet; see `FileFormat.create`."""
         content = self._describe_content(initial_minutes, part)
         return _GribFile(path, self._encoder, initial_minutes, part, attributes, content)
 
     def read_matching_attributes(self, path: Path, initial_minutes: int, part: FilePart) -> dict[str, object] | None:
-        """Return the global attributes if the index describes the content that would be written; see the base class."""
+        """Return the global attributes of a GRIB2 file if its index describes the content that would be written.
+
+        The result is None if the content differs. See `FileFormat.read_matching_attributes` for the arguments.
+        """
         try:
             index = load_index(path)
         except DataError:
@@ -58,13 +61,13 @@ class GribFormat(FileFormat):
         return dict(index.attributes)
 
     def remove(self, path: Path) -> None:
-        """Remove a file and its index."""
-        index_path(path).unlink(missing_ok=True)
+        """Remove a GRIB2 file and its index, if they exist."""
+        build_index_path(path).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
     def _describe_content(self, initial_minutes: int, part: FilePart) -> dict[str, dict]:
-        """Return the content of a file for its index: coordinates, fields and settings of the messages."""
-        schema = schema_of_file(self._encoder.schema, part)
+        """Return the description of a file for its index: coordinates, fields and settings of the messages."""
+        schema = build_file_schema(self._encoder.schema, part)
         coordinates = {}
         for name, coordinate in build_coordinates(schema, initial_minutes, part).items():
             coordinates[name] = {
@@ -89,8 +92,8 @@ class GribFormat(FileFormat):
 class _GribFile(OpenFile):
     """GRIB2 file that is being written.
 
-    Messages are appended in the order of the calls of `put`. `close` sorts a complete file by lead time, member,
-    variable and level.
+    Messages are appended in the order of the calls of `put`. `close` sorts the messages of a complete file by lead
+    time, member, variable and level.
 
     Args:
         path: temporary path of the file.
@@ -98,7 +101,7 @@ class _GribFile(OpenFile):
         initial_minutes: initial time in minutes.
         part: lead times and members of the file.
         attributes: global attributes.
-        content: content of the file for its index.
+        content: description of the file's content for its index.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class _GribFile(OpenFile):
         self._file = open(path, "wb")  # noqa: SIM115
 
     def put(self, lead_index: int, member: int, fields_CHW: np.ndarray) -> None:
-        """Append the messages of one lead time of one member; see the base class."""
+        """Append the messages of one lead time of one member; see `OpenFile.put`."""
         schema = self._encoder.schema
         lead = int(schema.lead_minutes[lead_index])
         positions: list[tuple[int, int] | None] = []
@@ -143,7 +146,7 @@ class _GribFile(OpenFile):
         self._positions[lead_index, member] = positions
 
     def close(self) -> None:
-        """Close the file; if it is complete, sort its messages."""
+        """Close the GRIB2 file, and sort its messages if the file is complete."""
         if self._file.closed:
             return
         self._file.close()
@@ -153,7 +156,7 @@ class _GribFile(OpenFile):
         self._sort_messages(steps)
 
     def _sort_messages(self, steps: list[tuple[int, int]]) -> None:
-        """Sort the messages in the file by `steps`, (lead index, member) pairs, without gaps."""
+        """Sort the messages in the file in the order of `steps`, pairs (lead index, member), without gaps."""
         old_positions: list[tuple[int, int]] = []
         sorted_positions: dict[tuple[int, int], list[tuple[int, int] | None]] = {}
         offset = 0
@@ -172,7 +175,7 @@ class _GribFile(OpenFile):
         self._positions = sorted_positions
         if is_sorted:
             return
-        # The name ends like that of every temporary file, so that it is recognised if the process is killed.
+        # The name ends like the names of all temporary files, so the file is recognised if the process is killed.
         sorted_path = self._path.with_name(f"{PREFIX}sorted_{self._path.name}")
         self._temporary_paths.append(sorted_path)
         with open(self._path, "rb") as source, open(sorted_path, "wb") as target:
@@ -182,13 +185,13 @@ class _GribFile(OpenFile):
         os.replace(sorted_path, self._path)
 
     def publish(self, path: Path) -> None:
-        """Rename the file and its index to their final names.
+        """Rename the GRIB2 file and its index to their final names.
 
-        The old index is removed first, so that it never describes the new file. A file without an index counts as
+        The old index is removed first, so that it never describes the new file. A file without an index is treated as
         incomplete.
         """
         index = GribIndex(dict(self._attributes), self._content, self._path.stat().st_size, self._list_offsets())
-        final_index = index_path(path)
+        final_index = build_index_path(path)
         temporary_index = temporary_path(final_index)
         self._temporary_paths.append(temporary_index)
         temporary_index.write_text(index.to_json(), encoding="utf-8")
@@ -197,7 +200,7 @@ class _GribFile(OpenFile):
         move(temporary_index, final_index)
 
     def _list_offsets(self) -> dict[str, list[list[list[int]]]]:
-        """Return the offset of each message, by variable, lead time, member and level; see `GribIndex.messages`."""
+        """Return the offset of each message in bytes, in the structure of `GribIndex.messages`."""
         offsets: dict[str, list[list[list[int]]]] = {}
         first = 0
         for plan in self._encoder.plans:
@@ -213,7 +216,7 @@ class _GribFile(OpenFile):
         return offsets
 
     def discard(self) -> None:
-        """Close the file, and remove all files under temporary names."""
+        """Close the GRIB2 file, and remove all files that were written under temporary names."""
         with suppress(OSError):
             self._file.close()
         for path in self._temporary_paths:

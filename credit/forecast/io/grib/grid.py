@@ -8,7 +8,7 @@ from scipy.special import roots_legendre
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 
-# Latitudes that differ by less count as equal, as in `credit.grid`.
+# Latitudes that differ by less than this tolerance are treated as equal, as in `credit.grid`.
 _TOLERANCE_DEGREES = 1e-3
 # GRIB2 stores angles as integers in microdegrees.
 _UNITS_PER_DEGREE = 10**6
@@ -17,7 +17,9 @@ _SPHERE = 6
 
 
 def describe_grid(grid: LatLonGrid) -> dict[str, int | str | None]:
-    """Return the ecCodes keys of section 3, in the order in which they must be set; None for a missing value.
+    """Return the ecCodes keys that describe a grid (section 3), in the order in which they must be set.
+
+    The value None marks a key as missing.
 
     Rows run from north to south and columns eastward from the smallest longitude in 0..360, as in every `LatLonGrid`.
     Increments that are not a whole number of microdegrees, such as 360 / 1024 degrees, are marked as not given.
@@ -33,8 +35,9 @@ def describe_grid(grid: LatLonGrid) -> dict[str, int | str | None]:
         equal_rows = grid.lat[0] - np.arange(num_rows) * spacing
         if np.abs(grid.lat - equal_rows).max() > min(_TOLERANCE_DEGREES, 0.01 * spacing):
             raise ConfigError(
-                f"inference.format: grib2: the {num_rows} latitudes of the grid are neither equally spaced nor those "
-                "of a Gaussian grid, for which GRIB2 has no widely supported template; write netcdf or zarr"
+                f"inference.format: grib2: the {num_rows} latitudes of the grid are neither equally spaced nor the "
+                "latitudes of a Gaussian grid; GRIB2 has no widely supported template for this grid; write netcdf or "
+                "zarr"
             )
     keys: dict[str, int | str | None] = {
         "gridType": "regular_gg" if is_gaussian else "regular_ll",
@@ -65,7 +68,7 @@ def describe_grid(grid: LatLonGrid) -> dict[str, int | str | None]:
 
 
 def _is_gaussian(lat: np.ndarray) -> bool:
-    """Return True if latitudes in degrees, from north to south, are those of a regular Gaussian grid.
+    """Return True if latitudes (in degrees, from north to south) are the rows of a regular Gaussian grid.
 
     The sines of Gaussian latitudes are the roots of the Legendre polynomial whose degree is the number of rows.
     """
@@ -82,7 +85,7 @@ def _to_integer(degrees: float) -> int:
 
 
 def _find_increment(spacing: float, num_points: int) -> int | None:
-    """Return a spacing in microdegrees; None if rounding moves the last of the points by a microdegree or more."""
+    """Return a grid spacing in microdegrees; None if its rounding moves the last point by a microdegree or more."""
     increment = _to_integer(spacing)
     error = abs(increment - spacing * _UNITS_PER_DEGREE) * num_points
     return increment if error < 1.0 else None

@@ -1,8 +1,8 @@
 """Index of a GRIB2 file of forecasts: a JSON file ``NAME.grib2.json`` in the same folder.
 
-GRIB2 has no global attributes and no names of variables. The index has both, and the position of every message. The
-writer uses it to decide whether an existing forecast belongs to the same run, and the reader to find fields without a
-search.
+A GRIB2 file contains no global attributes and no names of variables. The index contains these attributes and names, and
+the position of every message. The writer uses the index to decide if an existing forecast belongs to the same run. The
+reader uses the index to find fields without a search.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from credit.errors import DataError
 
 @dataclass(frozen=True)
 class GribIndex:
-    """Index of a GRIB2 file.
+    """Content of the index of a GRIB2 file.
 
     Attributes:
         attributes: global attributes, the same as in a netCDF file.
@@ -33,17 +33,17 @@ class GribIndex:
     messages: dict[str, list[list[list[int]]]]
 
     def to_json(self) -> str:
-        """Return the text of the index file."""
+        """Return the content of the index file, a JSON string."""
         return json.dumps(asdict(self)) + "\n"
 
 
-def index_path(path: Path) -> Path:
+def build_index_path(path: Path) -> Path:
     """Return the path of the index of a GRIB2 file."""
     return path.with_name(f"{path.name}.json")
 
 
 def load_index(path: Path) -> GribIndex:
-    """Read the index of a GRIB2 file.
+    """Return the index of a GRIB2 file, read from the index file in the same folder.
 
     Args:
         path: path of the GRIB2 file.
@@ -51,7 +51,7 @@ def load_index(path: Path) -> GribIndex:
     Raises:
         DataError: if the index is missing or damaged, or does not belong to the file.
     """
-    index_file = index_path(path)
+    index_file = build_index_path(path)
     remedy = "run credit rollout again, which completes the forecast"
     try:
         stored = json.loads(index_file.read_text(encoding="utf-8"))
@@ -70,5 +70,5 @@ def load_index(path: Path) -> GribIndex:
 
 
 def to_json_values(content: Mapping[str, object]) -> dict[str, dict]:
-    """Convert values to the types that they have after a round trip through JSON, for example tuples to lists."""
+    """Return values converted to the types that JSON can store, for example tuples to lists."""
     return json.loads(json.dumps(content))

@@ -1,7 +1,7 @@
 """Encoding of GRIB2 messages with ecCodes.
 
-Names of keys are those of ecCodes. Sections and code tables refer to WMO, Manual on Codes (WMO-No. 306), volume I.2,
-GRIB edition 2.
+The keys of messages have their ecCodes names. Sections and code tables refer to WMO, Manual on Codes (WMO-No. 306),
+volume I.2, GRIB edition 2.
 
 Shape suffixes: H latitude rows, W longitude columns.
 """
@@ -28,7 +28,7 @@ _STATUS = {"operational": 0, "test": 1, "research": 2}
 _FORECAST, _CONTROL_FORECAST, _PERTURBED_FORECAST = (1, 3, 4)
 # Types of generating process (code table 4.3).
 _FROM_FORECAST, _FROM_ENSEMBLE_FORECAST = (2, 4)
-# Types of ensemble forecast (code table 4.6). NCEP, too, writes 3 for all perturbed members.
+# Types of ensemble forecast (code table 4.6). NCEP also writes 3 for all perturbed members.
 _UNPERTURBED, _PERTURBED = (1, 3)
 # (is ensemble, has statistical process over time) -> product definition template (code table 4.0).
 _TEMPLATES = {(False, False): 0, (True, False): 1, (False, True): 8, (True, True): 11}
@@ -81,8 +81,8 @@ class MessageEncoder:
             self._set("centre", conf.centre)
         except self._eccodes.CodesInternalError as error:
             raise ConfigError(
-                f'inference.grib.centre: "{conf.centre}" is not a centre that ecCodes knows ({error}); give its short '
-                "name, such as edzw, or its number in WMO common code table C-11"
+                f'inference.grib.centre: "{conf.centre}" is not a centre of the tables of ecCodes ({error}); give the '
+                "short name of the centre, such as edzw, or its number in WMO common code table C-11"
             ) from error
         self._set("subCentre", conf.sub_centre)
         self._set("significanceOfReferenceTime", 1)  # start of the forecast (code table 1.2)
@@ -116,7 +116,7 @@ class MessageEncoder:
     def encode(
         self, plan: FieldPlan, level_index: int, initial_minutes: int, lead: int, member: int, values_HW: np.ndarray
     ) -> bytes | None:
-        """Encode one field.
+        """Return one field encoded as a GRIB2 message.
 
         Args:
             plan: description of the variable's messages.
@@ -128,7 +128,7 @@ class MessageEncoder:
 
         Returns:
             The message; None for a mean or sum whose window begins before the initial time. Its values are missing, and
-            GRIB2 cannot describe it as a forecast.
+            GRIB2 cannot describe this window as part of a forecast.
         """
         window_start = 0
         if plan.process is not None and plan.variable.window != SINCE_START:
@@ -200,7 +200,7 @@ class MessageEncoder:
             self._set(f"{name}{suffix}", getattr(date, name), handle)
 
     def _set_surface(self, handle: int, surface: FixedSurface) -> None:
-        """Set the level of a message."""
+        """Set the keys of the level of a message."""
         self._set("typeOfFirstFixedSurface", surface.first_type, handle)
         self._set("scaleFactorOfFirstFixedSurface", surface.scale, handle)
         self._set("scaledValueOfFirstFixedSurface", surface.scaled_value, handle)
@@ -213,7 +213,7 @@ class MessageEncoder:
             self._eccodes.codes_set_array(handle, "pv", self._half_levels)
 
     def _encode_values(self, handle: int, values_HW: np.ndarray, precision: float | None) -> None:
-        """Pack values into a message.
+        """Pack the values of a field into a message.
 
         Args:
             handle: message.
@@ -235,8 +235,8 @@ class MessageEncoder:
 def choose_bits(value_range: float, precision: float | None, default_bits: int) -> int:
     """Return the number of bits per value for packing a field.
 
-    A packed value is the smallest value plus an integer times a step, which is a power of 2. So the largest error is
-    half a step.
+    A packed value is the smallest value of the field plus an integer times a step. The step is a power of 2, and the
+    largest error is half a step.
 
     Args:
         value_range: difference between the largest and the smallest value.

@@ -1,4 +1,4 @@
-"""Settings of GRIB2 files."""
+"""Settings of the GRIB2 files of a run, built from the config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit.physics.vertical import HybridLevels
 
 @dataclass(frozen=True)
 class GribOptions:
-    """Settings of GRIB2 files.
+    """Settings of the GRIB2 files of a run.
 
     Attributes:
         conf: config section ``inference.grib``.
@@ -28,7 +28,7 @@ class GribOptions:
 
 
 def build_grib_options(inference: InferenceConfig, data: DataConfig) -> GribOptions | None:
-    """Build the settings of GRIB2 files of a run; None if the run writes another format.
+    """Build the settings of the GRIB2 files of a run; None if the run writes a different format.
 
     Args:
         inference: config section ``inference``.

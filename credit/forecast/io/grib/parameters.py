@@ -16,7 +16,8 @@ from credit.physics.thermodynamics import GRAVITY
 
 # Density of water in kg m-3, which converts a depth in m to a mass per area.
 _WATER_DENSITY = 1000.0
-# (units of a variable, units in GRIB) -> factor, for units of different quantities. UDUNITS converts all other units.
+# (units of a variable, units in GRIB) -> factor, for units of different quantities. UDUNITS converts units of the same
+# quantity.
 _PHYSICAL_FACTORS = {
     ("m2 s-2", "m"): 1.0 / GRAVITY,
     ("m", "m2 s-2"): GRAVITY,
@@ -28,7 +29,7 @@ _PHYSICAL_FACTORS = {
 
 @dataclass(frozen=True)
 class GribParameter:
-    """GRIB2 parameter.
+    """GRIB2 parameter: code numbers, units and type of level of a physical quantity.
 
     Attributes:
         short_name: short name of ecCodes, for messages.
@@ -120,7 +121,7 @@ PARAMETERS = (
     GribParameter("sshf", (0, 0, 11), *_ENERGY, "surface"),
 )
 # Short name -> standard names and other names of the variable. For a variable without levels, a standard name is listed
-# only if it also determines the level, which air_temperature does not.
+# only if it also determines the level. For example, air_temperature does not determine the level.
 _NAMES = {
     "z": "geopotential",
     "gh": "geopotential_height z3",
@@ -175,8 +176,8 @@ _NAMES = {
 _BY_SHORT_NAME = {parameter.short_name: parameter for parameter in PARAMETERS}
 
 
-def _index_names() -> dict[tuple[bool, str], GribParameter]:
-    """Return (has levels, name or standard name of a variable) -> parameter."""
+def _build_name_index() -> dict[tuple[bool, str], GribParameter]:
+    """Return the GRIB2 parameters by the pair (True for a variable on levels, name or standard name of a variable)."""
     parameters = {}
     for parameter in PARAMETERS:
         has_levels = parameter.level_type is None
@@ -185,13 +186,13 @@ def _index_names() -> dict[tuple[bool, str], GribParameter]:
     return parameters
 
 
-_BY_NAME = _index_names()
+_BY_NAME = _build_name_index()
 
 
 def find_parameter(
     name: str, standard_name: str, has_levels: bool, configured: Mapping[str, GribParameterConfig]
 ) -> GribParameter:
-    """Return the GRIB2 parameter of a variable: as configured, or by standard name or name.
+    """Return the GRIB2 parameter of a variable from the config, or by the standard name or name of the variable.
 
     Args:
         name: name of the variable.
@@ -213,8 +214,8 @@ def find_parameter(
         raise ConfigError(
             f"inference.format: grib2: no GRIB2 parameter is known for {name} (standard_name "
             f'"{standard_name}"), a variable {kind}; set {key}, for example {{parameter: 2t}} or {{discipline: 0, '
-            "category: 0, number: 0, units: K, level_type: heightAboveGround, level: 2}, or select other variables in "
-            "inference.variables"
+            "category: 0, number: 0, units: K, level_type: heightAboveGround, level: 2}, or list only other variables "
+            "in inference.variables"
         )
     if has_levels and parameter.level_type is not None:
         raise ConfigError(
@@ -278,7 +279,7 @@ def find_grib_conversion(name: str, units: str, target_units: str, parameter: Gr
     target = normalise_units(target_units)
     if not units:
         raise ConfigError(
-            f"inference.format: grib2: {name} has no units, and {parameter.short_name} is in {target}; set "
+            f"inference.format: grib2: {name} has no units, but {parameter.short_name} is in {target}; set "
             f"data.variable_options.{name}.units, or write units into the data"
         )
     factor = _PHYSICAL_FACTORS.get((normalise_units(units), target))
@@ -289,6 +290,6 @@ def find_grib_conversion(name: str, units: str, target_units: str, parameter: Gr
     except DataError as error:
         raise ConfigError(
             f"inference.format: grib2: {name} is in {units}, but the GRIB2 parameter {parameter.short_name} is in "
-            f"{target}; correct the units, or data.variable_options.{name}.temporal (a sum over time has other units "
-            f"than a rate), or set {key} to another parameter"
+            f"{target}; correct the units, or data.variable_options.{name}.temporal (a sum over time and a rate have "
+            f"different units), or set {key} to a different parameter"
         ) from error

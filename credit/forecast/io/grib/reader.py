@@ -1,4 +1,4 @@
-"""Reader of the GRIB2 files that this package writes, with the variable names and units of a netCDF file.
+"""Reader of GRIB2 files of this package; it returns the same variable names and units as for netCDF files.
 
 Shape suffixes: H latitude rows, W longitude columns.
 """
@@ -17,9 +17,9 @@ from credit.forecast.io.grib.index import load_index
 
 
 def open_grib_forecast(path: Path) -> tuple[dict[str, xr.Variable], dict[str, object]]:
-    """Open a GRIB2 file; return its variables by name, and its global attributes.
+    """Return the variables of a GRIB2 file by name, and its global attributes.
 
-    Fields are read only when they are indexed.
+    The fields of a variable are read only when the variable is indexed.
 
     Args:
         path: path of the file; its index must be in the same folder.
@@ -42,7 +42,7 @@ def open_grib_forecast(path: Path) -> tuple[dict[str, xr.Variable], dict[str, ob
 
 
 class _Fields(BackendArray):
-    """Fields of one variable, read message by message and converted to the units of the variable.
+    """Fields of one variable in a GRIB2 file, read message by message and converted to the units of the variable.
 
     Args:
         path: path of the file.
@@ -66,7 +66,7 @@ class _Fields(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
 
     def _read(self, key: tuple[int | slice, ...]) -> np.ndarray:
-        """Return float32 values in the units of the variable, NaN where missing.
+        """Return the selected values, float32 in the units of the variable, NaN where missing.
 
         Args:
             key: index or slice along each dimension.

@@ -1,4 +1,4 @@
-"""Failures of a planned run: mean time between them, cost of a checkpoint and of a restart, and lost time."""
+"""Failures of a planned run: mean time between failures, times of a checkpoint and a restart, and lost time."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from credit.errors import ConfigError
-from credit.hpc.planner.failures.checkpoint_interval import best_interval, run_time
+from credit.hpc.planner.failures.checkpoint_interval import compute_best_interval, compute_run_time
 from credit.hpc.planner.mesh import MeshPlan
 from credit.hpc.planner.plan import Plan
 from credit.hpc.planner.planned_run import PlannedRun
 
 # Mean time between failures for each GPU in hours. The training of Llama 3 405B had 419 unexpected interruptions in 54
-# days on 16,384 H100 GPUs, which is one in 50,677 hours of a GPU (arXiv 2407.21783, section 3.3.4).
+# days on 16,384 H100 GPUs, which is one failure per 50,677 GPU hours (arXiv 2407.21783, section 3.3.4).
 MTBF_HOURS_PER_GPU = 50_000.0
-# Bandwidth of the file system for all nodes together, and of the copy from a GPU to host memory. Assumed.
+# Assumed bandwidth of the file system for all nodes together, and of the copy from a GPU to host memory.
 FILE_SYSTEM_GBS = 10.0
 HOST_COPY_GBS = 10.0
-# Time in which all ranks agree on a checkpoint, without the copy. Assumed.
+# Assumed time in which all ranks agree on a checkpoint, without the copy.
 COORDINATION_SECONDS = 0.3
-# Time from the start of the processes until training could begin without a checkpoint: imports, communicators, data,
-# weights, first batch. Assumed.
+# Assumed time from the start of the processes until training can begin, without reading a checkpoint: imports,
+# communicators, data, weights, first batch.
 STARTUP_SECONDS = 60.0
-# Time until the lost node counts as dead and the others have met again, see templates/elastic.sh.j2.
+# Time until the lost node is treated as dead and the rendezvous of the other nodes is complete, see
+# templates/elastic.sh.j2.
 RENDEZVOUS_SECONDS = 35.0
-# Copies of the weights in a checkpoint besides the optimizer's state: those that are trained and those that forecast.
+# Number of copies of the weights in a checkpoint, without the optimizer state: trained weights and weights for
+# forecasts.
 _WEIGHT_COPIES = 2
 
 
 @dataclass(frozen=True)
 class FailureAssumptions:
-    """Properties of a site that a plan of failures needs.
+    """Properties of a site that determine a plan of failures.
 
     Attributes:
-        mtbf_hours_per_gpu: mean time between failures for each GPU in hours; it includes its share of the node and of
-            the network.
+        mtbf_hours_per_gpu: mean time between failures for each GPU in hours. Failures of the node and the network are
+            included proportionally.
         file_system_gbs: bandwidth of the file system for all nodes together in GB/s.
-        startup_seconds: time from the start of the processes until training could begin without a checkpoint.
-        stall_seconds: time in which training waits for a checkpoint; None to estimate it from its size.
+        startup_seconds: time from the start of the processes until training can begin, without reading a checkpoint.
+        stall_seconds: time for which training waits for a checkpoint; None to estimate this time from the size of the
+            checkpoint.
     """
 
     mtbf_hours_per_gpu: float = MTBF_HOURS_PER_GPU
@@ -54,7 +57,7 @@ class FailureAssumptions:
             "--stall": self.stall_seconds,
         }
         for option, value in values.items():
-            # `not >` also refuses nan.
+            # The comparison with `not >` is also true for nan.
             if value is not None and not value > 0:
                 raise ConfigError(f"{option}: {value:g} must be more than 0")
 
@@ -67,13 +70,13 @@ class FailurePlan:
         assumptions: properties of the site.
         world: number of GPUs.
         mtbf: mean time between failures of the job.
-        checkpoint_bytes: size of a checkpoint.
-        stall: time in which training waits for a checkpoint.
-        write: time until a checkpoint is written, while training goes on.
-        read: time in which all ranks read a checkpoint.
+        checkpoint_bytes: size of a checkpoint in bytes.
+        stall: time for which training waits for a checkpoint.
+        write: time to write a checkpoint while training continues.
+        read: time to read a checkpoint on all ranks.
         work: time of the run without checkpoints and failures.
         step: time of an optimizer step.
-        configured_steps: present number of steps between checkpoints.
+        configured_steps: number of steps between checkpoints in the config.
     """
 
     assumptions: FailureAssumptions
@@ -89,25 +92,29 @@ class FailurePlan:
 
     @property
     def restart(self) -> float:
-        """Time from a failure until training goes on, if the job goes on with the nodes that are left."""
+        """Time from a failure until training continues, if the job continues on the remaining nodes."""
         return RENDEZVOUS_SECONDS + self.assumptions.startup_seconds + self.read
 
     @property
     def best_steps(self) -> int:
-        """Number of steps between checkpoints with which the run is shortest."""
-        # A checkpoint must be written before the next one is copied, and an interval is no longer than the run.
-        interval = max(best_interval(self.stall, self.mtbf), self.write - self.stall)
+        """Number of steps between checkpoints for which the run is shortest."""
+        # A checkpoint must be written before the next checkpoint is copied, and an interval is at most the whole run.
+        interval = max(compute_best_interval(self.stall, self.mtbf), self.write - self.stall)
         return max(1, round(min(interval, self.work) / self.step))
 
     def expected_time(self, steps: int) -> float:
         """Return the expected time of the run with a checkpoint every `steps` steps."""
         interval = min(steps * self.step, self.work)
-        # A copy waits for the previous write.
+        # A copy waits for the end of the previous write.
         stall = max(self.stall, self.write - interval)
-        return run_time(self.work, interval, stall, self.write, self.restart, self.mtbf)
+        return compute_run_time(self.work, interval, stall, self.write, self.restart, self.mtbf)
 
     def lost_share(self, steps: int) -> float:
-        """Return the expected share of the run that checkpoints, repeated training and restarts take."""
+        """Return the expected fraction of the run that is used for checkpoints, repeated training and restarts.
+
+        Args:
+            steps: number of steps between checkpoints.
+        """
         return 1 - self.work / self.expected_time(steps)
 
 
@@ -138,36 +145,36 @@ def plan_failures(plan: Plan, run: PlannedRun, assumptions: FailureAssumptions) 
 
 
 def estimate_checkpoint_bytes(plan: Plan, mesh: MeshPlan) -> float:
-    """Return the bytes of a checkpoint: weights that are trained, weights that forecast, and the optimizer's state."""
-    # The optimizer has the same state for each weight on every rank, up to the rest of an uneven division.
+    """Estimate the bytes of a checkpoint: trained weights, weights for forecasts, and optimizer state."""
+    # On every rank, the ratio of optimizer state to weights is the same, except for the remainder of uneven divisions.
     optimizer_copies = mesh.memory.optimizer / mesh.memory.parameters
     return 4 * plan.parameters * (_WEIGHT_COPIES + optimizer_copies)
 
 
 def format_failures(failures: FailurePlan) -> str:
-    """Return the plan of failures as text with tables in Markdown."""
+    """Return the report of a plan of failures, as text with tables in Markdown."""
     assumptions = failures.assumptions
     best, configured = failures.best_steps, failures.configured_steps
     stall_source = "measured (--stall)"
     if assumptions.stall_seconds is None:
-        stall_source = f"{COORDINATION_SECONDS:g} s + copy at {HOST_COPY_GBS:g} GB/s a GPU"
+        stall_source = f"{COORDINATION_SECONDS:g} s + copy at {HOST_COPY_GBS:g} GB/s per GPU"
     rows = [
         "failures, for the recommended mesh (estimates):",
-        f"  a failure every {format_seconds(failures.mtbf)} on {failures.world} GPUs: one in "
-        f"{assumptions.mtbf_hours_per_gpu:g} hours of a GPU (--mtbf-per-gpu)",
-        f"  a checkpoint has {failures.checkpoint_bytes / 1e9:.2f} GB: training waits {failures.stall:.2f} s "
-        f"({stall_source}); it is written in {failures.write:.1f} s at {assumptions.file_system_gbs:g} GB/s "
-        "(--file-system)",
-        f"  a restart takes {failures.restart:.0f} s = {RENDEZVOUS_SECONDS:g} until the other nodes go on (min_nodes; "
-        f"else the wait in the queue) + {assumptions.startup_seconds:g} for the start and the first batch (--startup) "
-        f"+ {failures.read:.1f} to read the checkpoint",
+        f"  one failure every {format_seconds(failures.mtbf)} on {failures.world} GPUs: one per "
+        f"{assumptions.mtbf_hours_per_gpu:g} GPU hours (--mtbf-per-gpu)",
+        f"  a checkpoint is {failures.checkpoint_bytes / 1e9:.2f} GB: training waits {failures.stall:.2f} s "
+        f"({stall_source}); the checkpoint is written in {failures.write:.1f} s at {assumptions.file_system_gbs:g} "
+        "GB/s (--file-system)",
+        f"  a restart takes {failures.restart:.0f} s = {RENDEZVOUS_SECONDS:g} until the other nodes continue "
+        f"(min_nodes; otherwise the wait in the queue) + {assumptions.startup_seconds:g} for the start and the first "
+        f"batch (--startup) + {failures.read:.1f} to read the checkpoint",
         "",
-        "| trainer.checkpoint_every | interval | lost share of the run | run | |",
+        "| trainer.checkpoint_every | interval | lost fraction of the run | run | |",
         "|---|---|---|---|---|",
         _format_row(failures, best, "best"),
     ]
     if configured != best:
-        rows.append(_format_row(failures, configured, "the config's"))
+        rows.append(_format_row(failures, configured, "config"))
     return "\n".join(rows)
 
 
@@ -180,7 +187,7 @@ def failures_to_dict(failures: FailurePlan) -> dict[str, Any]:
             "checkpoint_every": steps,
             "interval_seconds": steps * failures.step,
             "lost_share": failures.lost_share(steps),
-            # JSON has no infinity, which stands for a run that never ends.
+            # JSON has no infinity; a run that never ends has the value null.
             "run_seconds": run_seconds if math.isfinite(run_seconds) else None,
         }
     return {
@@ -197,7 +204,7 @@ def failures_to_dict(failures: FailurePlan) -> dict[str, Any]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time as text in seconds, minutes, hours or days; "never" for infinity."""
+    """Return a time as a string in seconds, minutes, hours or days; "never" for infinity."""
     if math.isinf(seconds):
         return "never"
     for unit, length, limit in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
@@ -207,7 +214,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _format_row(failures: FailurePlan, steps: int, note: str) -> str:
-    """Return the table row of one number of steps between checkpoints."""
+    """Return the row of the Markdown table for a number of steps between checkpoints."""
     return (
         f"| {steps} | {format_seconds(steps * failures.step)} | {failures.lost_share(steps):.2%} "
         f"| {format_seconds(failures.expected_time(steps))} | {note} |"

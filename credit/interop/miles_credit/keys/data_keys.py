@@ -36,8 +36,8 @@ _GENERATION_1: list[KeyRow] = [
     *refused(
         "1",
         "data.forcing_variables",
-        "a yearly cycle of forcing, normalised in its file; list it in `data.variables.dynamic_forcing`, with a source "
-        "that has `times: cyclic`",
+        "a yearly cycle of forcing that is already normalised in its file; list the variables in "
+        "`data.variables.dynamic_forcing`, and set `times: cyclic` in their source",
         harmless=(None, []),
     ),
     *refused(
@@ -49,8 +49,8 @@ _GENERATION_1: list[KeyRow] = [
     *ignored(
         "1", "data.sst_forcing.varname_skt data.sst_forcing.varname_ocean_mask", "used only with `data.sst_forcing`"
     ),
-    *ignored("1", "data.total_time_steps data.max_forecast_len", "limits of a trainer that the others do not read"),
-    *ignored("1", "data.timestep", "generation 1 reads `data.lead_time_periods`"),
+    *ignored("1", "data.total_time_steps data.max_forecast_len", "only one trainer of miles-credit reads these limits"),
+    *ignored("1", "data.timestep", "generation 1 reads `data.lead_time_periods` instead"),
     *ignored("1", "data.quant_path", "used only with a quantile scaler"),
     *refused(
         "1",
@@ -64,7 +64,7 @@ _GENERATION_1: list[KeyRow] = [
         "data.wet_mask_save_path data.input_length data.output_length",
         _OCEAN,
     ),
-    *refused("1", "data.TOA_forcing_path", "the graph network reads its radiation there; see `model.type`"),
+    *refused("1", "data.TOA_forcing_path", "radiation for the graph network; see `model.type`"),
     *refused("1", "data.bs_data_path data.bs_file_format data.bs_years_train data.bs_years_val data.bs_years_test",
              "backscatter data; this package has no network for them"),
     *refused("1", "data.boundary.*", _WRF),
@@ -91,7 +91,7 @@ _GENERATION_2: list[KeyRow] = [
     *ignored(
         "2",
         "data.source.NAME.lat_spec data.source.NAME.lon_spec data.source.NAME.num_integration_steps",
-        "the computed radiation has the grid of the data, and its integral over the step has a fixed error",
+        "the radiation is computed on the grid of the data, with a fixed integration error",
     ),
     *ignored(
         "2",
@@ -101,7 +101,7 @@ _GENERATION_2: list[KeyRow] = [
     *refused(
         "2",
         "data.source.NAME.temporal_mode data.source.NAME.cycle_year",
-        "a representative year; set `times: cyclic` in the source by hand, see docs/data.md",
+        "a representative year; set `times: cyclic` in the source yourself, see docs/data.md",
         harmless=(None,),
     ),
     *refused(
@@ -112,14 +112,18 @@ _GENERATION_2: list[KeyRow] = [
     *mapped("2", "data.start_datetime data.end_datetime", "`data.splits.train`"),
     *mapped("2", "data.timestep", "`data.timestep`"),
     *ignored("2", "data.lead_time_periods", "`data.timestep` has the same meaning"),
-    *ignored("2", "data.static_first", "generation 2 orders its channels by their groups; see `data.input_order`"),
+    *ignored("2", "data.static_first", "generation 2 orders channels by group; see `data.input_order`"),
     *derived(
         "2", "validation_data.start_datetime validation_data.end_datetime", "`data.splits.valid`, `data.splits.test`"
     ),
     *mapped("2", "validation_data.forecast_len", "`data.valid_forecast_len`"),
     *mapped("2", "data.valid_forecast_len", "`data.valid_forecast_len`"),
-    *derived("2", "validation_data.source.*", "`data.sources`; variables and levels must be those of `data.source`"),
-    *derived("2", "validation_data.timestep validation_data.history_len", "the same keys in `data`, which must agree"),
+    *derived(
+        "2", "validation_data.source.*", "`data.sources`; variables and levels must be the same as in `data.source`"
+    ),
+    *derived(
+        "2", "validation_data.timestep validation_data.history_len", "the same keys in `data`; the values must agree"
+    ),
     *ignored(
         "2",
         "validation_data.lead_time_periods validation_data.one_shot validation_data.skip_periods "
@@ -135,18 +139,18 @@ _BOTH: list[KeyRow] = [
     *derived(
         "12",
         "data.mean_path data.std_path",
-        "the default of `credit convert --mean` and `--std`; a new training fits its statistics",
+        "the default of `credit convert --mean` and `--std`; a new training run fits new statistics",
     ),
-    *derived("12", "data.scaler_type", "fitted statistics of each channel, which is what `std_new` reads"),
+    *derived("12", "data.scaler_type", "fitted statistics of each channel, as for `std_new`"),
     *refused(
         "12",
         "data.skip_periods",
         "training on every n-th time of the data; set `data.timestep` or `data.sample_every`",
         harmless=(None, 1),
     ),
-    *refused("12", "data.data_clamp", "clamping of the normalised input; this package has no such key", (None,)),
+    *refused("12", "data.data_clamp", "clamping of the normalised input has no counterpart", (None,)),
     *ignored("12", "data.one_shot", "`trainer.backprop_on_timestep` selects the steps of the loss"),
-    *ignored("12", "data.retain_graph", "how gradients are computed; it does not change their values"),
+    *ignored("12", "data.retain_graph", "the key does not change the values of gradients"),
     *derived("1", "data.dataset_type", "the format of the files is recognised"),
     *ignored("2", "data.dataset_type", "the format of the files is recognised"),
 ]

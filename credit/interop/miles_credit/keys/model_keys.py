@@ -7,8 +7,8 @@ from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mappe
 _OTHER_NETWORK = "a key of a network without a counterpart; see `model.type`"
 _ONLY_FUXI = "a key of FuXi; the conversion of `model.type: fuxi` reads it"
 _DIFFERENT_BUDGET = (
-    "this package closes the budget in another way (whole columns, other variables are scaled), so the function "
-    "would differ; deactivate it, or set `model.postprocess` by hand, see docs/constraints.md"
+    "this package closes the budget differently (whole columns, different variables are scaled), so the model would "
+    "change; deactivate the fixer, or set `model.postprocess` yourself, see docs/constraints.md"
 )
 _FIXERS = ("global_mass_fixer", "global_drymass_fixer", "global_water_fixer", "global_energy_fixer",
            "global_energy_fixer_updown")  # fmt: skip
@@ -49,10 +49,10 @@ ROWS: tuple[KeyRow, ...] = (
     *refused(
         "12",
         "model.patch_height model.patch_width",
-        "patches of a WXFormer are single cells; of a FuXi: `model.patch_size`",
+        "patches of a WXFormer are single cells; for a FuXi, the key is `model.patch_size`",
         harmless=(None, 1),
     ),
-    *ignored("12", "model.frame_patch_size model.static_channels", "the class of the network does not read it"),
+    *ignored("12", "model.frame_patch_size model.static_channels", "the class of the network does not read this key"),
     *mapped("12", "model.padding_conf.activate", "`model.padding`; null for none"),
     *mapped("12", "model.padding_conf.mode", "`model.padding.mode`"),
     *mapped(
@@ -61,10 +61,10 @@ ROWS: tuple[KeyRow, ...] = (
         "`model.padding.lat`, `model.padding.lon`, in cells of the input grid",
     ),
     *mapped("1", "model.pad_lat model.pad_lon", "`model.padding` with `mode: mirror`, unless `padding_conf` is given"),
-    *ignored("2", "model.pad_lat model.pad_lon", "generation 2 reads `model.padding_conf` alone"),
-    *derived("12", "model.upsample_with_ps", "`model.decoder`, which follows from `model.type`"),
+    *ignored("2", "model.pad_lat model.pad_lon", "generation 2 reads only `model.padding_conf`"),
+    *derived("12", "model.upsample_with_ps", "`model.decoder`, which is derived from `model.type`"),
     *derived("12", "model.upsample_v_conv", "`model.decoder`; `crossformer` with true has no counterpart"),
-    *ignored("12", "model.decoder_attention_type", "the classes of `wxformer` and `crossformer` do not read it"),
+    *ignored("12", "model.decoder_attention_type", "the classes of `wxformer` and `crossformer` do not read this key"),
     *refused("12", "model.attention_type", "attention in the decoder has no counterpart", harmless=(None,)),
     *mapped("12", "model.post_conf.activate", "`model.postprocess` and `data.variable_options`"),
     *mapped(
@@ -79,11 +79,11 @@ ROWS: tuple[KeyRow, ...] = (
         "bounds of normalised values; bounds of this package are in units of the variable",
         harmless=(None, True),
     ),
-    *ignored("12", "model.post_conf.tracer_fixer.activate_outside_model", "bounds act on the output of every step"),
+    *ignored("12", "model.post_conf.tracer_fixer.activate_outside_model", "bounds apply to the output of every step"),
     *_fixer_rows(),
     *refused("12", "model.post_conf.skebs.activate", "learned backscatter has no counterpart", (False, None)),
     *ignored("12", "model.post_conf.skebs.*", "used only if `skebs` is active"),
-    *ignored("12", "model.post_conf.grid", "areas follow from the coordinates of the data"),
+    *ignored("12", "model.post_conf.grid", "areas are derived from the coordinates of the data"),
     *ignored(
         "12",
         "model.post_conf.requires_scaling model.post_conf.scaling_coefs.*",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mapped, refused
 
 _BUDGET_BLOCK = (
-    "this package closes budgets in another way, so the function would differ; remove the block, or set "
-    "`model.postprocess` by hand, see docs/constraints.md"
+    "this package closes budgets differently, so the model would change; remove the block, or set "
+    "`model.postprocess` yourself, see docs/constraints.md"
 )
 
 ROWS: tuple[KeyRow, ...] = (
@@ -29,32 +29,31 @@ ROWS: tuple[KeyRow, ...] = (
     *ignored("12", "pbs.* slurm.*", "jobs are written by `credit submit`; set `pbs` or `slurm`, see docs/hpc.md"),
     *ignored("12", "visualization.* diagnostics.* metrics.*", "`credit verify` has separate keys"),
     *ignored("12", "ptype.* use_ptype", "precipitation type is computed from forecasts by another program"),
-    *ignored("12", "scaler.*", "the training reads `data.mean_path` and `data.std_path`"),
+    *ignored("12", "scaler.*", "training in miles-credit reads `data.mean_path` and `data.std_path`"),
     *ignored("1", "data_defaults.*", "a YAML anchor; the keys that use it are converted"),
     *refused("1", "sampling.* image_size.*", "regional downscaling; this package trains global models only"),
     *refused("1", "postprocessing.*", "a section of CAMulator; see `model.type`"),
 )
 
-# Type of a postblock -> the reason why it is refused. Other types than these and those of `IGNORED_POSTBLOCKS` are
-# unknown.
+# Type of a postblock -> reason why it is refused. A type that is neither here nor in `IGNORED_POSTBLOCKS` is unknown.
 REFUSED_POSTBLOCKS = {
     "global_mass_fixer": _BUDGET_BLOCK,
     "global_water_fixer": _BUDGET_BLOCK,
     "global_energy_fixer": _BUDGET_BLOCK,
     "global_energy_fixer_updown": _BUDGET_BLOCK,
     "wind_artifact_filter": "a filter of the wind over steep terrain has no counterpart",
-    "wet_mask_samudra": "mark masked variables with `data.variable_options.NAME.missing: fill_mean`",
+    "wet_mask_samudra": "set `data.variable_options.NAME.missing: fill_mean` for masked variables",
     "hybrid_level_interp": "interpolation between levels inside a step; see `data.sources.N.vertical`",
     "semilagrangian_advection": "advection inside a step has no counterpart",
 }
-# Type of a postblock -> the reason why it needs no counterpart.
+# Type of a postblock -> reason why it needs no counterpart.
 IGNORED_POSTBLOCKS = {
     "reconstruct": "outputs have names and levels",
     "flatten_to_tensor": "outputs have names and levels",
     "bridgescaler_transform": "outputs are in physical units",
     "exp_transform": "the transform of the input is inverted in every output",
     "square_transform": "the transform of the input is inverted in every output",
-    "geopotential_diagnostic": "`inference.derive` computes geopotential; it is not part of the loss",
-    "mslp_diagnostic": "`inference.derive` computes mean sea level pressure; it is not part of the loss",
+    "geopotential_diagnostic": "`inference.derive` computes geopotential, which is not part of the loss",
+    "mslp_diagnostic": "`inference.derive` computes mean sea level pressure, which is not part of the loss",
     "pressure_interp_diagnostic": "`inference.pressure_levels` interpolates forecasts",
 }

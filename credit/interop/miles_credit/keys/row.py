@@ -1,4 +1,4 @@
-"""Row of the table of keys, and the dispositions that a key may have."""
+"""Row of the table of keys, and the possible dispositions (results) of a key."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-# Segment of a path that matches any name, such as that of a source or of a preblock.
+# Segment of a path that matches any name, such as the name of a source or of a preblock.
 ANY_NAME = "NAME"
-# Segment of a path that matches only the names of the variables of the config.
+# Segment of a path that matches only the names of variables in the config.
 ANY_VARIABLE = "VARIABLE"
-# Last segment of a path that covers the key before it and everything below that key.
+# Last segment of a path that matches the key before it and all keys below that key.
 SUBTREE = "*"
 
 
@@ -29,11 +29,11 @@ class KeyRow:
     """Row of the table of keys.
 
     Attributes:
-        generations: "1", "2" or "12": the generations of configs that have the key.
-        path: the dotted key, with `ANY_NAME`, `ANY_VARIABLE` and `SUBTREE` as wildcards.
+        generations: generations of configs that have the key: "1", "2" or "12" (both).
+        path: dotted key, with `ANY_NAME`, `ANY_VARIABLE` and `SUBTREE` as wildcards.
         disposition: result of the conversion of the key.
-        text: for a mapped or derived key, the keys of this package, as Markdown; otherwise the reason.
-        harmless: for a refused key, the values at which it has no effect, so that it is ignored.
+        text: for a mapped or derived key, the keys of this package, in Markdown; otherwise the reason.
+        harmless: for a refused key, the values with which it has no effect. With such a value, the key is ignored.
     """
 
     generations: str
@@ -49,39 +49,39 @@ class KeyRow:
 
 
 def mapped(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return one row for each of several mapped keys, whose values are kept or written in another form.
+    """Return rows of mapped keys, whose values are kept or written in a different form.
 
     Args:
-        generations: as in `KeyRow`.
-        paths: dotted keys, separated by spaces.
-        text: the keys of this package, as Markdown.
+        generations: generations of configs that have the keys, see `KeyRow`.
+        paths: dotted keys, separated by spaces; each key gets a row.
+        text: corresponding keys of this package, in Markdown.
     """
     return [KeyRow(generations, path, Disposition.MAPPED, text) for path in paths.split()]
 
 
 def derived(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return one row for each of several keys from which other values follow; the arguments are those of `mapped`."""
+    """Return rows of derived keys, from which other values are computed; for the arguments see `mapped`."""
     return [KeyRow(generations, path, Disposition.DERIVED, text) for path in paths.split()]
 
 
 def ignored(generations: str, paths: str, reason: str) -> list[KeyRow]:
-    """Return one row for each of several keys that are safe to ignore.
+    """Return rows of keys that can be ignored safely.
 
     Args:
-        generations: as in `KeyRow`.
-        paths: dotted keys, separated by spaces.
-        reason: the reason why the key needs no counterpart.
+        generations: generations of configs that have the keys, see `KeyRow`.
+        paths: dotted keys, separated by spaces; each key gets a row.
+        reason: reason why the keys need no counterpart.
     """
     return [KeyRow(generations, path, Disposition.IGNORED, reason) for path in paths.split()]
 
 
 def refused(generations: str, paths: str, reason: str, harmless: tuple[Any, ...] = ()) -> list[KeyRow]:
-    """Return one row for each of several keys without a counterpart.
+    """Return rows of keys without a counterpart, which prevent a conversion.
 
     Args:
-        generations: as in `KeyRow`.
-        paths: dotted keys, separated by spaces.
-        reason: the reason, and a remedy if there is one.
-        harmless: values at which the keys have no effect.
+        generations: generations of configs that have the keys, see `KeyRow`.
+        paths: dotted keys, separated by spaces; each key gets a row.
+        reason: reason why there is no counterpart, and a remedy if there is one.
+        harmless: values with which the keys have no effect.
     """
     return [KeyRow(generations, path, Disposition.REFUSED, reason, harmless) for path in paths.split()]

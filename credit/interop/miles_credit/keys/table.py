@@ -1,4 +1,4 @@
-"""Search in the table of keys."""
+"""Search in the table of keys of miles-credit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from credit.errors import find_nearest
 from credit.interop.miles_credit.keys import data_keys, model_keys, other_keys, trainer_keys
 from credit.interop.miles_credit.keys.row import ANY_NAME, ANY_VARIABLE, SUBTREE, KeyRow
 
-# Title of a part of the table -> its rows.
+# Title of a part of the table -> rows of this part.
 TABLES: dict[str, Sequence[KeyRow]] = {
     "Data": data_keys.ROWS,
     "Model": model_keys.ROWS,
@@ -17,12 +17,12 @@ TABLES: dict[str, Sequence[KeyRow]] = {
 }
 ROWS: tuple[KeyRow, ...] = tuple(row for rows in TABLES.values() for row in rows)
 _WILDCARDS = (ANY_NAME, ANY_VARIABLE, SUBTREE)
-# Generation 2 has an older name of the section `validation_data`.
+# Older name of a section in generation 2 -> its name in the table.
 SECTION_ALIASES = {"data_valid": "validation_data"}
 
 
 def _group_rows() -> dict[tuple[str, str], list[KeyRow]]:
-    """Return the rows by generation and first segment, because a config has many keys."""
+    """Return (generation, first segment) -> rows; with these groups, the search for a key is faster."""
     groups: dict[tuple[str, str], list[KeyRow]] = {}
     for row in ROWS:
         for generation in row.generations:
@@ -34,9 +34,9 @@ _ROWS_BY_SECTION = _group_rows()
 
 
 def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow | None:
-    """Return the row of a key, None if the table does not have it.
+    """Return the row of a key; None if the table does not have the key.
 
-    A row with the exact name of a segment precedes a row with a wildcard there, and a longer path a shorter one.
+    If several rows match, exact names are preferred to wildcards, and longer paths to shorter paths.
 
     Args:
         path: dotted key of the config.
@@ -48,18 +48,18 @@ def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow |
     best_row = None
     best_rank: tuple[int, ...] = ()
     for row in _ROWS_BY_SECTION.get((str(generation), segments[0]), ()):
-        rank = _match(row.segments, segments, variables)
+        rank = _rank_match(row.segments, segments, variables)
         if rank is not None and (best_row is None or rank > best_rank):
             best_row = row
             best_rank = rank
     return best_row
 
 
-def _match(pattern: Sequence[str], segments: Sequence[str], variables: Collection[str]) -> tuple[int, ...] | None:
-    """Return the quality of the match of a pattern with a path, one number a segment; None if it does not match.
+def _rank_match(pattern: Sequence[str], segments: Sequence[str], variables: Collection[str]) -> tuple[int, ...] | None:
+    """Return the quality of the match of a pattern with a path, one number per segment; None if there is no match.
 
     Args:
-        pattern: segments of a row's path.
+        pattern: segments of the path of a row.
         segments: segments of the key.
         variables: names of the variables of the config.
     """
@@ -82,7 +82,7 @@ def _match(pattern: Sequence[str], segments: Sequence[str], variables: Collectio
 
 
 def is_section(path: str, generation: int) -> bool:
-    """Return True if a key is a section above keys of the table, so that an empty value has no effect."""
+    """Return True if a key is a section that contains keys of the table; an empty section has no effect."""
     segments = path.split(".")
     segments[0] = SECTION_ALIASES.get(segments[0], segments[0])
     length = len(segments)
@@ -95,10 +95,10 @@ def is_section(path: str, generation: int) -> bool:
 
 
 def find_nearest_key(path: str, generation: int) -> str | None:
-    """Return the key of the table that is spelled most like an unknown key; None if there is none.
+    """Return the key of the table with the most similar spelling to an unknown key; None if no key is similar.
 
     Args:
-        path: the unknown dotted key.
+        path: unknown dotted key.
         generation: generation of the config, 1 or 2.
     """
     section, _, name = path.rpartition(".")

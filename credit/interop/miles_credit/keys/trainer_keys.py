@@ -5,10 +5,12 @@ from __future__ import annotations
 from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mapped, refused
 
 _OTHER_TRAINER = "a key of a trainer without a counterpart; see `trainer.type`"
-_SPECTRAL = "no loss of this form; `loss.kind: amse` compares power by total wavenumber"
+_SPECTRAL = (
+    "this loss has no counterpart; a similar loss is `loss.kind: amse`, which compares power by total wavenumber"
+)
 
 _TRAINER: list[KeyRow] = [
-    *derived("12", "trainer.type", "there is one trainer"),
+    *derived("12", "trainer.type", "there is only one trainer"),
     *mapped("12", "trainer.mode", "`trainer.parallelism.data`"),
     *mapped("1", "trainer.domain_parallel_size", "`trainer.parallelism.domain`"),
     *mapped(
@@ -18,7 +20,7 @@ _TRAINER: list[KeyRow] = [
     ),
     *mapped("12", "trainer.cpu_offload", "`trainer.parallelism.cpu_offload`"),
     *mapped("12", "trainer.activation_checkpoint", "`trainer.activation_checkpoint`"),
-    *ignored("12", "trainer.checkpoint_all_layers", "blocks are checkpointed; it does not change values"),
+    *ignored("12", "trainer.checkpoint_all_layers", "blocks are checkpointed, which does not change values"),
     *mapped("12", "trainer.compile", "`trainer.compile`"),
     *mapped("12", "trainer.amp", "`trainer.amp`, in bfloat16"),
     *refused(
@@ -31,15 +33,15 @@ _TRAINER: list[KeyRow] = [
     *mapped(
         "12",
         "trainer.batches_per_epoch",
-        "`trainer.max_steps`, `trainer.validate_every`, `trainer.checkpoint_every`; 0 is the whole period",
+        "`trainer.max_steps`, `trainer.validate_every`, `trainer.checkpoint_every`; 0 means the whole period",
     ),
-    *ignored("12", "trainer.num_epoch", "epochs of one job; `pbs.chain` or `slurm.chain` divides a run into jobs"),
-    *ignored("12", "trainer.start_epoch trainer.reload_epoch", "`trainer.resume: auto` continues at the last step"),
-    *refused("12", "trainer.train_one_epoch", "an endless run; set `trainer.epochs`", harmless=(None, False)),
+    *ignored("12", "trainer.num_epoch", "epochs per job; `pbs.chain` or `slurm.chain` divides a run into jobs"),
+    *ignored("12", "trainer.start_epoch trainer.reload_epoch", "`trainer.resume: auto` continues from the last step"),
+    *refused("12", "trainer.train_one_epoch", "a run without an end; set `trainer.epochs`", harmless=(None, False)),
     *ignored("12", "trainer.stop_after_epoch", "`trainer.walltime` ends a job"),
     *mapped("12", "trainer.train_batch_size trainer.valid_batch_size trainer.grad_accum_every", "the same key"),
-    *mapped("12", "trainer.valid_batches_per_epoch", "`trainer.valid_samples`; 0 is the default of this package"),
-    *ignored("12", "trainer.skip_validation", "every run validates, because a validation selects the best weights"),
+    *mapped("12", "trainer.valid_batches_per_epoch", "`trainer.valid_samples`; 0 means the default of this package"),
+    *ignored("12", "trainer.skip_validation", "every run validates, because validation selects the best weights"),
     *mapped("12", "trainer.learning_rate trainer.weight_decay", "the same key"),
     *mapped("12", "trainer.use_scheduler trainer.scheduler.scheduler_type", "`trainer.schedule.kind`"),
     *derived(
@@ -47,10 +49,11 @@ _TRAINER: list[KeyRow] = [
         "trainer.scheduler.T_max trainer.scheduler.first_cycle_steps trainer.scheduler.total_steps "
         "trainer.scheduler.cycle_mult trainer.scheduler.gamma trainer.scheduler.warmup_steps "
         "trainer.scheduler.min_lr trainer.scheduler.max_lr trainer.scheduler.eta_min",
-        "`trainer.schedule.warmup` and `trainer.schedule.final`, in shares of the run; `trainer.learning_rate`",
+        "`trainer.schedule.warmup` (a fraction of the run), `trainer.schedule.final` (a fraction of the peak), "
+        "`trainer.learning_rate`",
     ),
     *ignored("12", "trainer.scheduler.last_epoch", "the position in the schedule is part of a checkpoint"),
-    *ignored("12", "trainer.update_learning_rate", "the rate is that of `trainer.schedule`, also after a restart"),
+    *ignored("12", "trainer.update_learning_rate", "`trainer.schedule` always sets the rate, even after a restart"),
     *mapped("12", "trainer.grad_max_norm", "`trainer.grad_max_norm`; null for `dynamic` and 0"),
     *mapped("12", "trainer.use_ema trainer.ema_decay", "the same key"),
     *mapped("12", "trainer.use_tensorboard", "`trainer.loggers: [tensorboard]`"),
@@ -60,25 +63,26 @@ _TRAINER: list[KeyRow] = [
     *ignored(
         "12",
         "trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.load_sheduler",
-        "`trainer.resume: auto` continues with the whole state; states of another package are not imported",
+        "`trainer.resume: auto` continues with the whole state; states of miles-credit are not imported",
     ),
     *ignored(
         "12",
         "trainer.save_backup_weights trainer.save_best_weights trainer.save_every_epoch",
         "`trainer.keep_last`, `keep_best` and `keep_every` select the checkpoints",
     ),
-    *ignored("12", "trainer.save_metric_vars", "`metrics.jsonl` has every variable"),
+    *ignored("12", "trainer.save_metric_vars", "`metrics.jsonl` contains the metrics of every variable"),
     *derived("12", "trainer.thread_workers", "`data.num_workers`"),
     *ignored("12", "trainer.valid_thread_workers trainer.prefetch_factor trainer.dataloader_timeout_s",
-             "how samples are read; it does not change them"),
+             "the key does not change the samples"),
     *mapped("12", "trainer.ensemble_size", "`trainer.members`, with `loss.kind: crps` and `model.noise`"),
-    *ignored("12", "trainer.training_metric trainer.training_metric_direction", "`trainer.monitor` has other names"),
-    *ignored("12", "trainer.skip_nan_prune", "handling of failed trials of a search"),
+    *ignored("12", "trainer.training_metric trainer.training_metric_direction",
+             "`trainer.monitor` has different names of metrics"),
+    *ignored("12", "trainer.skip_nan_prune", "handling of failed trials in a search of parameters"),
     *ignored(
         "1",
         "trainer.starting_window_size trainer.window_size trainer.stop_rollout trainer.teacher_forcing_ratio "
         "trainer.long_rollout trainer.batch_iterations",
-        "the trainers `era5` and `ic-opt` alone may read it; `trainer.type` decides",
+        "only the trainers `era5` and `ic-opt` read this key; see `trainer.type`",
     ),
     *refused("12", "trainer.apply_grad_penalty", _OTHER_TRAINER, harmless=(None, False)),
     *refused("1", "trainer.save_data.*", _OTHER_TRAINER),
@@ -87,19 +91,19 @@ _TRAINER: list[KeyRow] = [
 _LOSS: list[KeyRow] = [
     *mapped("12", "loss.training_loss", "`loss.kind`"),
     *ignored("12", "loss.validation_loss loss.validation_loss_parameters.*",
-             "a validation has scores; `trainer.monitor` selects the best weights"),
+             "validation computes scores; `trainer.monitor` selects the best weights"),
     *mapped("12", "loss.training_loss_parameters.delta", "`loss.huber_delta`"),
     *mapped("12", "loss.training_loss_parameters.alpha loss.training_loss_parameters.biased", "`loss.alpha`"),
     *ignored(
         "12",
         "loss.training_loss_parameters.reduction loss.training_loss_parameters.no_autocast",
-        "how the loss is computed; it does not change it",
+        "the key does not change the value of the loss",
     ),
     *mapped("12", "loss.use_latitude_weights", "`loss.latitude_weights`"),
-    *ignored("12", "loss.latitude_weights", "a file; areas follow from the coordinates of the data"),
+    *ignored("12", "loss.latitude_weights", "a file; areas are derived from the coordinates of the data"),
     *mapped("12", "loss.use_variable_weights", "`loss.weights`"),
     *mapped("12", "loss.variable_weights.VARIABLE", "`loss.weights`"),
-    *ignored("12", "loss.VARIABLE", "a weight outside `loss.variable_weights` is not read"),
+    *ignored("12", "loss.VARIABLE", "miles-credit does not read a weight outside `loss.variable_weights`"),
     *refused("12", "loss.use_power_loss loss.use_spectral_loss", _SPECTRAL, harmless=(None, False)),
     *ignored("12", "loss.spectral_lambda_reg loss.spectral_wavenum_init", "used only by the spectral losses"),
     *refused("12", "loss.use_vgg", "a loss on images has no counterpart", harmless=(None, False)),
@@ -108,16 +112,16 @@ _LOSS: list[KeyRow] = [
     *mapped("2", "loss.args.base_loss_parameters.delta", "`loss.huber_delta`"),
     *refused("2", "loss.args.base_loss_overrides.*", "each variable has the same loss", harmless=(None, {})),
     *mapped("2", "loss.args.use_latitude_weights", "`loss.latitude_weights`"),
-    *ignored("2", "loss.args.latitude_weights", "a file; areas follow from the coordinates of the data"),
-    *mapped("2", "loss.args.var_weighting", "`loss.scaling: state`, which is `inverse_variance`"),
+    *ignored("2", "loss.args.latitude_weights", "a file; areas are derived from the coordinates of the data"),
+    *mapped("2", "loss.args.var_weighting", "`loss.scaling: state`, which has the meaning of `inverse_variance`"),
     *ignored("2", "loss.args.scaler_path", "the statistics of the training store weight the variables"),
-    *refused("2", "loss.args.variable_weights.*", "set `loss.weights` by hand; names are those of channels"),
-    *ignored("2", "loss.args.reduction", "the weights of this package are part of the mean"),
-    *ignored("2", "loss.args.normalize_weights", "a factor of the whole loss"),
+    *refused("2", "loss.args.variable_weights.*", "set `loss.weights` yourself, with names of channels"),
+    *ignored("2", "loss.args.reduction", "the loss of this package is always a weighted mean"),
+    *ignored("2", "loss.args.normalize_weights", "a constant factor of the whole loss"),
     *ignored(
         "2",
         "loss.args.include_computed_diagnostics",
-        "the loss has the outputs of the network; `inference.derive` writes computed fields",
+        "the loss uses only the outputs of the network; `inference.derive` writes computed fields",
     ),
 ]  # fmt: skip
 

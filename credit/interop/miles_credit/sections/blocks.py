@@ -12,22 +12,22 @@ from credit.interop.miles_credit.sections.data_parts import GROUPS, DataParts
 
 # Variables of ERA5 that are missing over land.
 _MASKED_VARIABLES = ("sst", "sea_surface_temperature", "SST", "SSTK", "sea_ice_cover", "ci", "CI")
-# Offset of the logarithm if the file does not have it.
+# Default offset of the logarithm.
 _LOG_OFFSET = 1e-8
 
 
 def convert_blocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) -> dict[str, str]:
-    """Write transforms and bounds, and record the normalisation.
+    """Write transforms and bounds into the draft, and record the normalisation in the report.
 
     Returns:
-        Paths of the files of means and standard deviations, under the names "mean" and "std".
+        "mean" and "std" -> path of the file of means or standard deviations, if the config names it.
     """
     files = {}
     for name in ("mean", "std"):
         path = config.get(f"data.{name}_path")
         if path:
             files[name] = str(path)
-    # A normaliser among the preblocks names the files that generation 2 really uses, so it comes after the older keys.
+    # If the preblocks have a normaliser, generation 2 uses the files of the normaliser. They replace the older keys.
     for key, block in _iterate_blocks(config, "preblocks"):
         _convert_preblock(config, draft, parts, key, block)
         if block.get("type") == "era5_normalizer":
@@ -42,8 +42,8 @@ def convert_blocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
 
 
 def _iterate_blocks(config: MilesConfig, section: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield dotted key and contents of each block; older files have the blocks directly in the section."""
-    for name, value in config.section(section).items():
+    """Yield (dotted key, contents) of each block; in older files, blocks are directly in the section."""
+    for name, value in config.peek_section(section).items():
         if name == "per_step" and isinstance(value, Mapping):
             for block_name, block in value.items():
                 if isinstance(block, Mapping):
@@ -55,11 +55,11 @@ def _iterate_blocks(config: MilesConfig, section: str) -> Iterator[tuple[str, Ma
 def _convert_preblock(
     config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, block: Mapping[str, Any]
 ) -> None:
-    """Write what one preblock does to the input.
+    """Write the keys that correspond to a preblock, which changes the input of the network.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         parts: variables of the run.
         key: dotted key of the block.
         block: contents of the block.
@@ -78,7 +78,7 @@ def _convert_preblock(
         for name in names:
             transform: dict[str, Any] = {"kind": "sqrt"}
             if kind == "log_transform":
-                # Logarithms to other bases differ by a factor, which the normalisation removes.
+                # A different base of the logarithm changes only a factor, which the normalisation removes.
                 offset = to_number(arguments.get("eps", _LOG_OFFSET)) or _LOG_OFFSET
                 transform = {"kind": "log1p", "unit": offset}
             draft.set(f"data.transforms.{name}", transform)
@@ -86,11 +86,11 @@ def _convert_preblock(
     elif kind == "fill_values":
         _convert_filling(config, draft, parts, key, names)
     else:
-        report.refuse(f"{key}.type", f"`{kind}` has no counterpart; prepare the files so that it is not needed")
+        report.refuse(f"{key}.type", f"`{kind}` has no counterpart; apply this block to the files yourself")
 
 
 def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any]) -> None:
-    """Record the normalisation of a preblock; only means and standard deviations have a counterpart."""
+    """Record the normalisation of a preblock; only normalisation by mean and standard deviation has a counterpart."""
     report = config.report
     scaler_type = arguments.get("scaler_type", "standard")
     if scaler_type not in ("standard", "quantile"):
@@ -107,28 +107,26 @@ def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any])
             "`data.transforms` for skewed variables",
         )
         report.import_obstacles.append(f"`{key}.args.scaler_type`: inputs and outputs are quantiles")
-    # The scalers are JSON files of another library; a new training does not need them.
+    # The scalers are JSON files of a different library; a new training run does not need them.
     report.derive(f"{key}.type", "mean and standard deviation of each channel, fitted by `credit preprocess`")
     if arguments.get("spatial_variables"):
         names = ", ".join(arguments["spatial_variables"])
-        report.derive(
-            f"{key}.args.spatial_variables", "approximate: statistics of the channel instead of those of each cell"
-        )
-        report.import_obstacles.append(f"`{key}.args.spatial_variables`: {names} is normalised in each cell")
+        report.derive(f"{key}.args.spatial_variables", "approximate: statistics of each channel instead of each cell")
+        report.import_obstacles.append(f"`{key}.args.spatial_variables`: {names} has statistics of each cell")
 
 
 def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, names: Sequence[str]) -> None:
-    """Mark variables that are missing in some cells.
+    """Set the option `missing` for variables that have missing values in some cells.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         parts: variables of the run.
         key: dotted key of the block.
         names: variables whose missing values are filled.
     """
-    # An empty list in the file means all variables, most of which are never missing.
-    masked_names = [name for name in names if len(names) < len(parts.names(*GROUPS)) or name in _MASKED_VARIABLES]
+    # An empty list in the file means all variables, but most variables never have missing values.
+    masked_names = [name for name in names if len(names) < len(parts.list_names(*GROUPS)) or name in _MASKED_VARIABLES]
     for name in masked_names:
         draft.set_option(name, "missing", "fill_mean")
     if masked_names:
@@ -138,17 +136,17 @@ def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, 
         )
         config.report.import_obstacles.append(f"`{key}`: this package fills with the mean and adds a mask channel")
     else:
-        config.report.derive(f"{key}.type", "no variable is known to have missing values; one that has stops the run")
+        config.report.derive(f"{key}.type", "no variable should have missing values; a missing value stops the run")
 
 
 def _convert_postblock(
     config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, block: Mapping[str, Any]
 ) -> None:
-    """Write what one postblock does to the output.
+    """Write the keys that correspond to a postblock, which changes the output of the network.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         parts: variables of the run.
         key: dotted key of the block.
         block: contents of the block.
@@ -168,14 +166,14 @@ def _convert_postblock(
 
 
 def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) -> None:
-    """Write the bounds of variables of `model.post_conf.tracer_fixer`, in units of the variable."""
+    """Write the bounds in `model.post_conf.tracer_fixer` as bounds of variables, in units of the variable."""
     section = "model.post_conf"
     is_active = config.get_flag(f"{section}.activate", False)
     if not is_active or not config.get_flag(f"{section}.tracer_fixer.activate", False):
         return
     key = f"{section}.tracer_fixer"
     names = config.get_names(f"{key}.tracer_name")
-    outputs = parts.names("prognostic", "diagnostic")
+    outputs = parts.list_names("prognostic", "diagnostic")
     for name in names:
         if name not in outputs:
             config.report.derive(f"{key}.tracer_name", f"`{name}` is not an output of the network, so it has no bound")
@@ -184,13 +182,13 @@ def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
 
 
 def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple[Sequence[str], Any, str]) -> None:
-    """Set one bound of each of several variables.
+    """Set the minimum or the maximum of several variables.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         key: dotted key of the fixer.
-        bounds: variables, values (one for each variable, or none), and the option to set.
+        bounds: (names of variables; a value for each variable, a single value, or None; ``minimum`` or ``maximum``).
     """
     names, values, option = bounds
     if values is None:
@@ -204,7 +202,7 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
         values = [values] * len(names)
     numbers = [to_number(value) for value in values]
     if len(numbers) != len(names) or None in numbers:
-        config.report.refuse(key, f"`{values}`: one number for each of {', '.join(names)} is needed")
+        config.report.refuse(key, f"`{values}`: write one number for each of {', '.join(names)}")
         return
     options = draft.values["data"].get("variable_options", {})
     for name, number in zip(names, numbers, strict=True):
@@ -215,17 +213,17 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
 
 
 def _find_variables(config: MilesConfig, key: str, value: Any, parts: DataParts) -> list[str]:
-    """Return the names of variables written as ``SOURCE/GROUP/3d/NAME``; all variables for an empty list.
+    """Return the names of variables from paths such as ``SOURCE/GROUP/3d/NAME``; all variables for an empty list.
 
-    The computed radiation is left out, because it has neither a transform nor missing values.
+    The computed radiation is omitted, because it has neither a transform nor missing values.
 
     Args:
-        config: the config to convert.
+        config: config to convert.
         key: dotted key of the value.
         value: a variable, a list of variables, or null.
         parts: variables of the run.
     """
-    all_names = [name for name in parts.names(*GROUPS) if name not in parts.published_names]
+    all_names = [name for name in parts.list_names(*GROUPS) if name not in parts.published_names]
     if value is None or value == []:
         return all_names
     keys = value if isinstance(value, list) else [value]

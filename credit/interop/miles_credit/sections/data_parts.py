@@ -1,4 +1,4 @@
-"""Parts of the ``data`` section that both generations have, and how they are written."""
+"""Parts of the ``data`` section that both generations have, and functions that write them into the draft."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from credit.interop.miles_credit.reading import MilesConfig
 from credit.interop.miles_credit.report import ConversionReport
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
-# Names of the incoming solar radiation in miles-credit, as energy over a step; this package computes it.
+# Names of the incoming solar radiation in miles-credit, as energy over a step. This package computes the radiation.
 _SOLAR_NAMES = ("tsi", "tisr", "toa_incident_solar_radiation")
 SOLAR_VARIABLE = "toa_incident_solar_radiation"
 # ERA5 has model levels 1 to 137, so larger levels must be pressures.
 _LAST_MODEL_LEVEL = 137
-# Levels of the data set of 16 model levels, which its configs often leave out.
+# Levels of the data set with 16 model levels. Configs with this data set often omit the levels.
 LEVELS_OF_16 = (10, 30, 40, 50, 60, 70, 80, 90, 95, 100, 105, 110, 120, 130, 136, 137)
-# Orders of the groups in the input channels, by `static_first`.
+# Order of the groups in the input channels, for `static_first: true` and for `static_first: false`.
 ORDER_STATIC_FIRST = ("prognostic", "static", "dynamic_forcing")
 ORDER_STATIC_LAST = ("prognostic", "dynamic_forcing", "static")
 
@@ -29,10 +29,10 @@ class DataParts:
 
     Attributes:
         variables: group -> {"vars_3D": names, "vars_2D": names}, in the order of the channels.
-        sources: path -> variables that are read from it, in the order of the file.
-        source_options: path -> further keys of the source.
+        sources: path -> variables that are read from this path, in the order of the file.
+        source_options: path -> additional keys of the source.
         levels: levels of the 3-D variables.
-        level_coord: name of the vertical coordinate, empty if the file does not say it.
+        level_coord: name of the vertical coordinate; empty if the config does not contain it.
         published_names: variable of this package -> its name in the files of statistics.
     """
 
@@ -51,13 +51,13 @@ class DataParts:
                 members.setdefault(kind, []).extend(names)
 
     def add_source(self, path: str, names: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
-        """Add variables that are read from a path; a path of several groups is one source."""
+        """Add variables that are read from a path; if several groups have the same path, it is a single source."""
         known_names = self.sources.setdefault(path, [])
         known_names += [name for name in names if name not in known_names]
         if options:
             self.source_options[path] = dict(options)
 
-    def names(self, *groups: str) -> list[str]:
+    def list_names(self, *groups: str) -> list[str]:
         """Return the names of all variables of some groups."""
         names = []
         for group in groups:
@@ -67,18 +67,18 @@ class DataParts:
 
 
 def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> None:
-    """Replace a forcing with the incoming solar radiation by the variable that this package computes, in place.
+    """Replace a forcing of incoming solar radiation, in place, with the variable that this package computes.
 
     Args:
-        parts: the parts of the data section.
-        report: receives the result.
-        key: dotted key of the variable's group.
+        parts: parts of the data section.
+        report: report in which the result is recorded.
+        key: dotted key of the group of the variable.
     """
     names = parts.variables.get("dynamic_forcing", {}).get("vars_2D", [])
     for index, name in enumerate(names):
         if name not in _SOLAR_NAMES:
             continue
-        # The files are not read any more, unless they have other variables of the run.
+        # The files are no longer sources, unless they have other variables of the run.
         names[index] = SOLAR_VARIABLE
         parts.published_names[SOLAR_VARIABLE] = name
         report.derive(
@@ -94,11 +94,11 @@ def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> N
 
 
 def find_level_units(levels: Sequence[float], level_coord: str) -> str:
-    """Return `data.level_units` of levels whose unit miles-credit does not say.
+    """Derive `data.level_units` from the numbers of the levels, because configs of miles-credit do not contain units.
 
     Args:
-        levels: the levels.
-        level_coord: name of the vertical coordinate.
+        levels: numbers of the levels.
+        level_coord: name of the vertical coordinate; empty if it is unknown.
     """
     is_integer = all(float(level).is_integer() for level in levels)
     if level_coord == "hybrid" or (is_integer and max(levels, default=0) <= _LAST_MODEL_LEVEL):
@@ -107,19 +107,19 @@ def find_level_units(levels: Sequence[float], level_coord: str) -> str:
 
 
 def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_order: Sequence[str]) -> None:
-    """Write sources, variables, levels and the options that follow from the groups.
+    """Write sources, variables, levels, and options of variables that depend on the groups.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
-        parts: the parts of the data section.
+        config: config to convert.
+        draft: draft to which keys are added.
+        parts: parts of the data section.
         input_order: order of the groups in the input channels.
     """
     report = config.report
     sources = []
     for path, names in parts.sources.items():
         source: dict[str, Any] = {"path": path}
-        # With several files, each is read for its variables alone, as in miles-credit.
+        # If there are several sources, each source is read only for its variables, as in miles-credit.
         if len(parts.sources) > 1:
             source["variables"] = list(names)
         sources.append({**source, **parts.source_options.get(path, {})})
@@ -131,25 +131,25 @@ def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_
         if members:
             draft.set(f"data.variables.{group}", members)
     if parts.levels:
-        # Levels are written as integers where they are whole numbers, which makes shorter names of channels.
+        # Whole numbers are written as integers, so that names of channels are shorter.
         levels = [int(level) if float(level).is_integer() else float(level) for level in parts.levels]
         draft.set("data.levels", levels)
         units = find_level_units(levels, parts.level_coord)
         draft.set("data.level_units", units, "derived from the numbers; check it")
         report.derive("data.level_units", f"`{units}`, derived from the numbers of the levels; check it")
     draft.set("data.input_order", list(input_order), "order of the input channels of the weights")
-    for name in parts.names("dynamic_forcing"):
+    for name in parts.list_names("dynamic_forcing"):
         if name == SOLAR_VARIABLE:
             draft.set("data.solar", {"tsi": "era5", "window": "past"})
         else:
-            draft.set_option(name, "in_forecast", "observed", "as in miles-credit; `persist` for real forecasts")
+            draft.set_option(name, "in_forecast", "observed", "as in miles-credit; use `persist` for real forecasts")
             report.derive(
                 f"data.variable_options.{name}.in_forecast",
-                "`observed`: forecasts of miles-credit read the forcing at its own time, which real forecasts cannot",
+                "`observed`: forecasts of miles-credit read future values of the forcing, but real forecasts cannot",
             )
-    if not parts.names("prognostic"):
+    if not parts.list_names("prognostic"):
         report.refuse("data.variables", "there are no prognostic variables")
-    repeated_names = _find_repeated(parts.names(*GROUPS))
+    repeated_names = _find_repeated(parts.list_names(*GROUPS))
     if repeated_names:
         report.refuse("data.variables", f"`{', '.join(repeated_names)}` is in two groups")
 

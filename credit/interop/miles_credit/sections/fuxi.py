@@ -1,4 +1,4 @@
-"""Conversion of the ``model`` section of a FuXi to `swin`, which computes the same function."""
+"""Conversion of the ``model`` section of a FuXi to the network `swin`, which computes the same function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from credit.interop.miles_credit.keys.row import Disposition
 from credit.interop.miles_credit.reading import MilesConfig
 from credit.interop.miles_credit.sections.network_parts import compare_counts, convert_padding, require_frames
 
-# Key -> (key of this package, default of the class of miles-credit where the file does not have the key).
+# Key -> (key of this package, default of the class of miles-credit if the file does not have the key).
 KEYS: dict[str, tuple[str, Any]] = {
     "dim": ("dim", 1536),
     "depth": ("depth", 48),
@@ -39,8 +39,8 @@ def convert_fuxi(config: MilesConfig, draft: ConfigDraft) -> None:
     if config.get_number("model.proj_drop", 0.0):
         config.report.derive(
             "model.proj_drop",
-            "approximate: it also drops the outputs of attention and of the MLP; here `model.ff_dropout` drops hidden "
-            "channels only",
+            "approximate: in miles-credit, it also drops the outputs of attention and of the MLP; here, "
+            "`model.ff_dropout` drops only hidden channels",
         )
     drop_path = config.get_number("model.drop_path", 0.0)
     if drop_path:
@@ -52,14 +52,14 @@ def convert_fuxi(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _convert_value(config: MilesConfig, draft: ConfigDraft, name: str, our_name: str, default: Any) -> None:
-    """Convert one key; write the hidden default if it is missing.
+    """Convert a key of the ``model`` section; write the hidden default if the key is missing.
 
     Args:
-        config: the config to convert.
-        draft: receives the value.
+        config: config to convert.
+        draft: draft to which the value is added.
         name: name of the key in the section.
         our_name: name of the key of this package.
-        default: hidden default, which also gives the type.
+        default: hidden default, which also determines the type of the value.
     """
     key = f"model.{name}"
     if config.get(key) is None:
@@ -77,7 +77,7 @@ def _convert_value(config: MilesConfig, draft: ConfigDraft, name: str, our_name:
 
 
 def _convert_patches(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write `model.patch_size`; refuse patches that are not square, or that do not span all frames."""
+    """Write `model.patch_size`; record patches as refused if they are not square or do not contain all frames."""
     height = config.get_integer("model.patch_height", _HIDDEN_PATCH)
     width = config.get_integer("model.patch_width", _HIDDEN_PATCH)
     if height != width:
@@ -94,4 +94,4 @@ def _convert_patches(config: MilesConfig, draft: ConfigDraft) -> None:
     if frame_patch != frames:
         config.report.refuse("model.frame_patch_size", f"`{frame_patch}` differs from `model.frames` ({frames})")
     else:
-        config.report.derive("model.frame_patch_size", "a patch has all frames")
+        config.report.derive("model.frame_patch_size", "a patch contains all frames")

@@ -17,7 +17,7 @@ from credit.interop.miles_credit.sections.data_parts import (
 )
 from credit.interop.miles_credit.sections.periods import Periods, derive_periods
 
-# Group -> key of its variables and key of its files.
+# Group -> (key of its variables, key of its files).
 _KEYS_OF_GROUP = {
     "prognostic": ("surface_variables", "save_loc_surface"),
     "diagnostic": ("diagnostic_variables", "save_loc_diagnostic"),
@@ -27,10 +27,10 @@ _KEYS_OF_GROUP = {
 
 
 def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
-    """Write the ``data`` section of a config of generation 1.
+    """Convert the ``data`` section of a config of generation 1.
 
     Returns:
-        The variables, files and levels.
+        Variables, files and levels of the config.
     """
     parts = DataParts()
     upper_air = config.get_names("data.variables")
@@ -49,7 +49,8 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
     compute_radiation(parts, config.report, "data.dynamic_forcing_variables")
     parts.levels = _find_levels(config)
 
-    # The default is that of the parser; the class that orders the channels has another one, which is never used.
+    # This default is the default of the parser. The class that orders the channels has a different default, which is
+    # never used.
     static_first = config.get_flag("data.static_first", True)
     order = ORDER_STATIC_FIRST if static_first else ORDER_STATIC_LAST
     if not config.has("data.static_first"):
@@ -68,7 +69,8 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
 def _find_levels(config: MilesConfig) -> list[float]:
     """Return the levels of the config.
 
-    If the config states only their number, they are read from the file of means, or are the 16 usual levels of ERA5.
+    If the config has only the number of levels, the levels are read from the file of means. If this is not possible and
+    there are 16 levels, the usual 16 levels of NCAR's ERA5 data are returned.
     """
     report = config.report
     num_levels = config.get_integer("data.levels", config.get_integer("model.levels", 0))
@@ -81,26 +83,26 @@ def _find_levels(config: MilesConfig) -> list[float]:
         if config.has("data.levels") and num_levels != len(levels):
             report.refuse("data.levels", f"`{num_levels}`, but `data.level_ids` has {len(levels)} levels")
         return levels
-    # The statistics have a value for each level, and their file names the levels.
+    # The file of means has a value for each level and a coordinate with the levels.
     mean_path = config.get("data.mean_path")
     if mean_path and Path(str(mean_path)).is_file():
         levels = _read_levels(Path(str(mean_path)))
         if len(levels) == num_levels:
-            report.derive("data.level_ids", f"missing; the {num_levels} levels of `data.mean_path` are taken")
+            report.derive("data.level_ids", f"missing; the {num_levels} levels of `data.mean_path` are used")
             return levels
     if num_levels == len(LEVELS_OF_16):
-        report.derive("data.level_ids", "missing; 16 levels are those of NCAR's ERA5 data: check `data.levels`")
+        report.derive("data.level_ids", "missing; the 16 levels of NCAR's ERA5 data are used: check `data.levels`")
         return list(LEVELS_OF_16)
     report.refuse(
         "data.level_ids",
-        f"missing, and the {num_levels} levels are not known: `data.mean_path` is no file here; add the levels of "
-        "your data, `level_ids: [...]`",
+        f"missing, and the {num_levels} levels are not known, because the file `data.mean_path` does not exist here; "
+        "add the levels of your data, `level_ids: [...]`",
     )
     return []
 
 
 def _read_levels(path: Path) -> list[float]:
-    """Return the values of the level coordinate of a file of means; empty if it has none."""
+    """Return the values of the level coordinate in a file of means; empty if the file has no level coordinate."""
     import xarray as xr
 
     try:
@@ -115,7 +117,7 @@ def _read_levels(path: Path) -> list[float]:
 
 
 def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the time step and the lengths of samples; generation 1 counts steps from 0."""
+    """Write the timestep and the numbers of steps in samples; generation 1 counts forecast steps from 0."""
     report = config.report
     draft.set("data.timestep", f"{config.get_integer('data.lead_time_periods', 6)}h")
     history_len = config.get_integer("data.history_len", 1)
@@ -127,11 +129,11 @@ def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
     valid_forecast_len = config.get_integer("data.valid_forecast_len", forecast_len)
     draft.set("data.valid_forecast_len", valid_forecast_len + 1)
     if not config.has("data.valid_forecast_len"):
-        report.derive("data.valid_forecast_len", "hidden default: that of `data.forecast_len`")
+        report.derive("data.valid_forecast_len", "hidden default: the value of `data.forecast_len`")
 
 
 def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the splits from years, of which the last one does not belong to the period."""
+    """Write `data.splits` from the periods of generation 1, which do not include their last year."""
     train = _read_years(config, "data.train_years")
     valid = _read_years(config, "data.valid_years")
     if train is None or valid is None:
@@ -140,7 +142,10 @@ def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _read_years(config: MilesConfig, key: str) -> tuple[date, date] | None:
-    """Return the first and the last day of years ``[first, last + 1]``; None after recording a refusal."""
+    """Return the first and the last day of a period ``[first year, year after the last]``.
+
+    If the value has a different form, record the key as refused and return None.
+    """
     years = config.get(key)
     is_pair = isinstance(years, list) and len(years) == 2 and all(isinstance(year, int) for year in years)
     if not is_pair or years[0] >= years[1]:
@@ -153,17 +158,19 @@ def _read_years(config: MilesConfig, key: str) -> tuple[date, date] | None:
 def write_periods(
     config: MilesConfig, draft: ConfigDraft, periods: Periods | None, train_key: str, valid_key: str
 ) -> None:
-    """Write `data.splits` and `data.split_gap`, and record how the periods differ from those of the file.
+    """Write `data.splits` and `data.split_gap`, and record the changes of the periods in the report.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
-        periods: the periods; None if they leave no day for one of the splits.
+        config: config to convert.
+        draft: draft to which keys are added.
+        periods: periods of the run; None if a split would have no days.
         train_key: dotted key of the training period, for the report.
         valid_key: dotted key of the validation period.
     """
     if periods is None:
-        config.report.refuse(valid_key, "the periods leave no day for training, validation and test; lengthen them")
+        config.report.refuse(
+            valid_key, "the periods are too short for training, validation and test; use longer periods"
+        )
         return
     draft.set("data.splits", periods.to_splits())
     draft.set("data.split_gap", periods.split_gap)

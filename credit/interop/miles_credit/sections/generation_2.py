@@ -31,18 +31,18 @@ _WEATHERBENCH_STORES = {
     "full": f"{_WEATHERBENCH}/1959-2023_01_10-full_37-1h-0p25deg-chunk-1.zarr",
 }
 _PUBLIC = {"storage_options": {"token": "anon"}}
-# Kinds of sources, other than files, that are converted.
+# Kinds of sources that consist of local files.
 _LOCAL_TYPES = ("local",)
 
 
 def convert_data_2(config: MilesConfig, draft: ConfigDraft) -> DataParts:
-    """Write the ``data`` section of a config of generation 2.
+    """Convert the ``data`` section of a config of generation 2.
 
     Returns:
-        The variables, files and levels.
+        Variables, files and levels of the config.
     """
     parts = DataParts()
-    for name, source in config.section("data.source").items():
+    for name, source in config.peek_section("data.source").items():
         _convert_source(config, parts, f"data.source.{name}", source)
     compute_radiation(parts, config.report, "data.source")
     _compare_validation(config, parts)
@@ -57,11 +57,11 @@ def convert_data_2(config: MilesConfig, draft: ConfigDraft) -> DataParts:
 
 
 def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any) -> None:
-    """Add the variables, files and levels of one source.
+    """Add the variables, files and levels of a source to the parts of the data section.
 
     Args:
-        config: the config to convert.
-        parts: receives the variables, files and levels.
+        config: config to convert.
+        parts: parts of the data section, to which variables, files and levels are added.
         key: dotted key of the source.
         source: contents of the source.
     """
@@ -71,11 +71,11 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
     dataset_type = config.get(f"{key}.dataset_type", "local")
     levels = config.get(f"{key}.levels")
     level_coord = str(config.get(f"{key}.level_coord", "") or "")
-    # The 3-D variables of all sources are on the same levels in this package.
+    # In this package, the 3-D variables of all sources have the same levels.
     if levels:
         numbers = [to_number(level) for level in levels] if isinstance(levels, list) else [None]
         if None in numbers or (parts.levels and parts.levels != numbers):
-            config.report.refuse(f"{key}.levels", f"`{levels}`: all sources need the same levels, as numbers")
+            config.report.refuse(f"{key}.levels", f"`{levels}`: all sources must have the same levels, as numbers")
         else:
             parts.levels = numbers
             parts.level_coord = level_coord
@@ -98,14 +98,14 @@ def _add_files(
     dataset_type: str,
     group: tuple[list[str], list[str], Any],
 ) -> None:
-    """Add the files, or the public zarr store, of one group of variables.
+    """Add the files, or the public zarr store, of a group of variables to the parts of the data section.
 
     Args:
-        config: the config to convert.
-        parts: receives the files.
+        config: config to convert.
+        parts: parts of the data section, to which files are added.
         key: dotted key of the source.
         dataset_type: kind of the source.
-        group: 3-D variables, 2-D variables, and path of the group.
+        group: (names of 3-D variables, names of 2-D variables, path of the files).
     """
     vars_3d, vars_2d, path = group
     if dataset_type in _LOCAL_TYPES:
@@ -117,7 +117,7 @@ def _add_files(
         # The radiation is computed, so there are no files.
         return
     elif dataset_type == "arco_era5":
-        # The public store of model levels has no 2-D fields, which are in the store of pressure levels.
+        # The public store of model levels has no 2-D fields; they are in the store of pressure levels.
         is_on_model_levels = parts.level_coord == "hybrid"
         if vars_3d:
             parts.add_source(_ARCO_MODEL if is_on_model_levels else _ARCO_PRESSURE, vars_3d, _PUBLIC)
@@ -134,44 +134,47 @@ def _add_files(
     else:
         config.report.refuse(
             f"{key}.dataset_type",
-            f"`{dataset_type}` is not a global data set that can be read; list files in `data.sources`",
+            f"`{dataset_type}` is not a supported global data set; list files in `data.sources`",
         )
 
 
 def _validation_section(config: MilesConfig) -> str:
-    """Return the name of the section with the validation data; the older name is `data_valid`."""
+    """Return the name of the section with the validation data: `validation_data`, or the older name `data_valid`."""
     if config.has("validation_data") or not config.has("data_valid"):
         return "validation_data"
     return "data_valid"
 
 
 def _compare_validation(config: MilesConfig, parts: DataParts) -> None:
-    """Add the files of the validation data; its variables, levels and steps must be those of the training data."""
+    """Add the files of the validation data, and require the same variables, levels and steps as in the training data.
+
+    A difference is recorded as refused.
+    """
     section = _validation_section(config)
-    if config.section(f"{section}.source"):
+    if config.peek_section(f"{section}.source"):
         other_parts = DataParts()
-        for name, source in config.section(f"{section}.source").items():
+        for name, source in config.peek_section(f"{section}.source").items():
             _convert_source(config, other_parts, f"{section}.source.{name}", source)
         compute_radiation(other_parts, config.report, f"{section}.source")
         if other_parts.variables != parts.variables or other_parts.levels != parts.levels:
-            config.report.refuse(f"{section}.source", "variables and levels must be those of `data.source`")
-        # Other files for the validation period are further sources of the same variables.
+            config.report.refuse(f"{section}.source", "variables and levels must be the same as in `data.source`")
+        # Files that contain only the validation period are additional sources of the same variables.
         for path, names in other_parts.sources.items():
             parts.add_source(path, names, other_parts.source_options.get(path))
         config.get(f"{section}.source")
     for name, default in (("timestep", None), ("history_len", 1)):
         expected = config.get(f"data.{name}", default)
         if config.get(f"{section}.{name}", expected) != expected:
-            config.report.refuse(f"{section}.{name}", f"must be that of `data.{name}`, `{expected}`")
+            config.report.refuse(f"{section}.{name}", f"must be equal to `data.{name}`, `{expected}`")
 
 
 def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the time step and the lengths of samples, which generation 2 counts from 1."""
+    """Write the timestep and the numbers of steps in samples; generation 2 counts forecast steps from 1."""
     timestep = str(config.get("data.timestep", "6h"))
     try:
         parse_duration(timestep)
     except ConfigError:
-        config.report.refuse("data.timestep", f"`{timestep}` is not a duration; write for example 6h")
+        config.report.refuse("data.timestep", f"`{timestep}` is not a duration; an example is 6h")
     draft.set("data.timestep", timestep)
     draft.set("data.history_len", config.get_integer("data.history_len", 1))
     forecast_len = config.get_integer("data.forecast_len", 1)
@@ -182,7 +185,7 @@ def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the splits from the first and last times of the training and validation data."""
+    """Write `data.splits` from the first and last times of the training and validation data."""
     section = _validation_section(config)
     train = _read_period(config, "data")
     if train is None:
@@ -197,7 +200,10 @@ def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _read_period(config: MilesConfig, section: str) -> tuple[date, date] | None:
-    """Return the days of the first and last time of a section; None after recording a refusal."""
+    """Return the days of the first and last time of a section.
+
+    If a time is not valid, record its key as refused and return None.
+    """
     days = []
     for name in ("start_datetime", "end_datetime"):
         key = f"{section}.{name}"

@@ -1,4 +1,4 @@
-"""Conversion of the ``loss`` section, and of the ensemble that a CRPS needs."""
+"""Conversion of the ``loss`` section, and of the ensemble settings for a CRPS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
     is_nested = config.generation == 2 and (config.has("loss.args") or config.has("loss.type"))
     prefix = "loss.args." if is_nested else "loss."
     if is_nested and config.get("loss.type") != "base":
-        config.report.refuse("loss.type", f"`{config.get('loss.type')}` has no counterpart; `base` has")
+        config.report.refuse("loss.type", f"`{config.get('loss.type')}` has no counterpart; only `base` is supported")
     key = f"{prefix}training_loss"
     kind = config.get(key, "mse")
     members = config.get_integer("trainer.ensemble_size", 1)
@@ -26,7 +26,9 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
         draft.set("loss.kind", "mae", "the CRPS of a single member")
         config.report.derive(key, f"`{kind}` of a single member is its absolute error: `loss.kind: mae`")
     else:
-        config.report.refuse(key, f"`{kind}` has no counterpart; losses are {', '.join(_POINTWISE_KINDS)} and crps")
+        config.report.refuse(
+            key, f"`{kind}` has no counterpart; the losses here are {', '.join(_POINTWISE_KINDS)} and crps"
+        )
     draft.set("loss.scaling", "state", "errors in units of the standard deviation, as in miles-credit")
     draft.set("loss.latitude_weights", config.get_flag(f"{prefix}use_latitude_weights", False))
     if is_nested:
@@ -38,7 +40,7 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _convert_weighting(config: MilesConfig) -> None:
-    """Refuse a weighting of the variables other than that of normalised errors."""
+    """Record a weighting of the variables as refused, unless it is ``inverse_variance`` (normalised errors)."""
     key = "loss.args.var_weighting"
     weighting = config.get(key, "none")
     if weighting != "inverse_variance":
@@ -48,11 +50,11 @@ def _convert_weighting(config: MilesConfig) -> None:
 
 
 def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> None:
-    """Write the parameters of the loss.
+    """Write `loss.huber_delta` or `loss.alpha`, if the loss has this parameter.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         kind: name of the loss in the file.
     """
     parameters = config.get_section("loss.training_loss_parameters")
@@ -65,12 +67,12 @@ def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> N
     elif kind == "almost-fair-crps":
         draft.set("loss.alpha", to_number(parameters.get("alpha", 1.0)))
     elif kind == "KCRPS":
-        # That of miles-credit is unbiased unless `biased` is set.
+        # The KCRPS of miles-credit is unbiased, unless `biased` is set.
         draft.set("loss.alpha", 0.0 if parameters.get("biased") else 1.0)
 
 
 def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write `loss.weights`: one weight for a variable, or one for each of its levels."""
+    """Write `loss.weights`: one weight for each variable, or one weight for each level of a variable."""
     if not config.get_flag("loss.use_variable_weights", False):
         return
     levels = draft.values["data"].get("levels", [])
@@ -78,14 +80,16 @@ def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:
     for group in draft.values["data"]["variables"].values():
         names_2d.update(group.get("vars_2D", []))
     weights = {}
-    for name in config.section("loss.variable_weights"):
+    for name in config.peek_section("loss.variable_weights"):
         key = f"loss.variable_weights.{name}"
         value = config.get(key)
         values = value if isinstance(value, list) else [value]
         numbers = [to_number(item) for item in values]
         if None in numbers or len(numbers) not in (1, len(levels)):
-            config.report.refuse(key, f"`{value}`: one number, or one for each of {len(levels)} levels is needed")
-        # A single weight of a 3-D variable is that of all its levels.
+            config.report.refuse(
+                key, f"`{value}`: write one number, or one number for each of the {len(levels)} levels"
+            )
+        # A single weight of a 3-D variable applies to all its levels.
         elif name in names_2d or len(numbers) == 1:
             weights[name] = numbers[0]
         else:
@@ -95,7 +99,7 @@ def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _channel_name(variable: str, level: float, names_2d: set[str], draft: ConfigDraft) -> str:
-    """Return the name of a channel, with the unit of the level if a 2-D variable has the shorter name."""
+    """Return the name of a channel; the unit of the level is appended if a 2-D variable has the same name."""
     name = f"{variable}{level:g}"
     if name in names_2d:
         name += draft.values["data"]["level_units"]
@@ -103,11 +107,11 @@ def _channel_name(variable: str, level: float, names_2d: set[str], draft: Config
 
 
 def _convert_ensemble(config: MilesConfig, draft: ConfigDraft, members: int, kind: str) -> None:
-    """Write an ensemble of `members`, whose differences come from dropout, as in miles-credit.
+    """Write the keys of an ensemble with `members` members that differ by dropout, as in miles-credit.
 
     Args:
-        config: the config to convert.
-        draft: receives the keys.
+        config: config to convert.
+        draft: draft to which keys are added.
         members: number of members.
         kind: name of the loss in the file.
     """
@@ -119,7 +123,7 @@ def _convert_ensemble(config: MilesConfig, draft: ConfigDraft, members: int, kin
     rate = max(model.get("attn_dropout", 0.0), model.get("ff_dropout", 0.0))
     if rate <= 0:
         config.report.refuse(
-            key, f"`{members}` members of a network without noise or dropout are equal; set `model.noise` by hand"
+            key, f"`{members}` members of a network without noise or dropout are equal; set `model.noise` yourself"
         )
         return
     draft.set("trainer.members", members)

@@ -10,10 +10,10 @@ from credit.interop.miles_credit.report import ConversionReport
 
 
 def require_frames(config: MilesConfig, default: int) -> None:
-    """Refuse a network with another number of input frames than the data.
+    """Require that the network and the data have the same number of input frames; record a difference as refused.
 
     Args:
-        config: the config to convert.
+        config: config to convert.
         default: hidden default of `model.frames`.
     """
     frames = config.get_integer("model.frames", default)
@@ -23,9 +23,9 @@ def require_frames(config: MilesConfig, default: int) -> None:
 
 
 def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write `model.padding`: the cells that are added around the grid, in cells of the input."""
+    """Write `model.padding`: the numbers of cells of the input grid that are added around the grid."""
     report = config.report
-    if config.section("model.padding_conf"):
+    if config.peek_section("model.padding_conf"):
         if not config.get_flag("model.padding_conf.activate", False):
             draft.set("model.padding", None)
             return
@@ -33,7 +33,7 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
         lat = _read_pair(config, "model.padding_conf.pad_lat", report)
         lon = _read_pair(config, "model.padding_conf.pad_lon", report)
     elif config.generation == 1 and config.has("model.pad_lat") and config.has("model.pad_lon"):
-        # The parser of generation 1 turns the two older keys into mirror padding.
+        # The parser of generation 1 converts the two older keys to mirror padding.
         mode = "mirror"
         lat = _read_pair(config, "model.pad_lat", report)
         lon = _read_pair(config, "model.pad_lon", report)
@@ -52,7 +52,7 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
         lat, lon = lon, lat
         report.derive(
             "model.image_height",
-            f"approximate: rows of the file are longitudes; here fields are (latitude, longitude), with padding {lat} "
+            f"approximate: rows of the file are longitudes; here, fields are (latitude, longitude), with padding {lat} "
             f"and {lon}",
         )
         report.import_obstacles.append("`model.image_height`: the network was trained with transposed fields")
@@ -64,9 +64,9 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
 
 
 def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[int]:
-    """Return the numbers of cells on both sides of the grid; a single number applies to both sides.
+    """Return the numbers of cells that are added on the two sides of the grid; a single number applies to both sides.
 
-    The hidden default of the padding is 40 cells.
+    The hidden default is 40 cells.
     """
     value = config.get(key, 40)
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -75,17 +75,17 @@ def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[
     for item in value:
         number = to_number(item)
         if number is None or number < 0 or number != int(number):
-            report.refuse(key, f"`{value}`: cells must be whole numbers from 0")
+            report.refuse(key, f"`{value}`: numbers of cells must be whole numbers of at least 0")
             return [0, 0]
         cells.append(int(number))
     if len(cells) != 2:
-        report.refuse(key, f"`{value}`: two numbers are needed")
+        report.refuse(key, f"`{value}`: write two numbers")
         return [0, 0]
     return cells
 
 
 def compare_counts(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Compare the numbers of channels that the file states with those of the variables of the draft."""
+    """Compare the numbers of channels in the file with the numbers of channels of the variables in the draft."""
     variables = draft.values.get("data", {}).get("variables", {})
 
     num_levels = len(draft.values.get("data", {}).get("levels", []))
@@ -106,5 +106,5 @@ def compare_counts(config: MilesConfig, draft: ConfigDraft) -> None:
     for key, expected in expected_counts.items():
         stated = config.get_integer(key, expected)
         if stated != expected:
-            config.report.derive(key, f"differs from the data: the network gets {expected}, the file says {stated}")
+            config.report.derive(key, f"differs from the data: the network gets {expected}, but the file has {stated}")
             config.report.import_obstacles.append(f"`{key}` is {stated}, but the data have {expected}")

@@ -1,6 +1,6 @@
-"""Networks of miles-credit (``model.type``), and their counterparts.
+"""Networks of miles-credit (``model.type``), and the corresponding networks of this package.
 
-A network is added by one entry in `NETWORKS`, with a function that converts its keys.
+To add a network, add an entry to `NETWORKS` with a function that converts the keys of the network.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class NetworkConversion:
 
     Attributes:
         convert: function that writes the ``model`` section; None if there is no counterpart.
-        counterpart: ``model.type`` of this package.
-        reason: the reason for a network without a counterpart, and a remedy if there is one.
+        counterpart: corresponding ``model.type`` of this package.
+        reason: reason why the network has no counterpart, and a remedy if there is one; empty for a network with a
+            counterpart.
     """
 
     convert: Callable[[MilesConfig, ConfigDraft], None] | None = None
@@ -29,7 +30,7 @@ class NetworkConversion:
     reason: str = ""
 
 
-_OTHER_FORM = "its keys and weights have no counterpart; a network of this kind is"
+_OTHER_FORM = "keys and weights have no counterpart; a similar network is"
 _DIFFUSION = "a denoising network; this package has no denoising training"
 _REGIONAL = "a regional network; this package trains global models only"
 _OTHER = "this package has no network of this kind"
@@ -63,7 +64,7 @@ NETWORKS: dict[str, NetworkConversion] = {
 
 
 def convert_network(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the ``model`` section, or refuse `model.type`."""
+    """Write the ``model`` section, or record `model.type` as refused."""
     name = config.get("model.type")
     if name is None:
         config.report.refuse("model.type", "missing; the file does not describe a network")

@@ -1,4 +1,4 @@
-"""Training, validation and test periods from the periods of miles-credit, which has no test period."""
+"""Training, validation and test periods, derived from the periods of miles-credit, which has no test period."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from datetime import date, timedelta
 
 # Smallest gap between two periods: the default of `data.split_gap`.
 _GAP = timedelta(days=10)
-# Shorter validation periods are divided without a gap.
+# Validation periods that are shorter than this are divided without a gap.
 _SHORTEST_VALIDATION_WITH_GAP = timedelta(days=60)
 _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Periods of a run, first and last day included.
+    """Periods of a run; each period includes its first and last day.
 
     Attributes:
         train: training period.
         valid: validation period.
         test: test period.
         split_gap: value of `data.split_gap`.
-        changes: sentences that say how the periods differ from those of the file.
+        changes: sentences that describe the changes compared with the periods of the file.
     """
 
     train: tuple[date, date]
@@ -39,17 +39,18 @@ class Periods:
 
 
 def derive_periods(train: tuple[date, date], valid: tuple[date, date] | None) -> Periods | None:
-    """Return periods that neither overlap nor touch, all within the periods of the file, so that data exist.
+    """Derive separate training, validation and test periods within the periods of the file.
 
-    The test period is the second half of the validation period. The training period ends before the validation period
-    begins, or begins after it ends. Without a validation period, the last fifth of the training period replaces it.
+    The test period is the second half of the validation period of the file. The training period ends before the
+    validation period begins, or begins after the validation period ends. If the file has no validation period, the last
+    fifth of the training period replaces it.
 
     Args:
-        train: training period of the file, first and last day included.
-        valid: validation period of the file; None if it has none.
+        train: training period of the file (first day, last day).
+        valid: validation period of the file (first day, last day); None if the file has no validation period.
 
     Returns:
-        The periods; None if no day is left for one of them.
+        The periods; None if one of the periods would have no days.
     """
     changes = []
     if valid is None:
@@ -64,9 +65,9 @@ def derive_periods(train: tuple[date, date], valid: tuple[date, date] | None) ->
     middle = valid[0] + (valid[1] - valid[0]) // 2
     test = (middle + _DAY, valid[1])
     shorter_valid = (valid[0], middle - gap)
-    changes.append("miles-credit has no test period: it is the second half of the validation period")
+    changes.append("miles-credit has no test period; the second half of the validation period is the test period")
 
-    # The training period keeps its larger part outside the validation and the test period.
+    # The training period is the larger part before or after the validation and test periods.
     shorter_train = train
     before = (train[0], min(train[1], valid[0] - gap - _DAY))
     after = (max(train[0], valid[1] + gap + _DAY), train[1])
@@ -75,7 +76,7 @@ def derive_periods(train: tuple[date, date], valid: tuple[date, date] | None) ->
     else:
         shorter_train = after
     if shorter_train != train:
-        changes.append("the training period is shortened to keep its distance from the others")
+        changes.append("the training period is shortened, so that there is a gap to the other periods")
     periods = Periods(shorter_train, shorter_valid, test, "10d" if is_long else "1min", tuple(changes))
     for first, last in (periods.train, periods.valid, periods.test):
         if last < first:

@@ -1,7 +1,7 @@
 """Conversion of the ``model`` section of a WXFormer.
 
-Two classes of miles-credit have this architecture: `crossformer` has the decoder with transposed convolutions,
-`wxformer` the one with pixel shuffling. Both ignore keys that they do not know.
+Two classes of miles-credit have this architecture. The decoder of `crossformer` uses transposed convolutions, and the
+decoder of `wxformer` uses pixel shuffling. Both classes ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.reading import MilesConfig, to_number
 from credit.interop.miles_credit.sections.network_parts import compare_counts, convert_padding, require_frames
 
-# Key -> default of both classes, where the file does not have the key. Some differ from the defaults of this package.
+# Key -> default of both classes if the file does not have the key. Some of them differ from the defaults here.
 _HIDDEN_DEFAULTS: dict[str, Any] = {
     "dim": [64, 128, 256, 512],
     "depth": [2, 2, 8, 2],
@@ -26,7 +26,7 @@ _HIDDEN_DEFAULTS: dict[str, Any] = {
     "use_spectral_norm": True,
     "interp": True,
 }
-# Keys that may have one value for all four stages where this package has a list.
+# Keys that may have a single value for all four stages; in this package, they have a list.
 _PER_STAGE_KEYS = ("dim", "depth", "global_window_size", "cross_embed_strides")
 # Default of `frames` in both classes.
 _HIDDEN_FRAMES = 2
@@ -41,7 +41,9 @@ def convert_crossformer(config: MilesConfig, draft: ConfigDraft) -> None:
             "`pixel_shuffle` and `transposed`",
         )
     if config.get_flag("model.upsample_with_ps", False):
-        config.report.derive("model.upsample_with_ps", "`crossformer` does not read it: `model.decoder: transposed`")
+        config.report.derive(
+            "model.upsample_with_ps", "`crossformer` does not read this key: `model.decoder: transposed`"
+        )
     _convert(config, draft, "transposed")
 
 
@@ -54,33 +56,35 @@ def convert_wxformer(config: MilesConfig, draft: ConfigDraft) -> None:
             "need `transposed`",
         )
     if config.get_flag("model.upsample_v_conv", False):
-        config.report.derive("model.upsample_v_conv", "`wxformer` does not read it: `model.decoder: pixel_shuffle`")
+        config.report.derive(
+            "model.upsample_v_conv", "`wxformer` does not read this key: `model.decoder: pixel_shuffle`"
+        )
     _convert(config, draft, "pixel_shuffle")
 
 
 def _convert(config: MilesConfig, draft: ConfigDraft, decoder: str) -> None:
-    """Write the ``model`` section.
+    """Write the ``model`` section of a WXFormer.
 
     Args:
-        config: the config to convert.
-        draft: receives the section.
+        config: config to convert.
+        draft: draft to which the section is added.
         decoder: value of `model.decoder`.
     """
     draft.set("model.type", "wxformer")
     draft.set("model.residual", False, "the network of miles-credit predicts the state, not its change")
     for name, default in _HIDDEN_DEFAULTS.items():
         _convert_value(config, draft, name, default)
-    draft.set("model.decoder", decoder, f"that of `{config.get('model.type')}`")
+    draft.set("model.decoder", decoder, f"the decoder of `{config.get('model.type')}`")
     convert_padding(config, draft)
-    draft.set("model.position_bias_index", "published", "the lookup of miles-credit")
+    draft.set("model.position_bias_index", "published", "as in miles-credit")
 
-    # The network of this package gets the grid and the channels from the data.
+    # In this package, the grid and the channels of the network are derived from the data.
     require_frames(config, _HIDDEN_FRAMES)
     compare_counts(config, draft)
 
 
 def _convert_value(config: MilesConfig, draft: ConfigDraft, name: str, default: Any) -> None:
-    """Convert one key of the same name in both packages; write the hidden default if it is missing."""
+    """Convert a key with the same name in both packages; write the hidden default if the key is missing."""
     key = f"model.{name}"
     value = config.get(key)
     if value is None:

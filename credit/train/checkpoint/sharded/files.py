@@ -1,10 +1,10 @@
-"""Safetensors files that several ranks write together, each its own ranges of bytes, and their checksums.
+"""Safetensors files that several ranks write together, with separate byte ranges, and the checksums of these files.
 
-A safetensors file begins with the length of a JSON header, which names the arrays and their ranges of bytes; the arrays
-follow without gaps (https://github.com/huggingface/safetensors#format).
+A safetensors file begins with the length of a JSON header. The header contains the names and the byte ranges of the
+arrays, which follow without gaps (https://github.com/huggingface/safetensors#format).
 
-CRC-32 is linear: the checksum of a file is the exclusive or of the contributions of its ranges. A rank computes the
-contribution of its ranges while it writes them, and no rank has to read the file again.
+CRC-32 is linear: the checksum of a file is the exclusive or of the contributions of its byte ranges. Each rank computes
+the contribution of its ranges while it writes them, so no rank has to read the file again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 
 from credit.utils.atomic import flush_to_disk
 
-# Keys that DCP's reader looks for: in the metadata of a file, and in the entry of an array there.
+# Keys that DCP's reader requires: in the metadata of a file, and in the entry of each array in this metadata.
 _SHARDING_KEY = "DCP_SHARDING_INFO"
 _OFFSETS_KEY = "saved_offsets"
-# The polynomial of CRC-32 with its bits reversed: the highest bit of a number stands for x^0.
+# Polynomial of CRC-32 with reversed bits: the highest bit of a number is the coefficient of x^0.
 _CRC_POLYNOMIAL = 0xEDB88320
 _CRC_ONE = 1 << 31
 
@@ -39,8 +39,8 @@ class ArrayEntry:
         name: name of the tensor.
         dtype_name: name of the dtype in safetensors files, such as ``F32``.
         shape: shape of the array.
-        saved_offsets: index of its first element in the whole tensor.
-        num_bytes: size of the array.
+        saved_offsets: index of the first element of the array in the complete tensor.
+        num_bytes: size of the array in bytes.
     """
 
     name: str
@@ -51,7 +51,11 @@ class ArrayEntry:
 
 
 def encode_header(arrays: Iterable[ArrayEntry]) -> bytes:
-    """Return everything before the first array of a safetensors file, whose arrays follow in this order."""
+    """Return the bytes of a safetensors file before its first array: the length of the header and the header.
+
+    Args:
+        arrays: the arrays of the file, in their order in the file.
+    """
     offsets = {}
     entries = {}
     begin = 0
@@ -62,21 +66,21 @@ def encode_header(arrays: Iterable[ArrayEntry]) -> bytes:
         begin = end
     header = {"__metadata__": {_SHARDING_KEY: json.dumps(offsets)}, **entries}
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    # The arrays begin at a multiple of 8 bytes, so that a reader can map them into memory.
+    # The header is padded, so that the arrays begin at a multiple of 8 bytes and can be mapped into memory.
     encoded += b" " * (-len(encoded) % 8)
     return len(encoded).to_bytes(8, "little") + encoded
 
 
 def view_bytes(tensor: Tensor) -> np.ndarray:
-    """Return the bytes of a contiguous tensor on the CPU without a copy."""
+    """Return a view of a contiguous CPU tensor as an array of bytes, without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def write_ranges(path: Path, ranges: Iterable[tuple[int, np.ndarray]], file_size: int) -> int:
-    """Write ranges of bytes into a file, which other processes may write at the same time, and flush it to the disk.
+    """Write byte ranges into a file and flush it to the disk; other processes may write the file at the same time.
 
     Args:
-        path: the file, which is created if it does not exist.
+        path: path of the file, which is created if it does not exist.
         ranges: (offset in the file, bytes) in ascending order.
         file_size: size of the complete file in bytes.
 
@@ -99,7 +103,7 @@ def write_ranges(path: Path, ranges: Iterable[tuple[int, np.ndarray]], file_size
 
 
 def _write_at(descriptor: int, content: np.ndarray, offset: int) -> None:
-    """Write all bytes of `content` at an offset of a file; the system may write fewer at a time."""
+    """Write all bytes of `content` at an offset of a file; each system call may write only some of the bytes."""
     remaining = memoryview(content)
     while remaining:
         num_written = os.pwrite(descriptor, remaining, offset)
@@ -108,10 +112,14 @@ def _write_at(descriptor: int, content: np.ndarray, offset: int) -> None:
 
 
 def shift_checksum(checksum: int, num_bytes: int) -> int:
-    """Return the contribution of bytes with this CRC-32 to the checksum of a file in which `num_bytes` bytes follow.
+    """Return the contribution of a byte range to the CRC-32 of a file.
 
-    zlib's ``crc32_combine`` joins two checksums in this way: the contribution is the checksum times x^(8 num_bytes) in
-    the ring of polynomials modulo that of CRC-32.
+    The contribution is the checksum times x^(8 num_bytes), modulo the polynomial of CRC-32. zlib's ``crc32_combine``
+    uses the same formula.
+
+    Args:
+        checksum: CRC-32 of the byte range.
+        num_bytes: number of bytes in the file after the byte range.
     """
     return _multiply(checksum, _power_of_x(num_bytes))
 
@@ -120,7 +128,7 @@ def shift_checksum(checksum: int, num_bytes: int) -> int:
 def _power_of_x(num_bytes: int) -> int:
     """Return x^(8 num_bytes) modulo the polynomial of CRC-32."""
     power = _CRC_ONE
-    # x^8, x^16, x^32, ... by repeated squaring.
+    # Repeated squaring gives x^8, x^16, x^32, ...
     square = 1 << (31 - 8)
     while num_bytes:
         if num_bytes & 1:
@@ -131,7 +139,7 @@ def _power_of_x(num_bytes: int) -> int:
 
 
 def _multiply(a: int, b: int) -> int:
-    """Return the product of two polynomials modulo that of CRC-32."""
+    """Return the product of two polynomials modulo the polynomial of CRC-32."""
     product = 0
     while a:
         if a & _CRC_ONE:
@@ -142,7 +150,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def compute_checksum(path: Path, start: int = 0, stop: int | None = None) -> int:
-    """Return the CRC-32 of the bytes of a file from `start` to `stop` (None for its end), read in blocks of 4 MiB."""
+    """Return the CRC-32 of the bytes of a file from `start` to `stop`; None for the end of the file."""
     value = 0
     with path.open("rb") as file:
         file.seek(start)
@@ -155,12 +163,12 @@ def compute_checksum(path: Path, start: int = 0, stop: int | None = None) -> int
 
 
 def fsync_and_checksum(path: Path) -> dict[str, int]:
-    """Flush a complete file to the disk, give it its folder's read and write permissions, and return its checksum.
+    """Flush a complete file to the disk, set the read and write permissions of its folder, and compute its checksum.
 
     Returns:
-        The entry of the manifest: ``size`` in bytes and ``crc32``.
+        The entry of the file in the manifest: ``size`` in bytes and ``crc32``.
     """
-    # safetensors creates files that only the owner can read. The mode of the folder takes account of the umask.
+    # safetensors creates files that only the owner can read. The permissions of the folder depend on the umask.
     path.chmod(path.parent.stat().st_mode & 0o666)
     flush_to_disk(path)
     return {"size": path.stat().st_size, "crc32": compute_checksum(path)}

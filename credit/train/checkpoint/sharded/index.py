@@ -1,14 +1,14 @@
-"""Index of the files of a stem, from which every rank computes where each part of each tensor is stored.
+"""Index of the files of a stem, from which every rank computes the file and the position of each part of each tensor.
 
-A stem is a set of tensors, such as ``model`` or ``optimizer``, and has a folder of its own. The index is a formula, not
-a list: it has name, dtype, shape and division (`Split`) of each tensor, and the number of ranks that share a file. So
-its size does not depend on the number of ranks, and ranks agree on files without communication.
+A stem is a set of tensors, such as ``model`` or ``optimizer``, with a separate folder. The index does not list the
+parts. It contains the name, dtype, shape and split (`Split`) of each tensor, and the number of ranks that share a file.
+So its size does not depend on the number of ranks, and all ranks compute the same files without communication.
 
-The ranks of a host write their parts of a tensor next to each other. Parts that follow each other along the first
-dimension become one slab, which is stored as a single array. The usual shards of FSDP2 give one slab for each host and
-tensor. Parts that do not follow each other, as with tensor parallelism, give several slabs. The n-th slab of each
-tensor goes into the n-th file of the host, because the format of DCP (torch.distributed.checkpoint) allows one array of
-a name in a file.
+The ranks of a host write their parts of a tensor next to each other. Parts that are adjacent along the first dimension
+become one slab, which is stored as a single array. The usual shards of FSDP2 give one slab per host and tensor. Parts
+that are not adjacent, for example with tensor parallelism, give several slabs. The n-th slab of each tensor is stored
+in the n-th file of the host, because the format of DCP (torch.distributed.checkpoint) allows only one array with the
+same name in a file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Description of a whole tensor and its division over the ranks that saved it."""
+    """Dtype and shape of a complete tensor, and its split over the ranks that saved it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -58,8 +58,8 @@ class Slab:
     """Part of a tensor that is stored as one array.
 
     Attributes:
-        box: the part.
-        parts: (box, ranks that hold it) of the parts of which the slab consists, in the order of their bytes.
+        box: box of the slab in the complete tensor.
+        parts: (box, ranks with this box) for each part of the slab, in the order of their bytes.
     """
 
     box: Box
@@ -68,7 +68,7 @@ class Slab:
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """File of a slab; DCP's reader of safetensors files looks for this attribute."""
+    """File that contains a slab; DCP's reader of safetensors files requires the attribute `relative_path`."""
 
     relative_path: str
 
@@ -87,17 +87,17 @@ class StemIndex:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], num_ranks: int, ranks_per_file: int) -> StemIndex:
-        """Return the index of tensors that `num_ranks` ranks are about to save; it is equal on all ranks.
+        """Return the index for tensors that `num_ranks` ranks will save; the index is equal on all ranks.
 
         Args:
-            tensors: name -> DTensor, or plain tensor that every rank holds whole.
-            num_ranks: number of ranks that save.
-            ranks_per_file: a divisor of `num_ranks`.
+            tensors: name -> DTensor, or plain tensor with a complete copy on every rank.
+            num_ranks: number of ranks that save the tensors.
+            ranks_per_file: number of ranks that share a file, a divisor of `num_ranks`.
 
         Raises:
-            CheckpointError: if the ranks of a mesh are not evenly spaced, or safetensors files do not have a dtype.
+            CheckpointError: if the ranks of a mesh are not evenly spaced, or safetensors files do not support a dtype.
         """
-        # Most tensors share a few meshes and placements.
+        # Splits are cached, because most tensors have one of a few meshes and placements.
         splits: dict[object, Split] = {}
         stored = {}
         for name, tensor in tensors.items():
@@ -125,7 +125,7 @@ class StemIndex:
 
     @classmethod
     def from_text(cls, text: str) -> StemIndex:
-        """Return the index from the output of `to_text`."""
+        """Return the index for the contents of the file `INDEX`, from `to_text`."""
         content = json.loads(text)
         splits = [Split(*map(tuple, fields)) for fields in content["splits"]]
         tensors = {}
@@ -134,27 +134,27 @@ class StemIndex:
         return cls(tensors, content["ranks_per_file"])
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Return name -> shape of the whole tensor."""
+        """Return a dict: name -> shape of the complete tensor."""
         return {name: torch.Size(tensor.shape) for name, tensor in self.tensors.items()}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Return name -> dtype."""
+        """Return a dict: name -> dtype of the tensor."""
         return {name: tensor.dtype for name, tensor in self.tensors.items()}
 
     def find_slabs(self, tensor: StoredTensor, box: Box) -> Iterator[tuple[str, Box]]:
-        """Yield (name of the file, box) of the slabs of a tensor that overlap with `box`."""
+        """Yield (name of the file, box of the slab) for each slab of a tensor that overlaps with `box`."""
         groups = {rank // self.ranks_per_file for rank, _ in tensor.split.find_parts(tensor.shape, box)}
         for group in sorted(groups):
-            for number, slab in enumerate(self.slabs_of_group(tensor, group)):
+            for number, slab in enumerate(self.list_slabs(tensor, group)):
                 if _overlap(slab.box, box):
                     yield file_name(group * self.ranks_per_file, number), slab.box
 
-    def slabs_of_group(self, tensor: StoredTensor, group: int) -> list[Slab]:
+    def list_slabs(self, tensor: StoredTensor, group: int) -> list[Slab]:
         """Return the slabs of a tensor in the files of a group of ranks, in the order of the files.
 
         Args:
             tensor: description of the tensor.
-            group: number of the group; the first has the ranks from 0 to `ranks_per_file` - 1.
+            group: number of the group; group 0 has the ranks 0 to `ranks_per_file` - 1.
         """
         if 0 in tensor.shape:
             box = whole_box(tensor.shape)
@@ -164,16 +164,16 @@ class StemIndex:
         for rank in ranks:
             coordinate = tensor.split.coordinate(rank)
             # Replicas on other hosts do not write.
-            if coordinate is None or tensor.split.first_holder(coordinate) not in ranks:
+            if coordinate is None or tensor.split.find_first_replica(coordinate) not in ranks:
                 continue
             box = tensor.split.box_at(coordinate, tensor.shape)
-            # The last ranks may hold nothing.
+            # The last ranks may have empty parts.
             if all(start < stop for start, stop in box):
                 holders.setdefault(box, []).append(rank)
         return _merge_boxes(holders)
 
     def restricted_metadata(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return DCP's metadata of those parts alone that this rank needs to fill `state`.
+        """Return DCP's metadata of only the parts that this rank needs to fill `state`.
 
         Args:
             folder: folder of the stem.
@@ -181,7 +181,7 @@ class StemIndex:
         """
         entries: dict[str, TensorStorageMetadata] = {}
         files: dict[MetadataIndex, StoredChunk] = {}
-        # Many tensors have the same shape and division.
+        # Slabs are cached, because many tensors have the same shape and split.
         slabs_by_key: dict[object, list[tuple[str, Box]]] = {}
         for name, target in state.items():
             tensor = self.tensors[name]
@@ -201,16 +201,21 @@ class StemIndex:
 
 
 def file_name(first_rank: int, number: int) -> str:
-    """Return the name of a file of the group of ranks that begins with `first_rank`; the files count from 0."""
+    """Return the name of a file of a group of ranks.
+
+    Args:
+        first_rank: lowest rank of the group.
+        number: number of the file among the files of the group, from 0.
+    """
     suffix = f"_{number}" if number else ""
     return f"rank_{first_rank:05d}{suffix}.safetensors"
 
 
 def _merge_boxes(holders: Mapping[Box, list[int]]) -> list[Slab]:
-    """Return the slabs that result if boxes that follow each other along the first dimension are joined.
+    """Join boxes that are adjacent along the first dimension, and return the resulting slabs.
 
     Args:
-        holders: box -> ranks that hold it; no two boxes overlap.
+        holders: box -> ranks with this box; no two boxes overlap.
     """
     slabs: list[Slab] = []
     for box in sorted(holders, key=lambda box: (box[1:], box[:1])):
@@ -225,6 +230,6 @@ def _merge_boxes(holders: Mapping[Box, list[int]]) -> list[Slab]:
 
 
 def _overlap(first: Box, second: Box) -> bool:
-    """Return True if two boxes of a tensor have common elements, or the tensor has no elements."""
+    """Return True if two boxes of a tensor have common elements, or if the tensor has no elements."""
     pairs = zip(first, second, strict=True)
     return all(max(a[0], b[0]) < min(a[1], b[1]) or a == b for a, b in pairs)

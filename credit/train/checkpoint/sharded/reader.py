@@ -1,4 +1,4 @@
-"""Reader of sharded tensors, which another mesh may have saved."""
+"""Reader of sharded tensors, which may have been saved on a different mesh."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from credit.train.checkpoint.sharded.index import INDEX, StemIndex
 
 @dataclass(frozen=True)
 class ScannedIndex:
-    """Index of a folder without the file `INDEX`, from the headers of its files.
+    """Index of a folder without the file `INDEX`, built from the headers of the safetensors files.
 
-    Version 0.20 and older, and other programs, write such folders. The size of this index is proportional to the number
-    of ranks that saved.
+    Version 0.20, older versions and other programs write folders without `INDEX`. The size of this index is
+    proportional to the number of ranks that saved the tensors.
     """
 
     metadata: Metadata
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Return name -> shape of the whole tensor."""
+        """Return a dict: name -> shape of the complete tensor."""
         return {name: entry.size for name, entry in self.metadata.state_dict_metadata.items()}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Return name -> dtype."""
+        """Return a dict: name -> dtype of the tensor."""
         return {name: entry.properties.dtype for name, entry in self.metadata.state_dict_metadata.items()}
 
     def restricted_metadata(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return the metadata of all tensors."""
+        """Return DCP's metadata of all tensors; `StemIndex` returns only the metadata for `state`."""
         return self.metadata
 
 
 def read_index(folder: Path) -> StemIndex | ScannedIndex:
-    """Return the index of the folder of a stem, or of any folder of safetensors files that DCP can read."""
+    """Return the index of the folder of a stem, or of any other folder of safetensors files that DCP can read."""
     file = folder / INDEX
     if file.is_file():
         return StemIndex.from_text(file.read_text())
@@ -45,15 +45,15 @@ def read_index(folder: Path) -> StemIndex | ScannedIndex:
 
 
 def read_into(folder: Path, index: StemIndex | ScannedIndex, state: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place from a folder; each rank reads its own parts, without communication.
+    """Fill tensors in place from a folder; each rank reads its parts without communication.
 
     Args:
-        folder: the folder of the index.
+        folder: the folder that `index` describes.
         index: the output of `read_index`.
         state: name -> tensor to fill, for some or all tensors of the folder; plain tensors, or DTensors on any mesh.
     """
     assert not any(tensor.is_meta for tensor in state.values()), "a tensor without memory cannot be filled"
-    # The steps of `torch.distributed.checkpoint.load` for one rank alone, without its collectives.
+    # These are the steps of `torch.distributed.checkpoint.load` for a single rank, without the collectives.
     metadata = index.restricted_metadata(folder, state)
     reader = HuggingFaceStorageReader(str(folder))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -63,7 +63,12 @@ def read_into(folder: Path, index: StemIndex | ScannedIndex, state: Mapping[str,
 
 
 def read_whole(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return name -> whole tensor of a folder, on the CPU; only of the tensors in `names`, if it is not None."""
+    """Return the complete tensors of a folder on the CPU: name -> tensor.
+
+    Args:
+        folder: the folder of a stem, or any other folder that `read_index` can read.
+        names: names of the tensors that are read; None for all.
+    """
     index = read_index(folder)
     dtypes = index.dtypes()
     state = {}

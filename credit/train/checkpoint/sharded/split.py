@@ -1,7 +1,7 @@
-"""Division of a tensor over ranks, from which every rank computes the parts of all others without communication.
+"""Split of a tensor over ranks, from which every rank computes the parts of all other ranks without communication.
 
-A box is a part of a tensor, as (start, stop) for each dimension. Ranks that hold the same box are replicas; the first
-of them (coordinate 0 along every mesh axis that splits nothing) represents the others.
+A box is a part of a tensor, described by (start, stop) for each dimension. Ranks with the same box are replicas. The
+first replica has the coordinate 0 along every mesh axis that does not split the tensor.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Split:
-    """Division of a tensor over the axes of a mesh of ranks, whose first rank is rank 0.
+    """Split of a tensor over the axes of a device mesh that contains rank 0.
 
     Attributes:
-        sizes: number of ranks along each axis.
-        strides: difference of the numbers of neighbouring ranks along each axis.
-        dims: tensor dimension that each axis splits; None for an axis along which all ranks hold the same.
+        sizes: number of ranks along each mesh axis.
+        strides: difference between the numbers of neighbouring ranks along each mesh axis.
+        dims: tensor dimension that each mesh axis splits; None for an axis along which the ranks are replicas.
     """
 
     sizes: tuple[int, ...]
@@ -38,34 +38,34 @@ class Split:
     dims: tuple[int | None, ...]
 
     @classmethod
-    def of_whole(cls, num_ranks: int) -> Split:
-        """Return the division of a plain tensor, which every rank holds whole."""
+    def of_plain_tensor(cls, num_ranks: int) -> Split:
+        """Return the split of a plain tensor, of which every rank has a complete copy."""
         return cls((num_ranks,), (1,), (None,))
 
     @classmethod
     def of_dtensor(cls, tensor: DTensor) -> Split:
-        """Return the division of a DTensor.
+        """Return the split of a DTensor.
 
         Raises:
-            CheckpointError: if its ranks are not evenly spaced along the axes of its mesh.
+            CheckpointError: if the ranks are not evenly spaced along the axes of the device mesh.
         """
         mesh = tensor.device_mesh
         return cls(tuple(mesh.shape), _find_strides(mesh), tuple(map(shard_dim, tensor.placements)))
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Return the position of a rank along each axis, None if it is not in the mesh of rank 0."""
+        """Return the position of a rank along each mesh axis; None if the rank is not in the mesh of rank 0."""
         position = [0] * len(self.sizes)
         remainder = rank
         for axis in sorted(range(len(self.sizes)), key=lambda axis: -self.strides[axis]):
-            # The stride of an axis of one rank has no meaning.
+            # The stride of an axis with a single rank has no meaning.
             if self.sizes[axis] > 1:
                 position[axis], remainder = divmod(remainder, self.strides[axis])
         if remainder or any(index >= size for index, size in zip(position, self.sizes, strict=True)):
             return None
         return tuple(position)
 
-    def first_holder(self, coordinate: tuple[int, ...]) -> int:
-        """Return the first of the ranks that hold the same box as the rank at `coordinate`."""
+    def find_first_replica(self, coordinate: tuple[int, ...]) -> int:
+        """Return the first rank that has the same box as the rank at `coordinate`."""
         rank = 0
         for index, stride, dim in zip(coordinate, self.strides, self.dims, strict=True):
             if dim is not None:
@@ -73,9 +73,9 @@ class Split:
         return rank
 
     def box_at(self, coordinate: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-        """Return the box of the rank at `coordinate` in a tensor of this shape; it may be empty."""
+        """Return the box of the rank at `coordinate` in a tensor of this shape; the box may be empty."""
         box = [(0, length) for length in shape]
-        for axis in self._nesting():
+        for axis in self._list_split_axes():
             dim = self.dims[axis]
             start, stop = box[dim]
             length = _part_length(start, stop, self.sizes[axis])
@@ -84,23 +84,27 @@ class Split:
         return tuple(box)
 
     def find_parts(self, shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, Box]]:
-        """Yield (first holder, box) of all parts of a tensor of this shape that overlap with `box`.
+        """Yield (first rank with this part, box of the part) for all parts of a tensor that overlap with `box`.
 
-        A tensor without elements has one part, which is the whole tensor on rank 0.
+        A tensor without elements has a single part: the complete tensor on rank 0.
+
+        Args:
+            shape: shape of the complete tensor.
+            box: box in the complete tensor.
         """
         if 0 in shape:
             yield 0, tuple((0, length) for length in shape)
             return
         # dimension -> [(offset of the rank, interval)]
         parts_by_dim: list[list[tuple[int, tuple[int, int]]]] = [[(0, (0, length))] for length in shape]
-        for axis in self._nesting():
+        for axis in self._list_split_axes():
             dim = self.dims[axis]
             parts = []
             for rank, (start, stop) in parts_by_dim[dim]:
                 length = _part_length(start, stop, self.sizes[axis])
                 lower = max(box[dim][0], start)
                 upper = min(box[dim][1], stop)
-                # The range of indices whose parts overlap with the box.
+                # Loop over the indices of the parts that overlap with the box.
                 for index in range((lower - start) // length, math.ceil((upper - start) / length)):
                     first = start + index * length
                     parts.append((rank + index * self.strides[axis], (first, min(first + length, stop))))
@@ -108,10 +112,10 @@ class Split:
         for combination in itertools.product(*parts_by_dim):
             yield sum(rank for rank, _ in combination), tuple(interval for _, interval in combination)
 
-    def _nesting(self) -> Iterator[int]:
-        """Yield the axes that split a dimension, the outermost division first.
+    def _list_split_axes(self) -> Iterator[int]:
+        """Yield the mesh axes that split a tensor dimension, in the order of the splits.
 
-        Tensor parallelism, the last axis, splits first, and FSDP2 splits the result, see
+        Tensor parallelism, the last axis, splits first. FSDP2 then splits the parts again, see
         `credit.parallel.dtensor.local_slices`.
         """
         for axis in reversed(range(len(self.sizes))):
@@ -120,17 +124,17 @@ class Split:
 
 
 def whole_box(shape: tuple[int, ...]) -> Box:
-    """Return the box of a whole tensor."""
+    """Return the box of a complete tensor."""
     return tuple((0, length) for length in shape)
 
 
 def _part_length(start: int, stop: int, num_parts: int) -> int:
-    """Return the length of all parts but the last ones, as `torch.chunk` divides; at least 1."""
+    """Return the part length of `torch.chunk` for an interval, at least 1; the last parts may be shorter or empty."""
     return max(math.ceil((stop - start) / num_parts), 1)
 
 
 def _find_strides(mesh: DeviceMesh) -> tuple[int, ...]:
-    """Return the difference of the numbers of neighbouring ranks along each axis of a mesh.
+    """Return the difference between the numbers of neighbouring ranks along each axis of a mesh.
 
     Raises:
         CheckpointError: if the differences along an axis vary.
@@ -147,13 +151,13 @@ def _find_strides(mesh: DeviceMesh) -> tuple[int, ...]:
     if min(strides) < 1 or not torch.equal(ranks, expected_ranks.expand(ranks.shape).to(ranks.dtype)):
         raise CheckpointError(
             f"a tensor is sharded over the mesh {mesh}, whose ranks are not evenly spaced; checkpoints need a mesh of "
-            "init_device_mesh, or a part of one"
+            "init_device_mesh, or a submesh of it"
         )
     return tuple(strides)
 
 
 def find_split(tensor: Tensor, num_ranks: int) -> Split:
-    """Return the division of a DTensor, or of a plain tensor, which each of `num_ranks` ranks holds whole."""
+    """Return the split of a DTensor, or of a plain tensor, of which `num_ranks` ranks have complete copies."""
     if isinstance(tensor, DTensor):
         return Split.of_dtensor(tensor)
-    return Split.of_whole(num_ranks)
+    return Split.of_plain_tensor(num_ranks)

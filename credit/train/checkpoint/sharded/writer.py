@@ -1,13 +1,14 @@
-"""Writer of sharded tensors: each rank writes its parts, and a mesh of any shape can read them.
+"""Writer of sharded tensors: each rank writes its parts, and ranks of any other mesh can read them.
 
-No rank needs to be told what it writes. Which part of a tensor a rank holds, which of the ranks with the same part
-writes it, and where, follow from the placements of the DTensors (`credit.train.checkpoint.sharded.index`). The ranks of
-a host write into the same files, each its own ranges of bytes.
+The ranks need no communication to divide the work. From the placements of the DTensors, each rank computes its part of
+each tensor, the rank that writes this part, and the position in the files (`credit.train.checkpoint.sharded.index`).
+The ranks of a host write separate byte ranges into the same files.
 
-The files have the format of DCP's safetensors storage, so DCP's `HuggingFaceStorageReader` reads them. DCP
-(torch.distributed.checkpoint) itself does not write them, for two reasons. It gathers the plans of all ranks on rank 0,
-whose time and memory grow with the number of ranks (33 s and 478 MB for 512 ranks and 4,736 tensors). Its writer makes
-a second copy of all tensors and holds Python's global lock (GIL) meanwhile, so that training waits (3.4 s for 1 GB).
+The files have the format of the safetensors storage of DCP (torch.distributed.checkpoint), so DCP's
+`HuggingFaceStorageReader` can read them. The writer of DCP is not used, for two reasons. First, DCP gathers the plans
+of all ranks on rank 0. This takes time and memory in proportion to the number of ranks (33 s and 478 MB for 512 ranks
+and 4,736 tensors). Second, its writer makes a second copy of all tensors and meanwhile holds Python's global lock
+(GIL), so training waits (3.4 s for 1 GB).
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from credit.train.checkpoint.sharded.index import DTYPE_NAMES, INDEX, Slab, Stem
 
 @dataclass(frozen=True)
 class FileShare:
-    """Ranges of bytes that one rank writes into a file.
+    """Byte ranges that one rank writes into a file.
 
     Attributes:
         name: name of the file in the folder of its stem.
-        header: the header; None if another rank writes it.
+        header: the header of the file; None if a different rank writes the header.
         size: size of the complete file in bytes.
-        parts: (offset in the file, name of the tensor) of the parts that the rank writes, in ascending order.
+        parts: (offset in the file, name of the tensor) for each part that the rank writes, in ascending order.
     """
 
     name: str
@@ -62,10 +63,10 @@ class StagedShards:
     """Copies in host memory of the parts that this rank writes.
 
     Attributes:
-        parts: stem -> name of the tensor -> this rank's part of it on the CPU.
-        shares: stem -> files that this rank writes.
-        indices: stem -> contents of its index, equal on all ranks.
-        done: event after which the copies from the device are complete, None for tensors on the CPU.
+        parts: stem -> name of the tensor -> this rank's part of the tensor on the CPU.
+        shares: stem -> byte ranges of files that this rank writes.
+        indices: stem -> contents of the index file of the stem, equal on all ranks.
+        done: event after which the copies from the device are complete; None for tensors on the CPU.
     """
 
     parts: dict[str, dict[str, Tensor]]
@@ -75,13 +76,13 @@ class StagedShards:
 
 
 class ShardWriter:
-    """Writer of this rank's parts of all checkpoints of a run; building it is collective.
+    """Writer of this rank's parts of all checkpoints of a run; its construction is collective.
 
-    It reuses two things from save to save: the plan of what the rank writes, and host memory, because allocating it
-    takes many times as long as the copy.
+    The writer reuses the plan of the rank's byte ranges and the host memory in later saves, because the allocation of
+    host memory takes many times as long as the copy.
 
     Args:
-        group: process group of the threads that write, None for this process alone.
+        group: process group of the threads that write; None for a single process.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -96,10 +97,10 @@ class ShardWriter:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
-        """Copy the parts that this rank writes to host memory, over the previous copy.
+        """Copy the parts that this rank writes to host memory; the copy overwrites the previous copy.
 
-        The method does not communicate, and does not wait for copies from a GPU. They are queued in its stream before
-        any later change of the tensors.
+        The method does not communicate and does not wait for copies from a GPU. These copies are queued in the stream
+        of the GPU before any later change of the tensors.
 
         Args:
             tensors: stem -> name -> DTensor, or plain tensor that is equal on all ranks.
@@ -131,7 +132,7 @@ class ShardWriter:
         return StagedShards(self._parts, self._shares, self._index_texts, done)
 
     def _plan(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Plan what this rank writes, unless the tensors are as in the previous save."""
+        """Plan the byte ranges that this rank writes, unless the plan of the previous save is still valid."""
         indices = {}
         for stem, tensors_by_name in tensors.items():
             indices[stem] = StemIndex.of_tensors(tensors_by_name, self._num_ranks, self._ranks_per_file)
@@ -144,16 +145,16 @@ class ShardWriter:
         self._planned_indices = indices
 
     def write(self, folder: Path, staged: StagedShards) -> dict[str, dict[str, int]]:
-        """Collective: write the parts of each stem into ``folder/STEM`` and flush them to the disk.
+        """Collective: write the parts of each stem into ``folder/STEM`` and flush the files to the disk.
 
-        A part that several ranks hold is written by one of them.
+        If several ranks have the same part, only one of them writes the part.
 
         Args:
-            folder: folder of the checkpoint, which exists.
+            folder: existing folder of the checkpoint.
             staged: copies of this rank's parts of the tensors.
 
         Returns:
-            On rank 0, entries of the manifest for the files of all ranks: path below `folder` -> size and checksum.
+            On rank 0, the manifest entries of the files of all ranks: path relative to `folder` -> size and checksum.
 
         Raises:
             CheckpointError: on all ranks, if any rank cannot write, or the ranks save different tensors.
@@ -168,7 +169,7 @@ class ShardWriter:
                     manifest[f"{stem}/{INDEX}"] = fsync_and_checksum(folder / stem / INDEX)
             return {zlib.crc32("".join(staged.indices.values()).encode())}
 
-        # A rank with other tensors would leave gaps in the files.
+        # If a rank had different tensors, the files would have gaps.
         if len(reduce_over_ranks(create_folders, set.union, self._group)) > 1:
             raise CheckpointError("the ranks save different tensors, or tensors that are sharded in different ways")
 
@@ -190,13 +191,14 @@ class ShardWriter:
 
 
 def find_ranks_per_file(group: dist.ProcessGroup | None) -> int:
-    """Collective: return the number of ranks on each host, or 1 if hosts have different numbers of ranks.
+    """Collective: return the number of ranks per host, which write into the same files.
 
-    It is also 1 if the ranks of a host are not neighbours. Ranks of different hosts never share a file, because network
-    file systems are slow if several hosts write into one file, and some lose data.
+    Return 1 if hosts have different numbers of ranks, or if the numbers of the ranks of a host are not consecutive.
+    Ranks of different hosts never share a file, because network file systems are slow, and some lose data, if several
+    hosts write into one file.
 
     Args:
-        group: the ranks, None for this process alone.
+        group: process group of the ranks; None for a single process.
     """
     if not dist.is_initialized():
         return 1
@@ -212,25 +214,25 @@ def find_ranks_per_file(group: dist.ProcessGroup | None) -> int:
 
 
 def plan_shares(index: StemIndex, rank: int) -> list[FileShare]:
-    """Return the parts of the files of its group that a rank writes.
+    """Return the byte ranges that a rank writes into the files of its group, the ranks of a host.
 
-    All ranks of the group compute the same division, so they need not communicate. Tensors with the largest elements
+    All ranks of the group compute the same plan, so they need no communication. Tensors with the largest elements
     come first in a file, so that every array begins at a multiple of its element size.
 
     Args:
         index: index of the stem.
-        rank: the rank.
+        rank: number of the rank.
     """
     group = rank // index.ranks_per_file
     first_rank = group * index.ranks_per_file
     slabs_by_key: dict[object, list[Slab]] = {}
-    # For each file of the group: (name of the tensor, slab).
+    # For each file of the group, the list of (name of the tensor, slab) in the file.
     files: list[list[tuple[str, Slab]]] = []
     for name in sorted(index.tensors, key=lambda name: (-index.tensors[name].dtype.itemsize, name)):
         tensor = index.tensors[name]
         key = (tensor.split, tensor.shape)
         if key not in slabs_by_key:
-            slabs_by_key[key] = index.slabs_of_group(tensor, group)
+            slabs_by_key[key] = index.list_slabs(tensor, group)
         for number, slab in enumerate(slabs_by_key[key]):
             if number == len(files):
                 files.append([])
@@ -247,14 +249,14 @@ def plan_shares(index: StemIndex, rank: int) -> list[FileShare]:
 def _plan_file(
     index: StemIndex, file: str, entries: list[tuple[str, Slab]], num_bytes_by_rank: dict[int, int], rank: int
 ) -> FileShare:
-    """Return the part of one file that a rank writes; the first rank of a group writes the header.
+    """Return the byte ranges of a file that a rank writes; the first rank of a group writes the header.
 
     Args:
         index: index of the stem.
         file: name of the file.
         entries: (name of the tensor, slab) in the order of the file.
-        num_bytes_by_rank: for each rank of the group, the number of bytes that it writes; updated.
-        rank: the rank.
+        num_bytes_by_rank: rank of the group -> number of bytes that the rank writes; this dict is updated.
+        rank: number of the rank.
     """
     arrays = []
     parts = []
@@ -263,7 +265,7 @@ def _plan_file(
         item_size = index.tensors[name].dtype.itemsize
         begin = offset
         for box, holders in slab.parts:
-            # The ranks of a host share the work if several of them hold the same.
+            # If several ranks of the host have the same part, the rank with the fewest bytes so far writes it.
             writer = min(holders, key=num_bytes_by_rank.__getitem__)
             if writer == rank:
                 parts.append((offset, name))
@@ -280,7 +282,7 @@ def _plan_file(
 
 
 def _list_ranges(share: FileShare, parts: Mapping[str, Tensor]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (offset in the file, bytes) of all that a rank writes into a file."""
+    """Yield (offset in the file, bytes) for each byte range that a rank writes into a file."""
     if share.header is not None:
         yield 0, np.frombuffer(share.header, dtype=np.uint8)
     for offset, name in share.parts:
@@ -290,7 +292,7 @@ def _list_ranges(share: FileShare, parts: Mapping[str, Tensor]) -> Iterator[tupl
 def _join_contributions(
     first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Return path -> (size, checksum) of the files of two sets of ranks."""
+    """Combine path -> (size, checksum contribution) of the files of two sets of ranks."""
     joined = dict(first)
     for path, (size, checksum) in second.items():
         _, other_checksum = joined.get(path, (size, 0))
@@ -299,15 +301,15 @@ def _join_contributions(
 
 
 def _add_counts(first: dict[object, int], second: dict[object, int]) -> dict[object, int]:
-    """Return the sums of two dicts of counts."""
+    """Return key -> sum of the counts in two dicts; a missing key counts 0."""
     return {key: first.get(key, 0) + second.get(key, 0) for key in first | second}
 
 
 def _require_boxes_of_torch(index: StemIndex, tensors: Mapping[str, Tensor], rank: int) -> None:
-    """Require that the formula of the index gives the part of each DTensor that torch says this rank holds.
+    """Raise CheckpointError unless the index gives the same part of each DTensor for this rank as torch.
 
     Raises:
-        CheckpointError: naming a tensor for which it does not.
+        CheckpointError: if the parts differ; the message names the tensor.
     """
     compared = set()
     for name, tensor in tensors.items():

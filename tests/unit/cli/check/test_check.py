@@ -20,7 +20,7 @@ from credit.cli.check.report import CheckReport
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
 from credit.forecast.objectives.ensemble import EnsembleRollout
-from credit.train.build.dry_run import dummy_assets, try_step
+from credit.train.build.dry_run import build_placeholder_assets, try_step
 from tests.unit.cli.check.fault import Fault
 from tests.unit.cli.check.faults import FAULTS, SEEDED, patch
 from tests.unit.cli.world import hours_of_file, lose_a_chunk, write_model_plugin, write_other_forecasts
@@ -87,7 +87,7 @@ def test_no_alarm_without_a_fault(
     assert "training: 2 steps of 2 samples; an epoch has 7" in output
     assert ("store: store.zarr is complete" in output) == (needs == "store")
     assert ("the run begins with run/checkpoints/step_00000002, step 2" in output) == (needs == "run")
-    assert ("nothing is left" in output) == (needs == "run")
+    assert ("no steps remain" in output) == (needs == "run")
     # Nothing is written.
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == times_before
 
@@ -104,7 +104,7 @@ def test_no_alarm_over_forecasts_that_can_be_scored(world: Path, capsys: pytest.
     coarse = "verification.other_forecasts={ifs: others.zarr, coarse: coarse/others.zarr}"
     status, errors, output = run_check(capsys, coarse, "verification.grid={rows: 8, columns: 16, poles: false}")
     assert (status, errors) == (0, [])
-    assert "other_forecasts.coarse: no scores of t850, which it does not have" in output
+    assert "other_forecasts.coarse: no scores of t850, which these forecasts do not contain" in output
     assert "other_forecasts: ifs, coarse: scored are what all forecasts have, initial times: 3," in output
 
 
@@ -166,11 +166,11 @@ def test_what_a_source_gives_and_a_file_that_gives_nothing(world: Path, capsys: 
     status, errors, output = run_check(capsys)
     assert (status, errors) == (0, [])
     line = (
-        "data.sources.0 (data_*.nc): 3 files (1 of them give nothing); 2000-01-01T00:00..2000-01-10T18:00, 40 times; "
+        "data.sources.0 (data_*.nc): 3 files (1 of them not used); 2000-01-01T00:00..2000-01-10T18:00, 40 times; "
     )
     assert line + "t, t2m, sst, ground\n" in output
     warning = (
-        "data_other.nc gives nothing: it has none of the variables that are read here (t, t2m, sst, ground), but T2M"
+        "data_other.nc is not used: it has none of the requested variables (t, t2m, sst, ground), but T2M"
     )
     assert re.search(f"^WARNING: .*{re.escape(warning)}", output, flags=re.MULTILINE)
 
@@ -195,7 +195,7 @@ def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> Non
     with chdir(worlds("run")):
         config = load_config("config.yml")
         reader = open_sources(config.data)
-        dry_run = try_step(config, dummy_assets(config, reader.grid, reader.attributes, reader.masks))
+        dry_run = try_step(config, build_placeholder_assets(config, reader.grid, reader.attributes, reader.masks))
         tensor_bytes = 0
         for file in Path("run/checkpoints/step_00000002").glob("*/*.safetensors"):
             with safe_open(file, "pt") as tensors:
@@ -210,7 +210,7 @@ def test_recomputed_steps_with_checkpointed_blocks(world: Path) -> None:
     overrides = ["model.residual=false", "data.forecast_len=2", "trainer.recompute_steps=true"]
     config = load_config("config.yml", [*overrides, "trainer.activation_checkpoint=true"])
     reader = open_sources(config.data)
-    assert try_step(config, dummy_assets(config, reader.grid, reader.attributes, reader.masks)).skip_reason == ""
+    assert try_step(config, build_placeholder_assets(config, reader.grid, reader.attributes, reader.masks)).skip_reason == ""
 
 
 def test_a_model_that_needs_values_is_no_problem(
@@ -245,7 +245,7 @@ def test_cuda_graphs(world: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert (status, errors) == (0, []), errors
     assert "has CUDA graphs on a GPU only" in output and "each of the 2 forward passes" in output
     status, errors, _ = run_check(capsys, "trainer.compile=reduce-overhead", "--world-size", "2")
-    assert status == 2 and "works on one rank only, and the run has 2" in " ".join(errors)
+    assert status == 2 and "works on one rank only, but the run has 2" in " ".join(errors)
 
 
 def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

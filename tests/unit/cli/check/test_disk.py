@@ -15,7 +15,7 @@ from credit.data.sources.source_reader import SourceReader
 @pytest.mark.parametrize(
     ("store", "memory", "times_per_chunk", "expected"),
     [
-        (None, 1.0, 31, "sources: chunks of files span up to 31 times, and each time that training reads unpacks one"),
+        (None, 1.0, 31, "sources: chunks of files span up to 31 times, and training unpacks a whole chunk for each"),
         ("a.zarr", 1.0, 31, "credit preprocess reads 12 at once and unpacks each about 3 times; "
          "preprocess.memory_gib=2.4, in each of 2 processes"),
         ("a.zarr", 2.4, 31, None),

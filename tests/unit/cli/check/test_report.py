@@ -47,9 +47,9 @@ def test_counts_are_the_last_line() -> None:
 def test_warnings_alone_are_no_failure() -> None:
     report = CheckReport()
     with report.collect_log():
-        logging.getLogger("credit.data").warning("%s gives nothing", "x.nc")
-    assert report.warnings == ["x.nc gives nothing"]
-    assert report.format() == "WARNING: x.nc gives nothing\n0 errors, 1 warning"
+        logging.getLogger("credit.data").warning("%s is not used", "x.nc")
+    assert report.warnings == ["x.nc is not used"]
+    assert report.format() == "WARNING: x.nc is not used\n0 errors, 1 warning"
     assert report.exit_status == 0
     assert logging.getLogger("credit").propagate
 
@@ -62,7 +62,7 @@ def test_json_is_all_that_is_printed(world: Path, capsys: pytest.CaptureFixture[
     assert set(document) == {"errors", "warnings", "notes", "num_errors", "num_warnings"}
     assert document["num_errors"] == len(document["errors"]) >= 2
     assert any("rmse/z500/6h" in error["message"] for error in document["errors"])
-    assert document["num_warnings"] == 1 and "data_other.nc gives nothing" in document["warnings"][0]["message"]
+    assert document["num_warnings"] == 1 and "data_other.nc is not used" in document["warnings"][0]["message"]
     assert any(note.startswith("data.splits.train") for note in document["notes"])
 
 

@@ -42,7 +42,7 @@ def test_headline_channels_come_first_and_the_rest_is_counted() -> None:
     table = make_table()
     assert headline_channels(table) == ["z500", "t850", "msl"]
     text = format_summary(table)
-    assert "w500" not in text and "1 more channel: --all prints them" in text
+    assert "w500" not in text and "1 more channel: see --all" in text
     everything = format_summary(table, show_all=True)
     assert "w500" in everything and "--all" not in everything
 

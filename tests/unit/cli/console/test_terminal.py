@@ -57,7 +57,7 @@ def test_streams_that_are_missing_or_closed_are_no_terminals(monkeypatch: pytest
     closed.close()
     monkeypatch.setattr(sys, "stdout", None)
     assert not terminal.supports_color(None)
-    assert terminal.terminal_width() is None
+    assert terminal.get_terminal_width() is None
     assert not terminal.is_terminal(io.StringIO())
 
 

@@ -127,7 +127,7 @@ def test_a_broken_config_gets_a_report(
     break_it(raw)
     Path("config.yml").write_text(yaml.safe_dump(raw))
     text = examine(capsys)
-    assert words in text and "as it was read:" in text
+    assert words in text and "contents of the file:" in text
     assert "step_00000002: intact" in text and "the loss is not finite" in text
     assert [secret for secret in SECRETS if secret in text] == []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from credit.compare.sweep.search import draw_trials, list_grid, parse_ranges
+from credit.compare.sweep.search import sample_trials, list_grid, parse_ranges
 from credit.errors import ConfigError
 
 
@@ -57,7 +57,7 @@ def test_wrong_ranges(text: str, message: str) -> None:
 
 def test_random_values_have_the_distribution_of_their_range() -> None:
     ranges = parse_ranges(["a=log:1e-5,1e-1", "b=uniform:-2,4", "c=choice:x,[1, 2]"])
-    trials = draw_trials(ranges, 2000, seed=3)
+    trials = sample_trials(ranges, 2000, seed=3)
     values = [dict(override.split("=", 1) for override in trial) for trial in trials]
     exponents = np.log10([float(value["a"]) for value in values])
     numbers = np.array([float(value["b"]) for value in values])
@@ -71,12 +71,12 @@ def test_random_values_have_the_distribution_of_their_range() -> None:
 
 def test_random_trials_are_reproducible_and_can_be_extended() -> None:
     ranges = parse_ranges(["a=log:1e-5,1e-1", "b=uniform:0,1"])
-    trials = draw_trials(ranges, 5, seed=3)
-    assert draw_trials(ranges, 9, seed=3)[:5] == trials
-    assert draw_trials(ranges, 5, seed=4) != trials
+    trials = sample_trials(ranges, 5, seed=3)
+    assert sample_trials(ranges, 9, seed=3)[:5] == trials
+    assert sample_trials(ranges, 5, seed=4) != trials
     # The values of a key do not depend on the other keys.
-    alone = draw_trials(ranges[1:], 5, seed=3)
+    alone = sample_trials(ranges[1:], 5, seed=3)
     assert [trial[0] for trial in alone] == [trial[1] for trial in trials]
     # Four digits, and never outside the range.
-    narrow = draw_trials(parse_ranges(["a=uniform:0.123456,0.123457"]), 3, seed=1)
+    narrow = sample_trials(parse_ranges(["a=uniform:0.123456,0.123457"]), 3, seed=1)
     assert narrow == [("a=0.123457",)]

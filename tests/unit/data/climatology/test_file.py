@@ -136,7 +136,7 @@ def test_a_value_a_day_serves_all_hours(tmp_path: Path) -> None:
 
 
 def test_hours_without_a_coordinate(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has the dimension hour, but there is no coordinate that says which hours"):
+    with pytest.raises(DataError, match="has the dimension hour, but no coordinate with the hours"):
         load(write(wb2().drop_vars("hour"), tmp_path / "a.nc"), rename=NAMES)
 
 
@@ -181,7 +181,7 @@ def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     expected_fields = expected(dataset, "1900-01-01")
     np.testing.assert_allclose(fields[-1], expected_fields[-1] + 273.15, rtol=1e-6)
     np.testing.assert_array_equal(fields[:-1], expected_fields[:-1])
-    assert "temperature has no units and is taken to be in K" in caplog.text
+    assert "temperature has no units; the units of the data, K, are assumed" in caplog.text
     dataset["2m_temperature"].attrs["units"] = "Pa"
     with pytest.raises(DataError, match="measure different quantities"):
         load(write(dataset, tmp_path / "b.nc"), rename=NAMES)
@@ -207,14 +207,14 @@ def test_long_chunks_of_a_large_file_are_named(
     assert not caplog.text
     monkeypatch.setattr(module, "CACHE_BYTES", 0)
     load(path, rename=NAMES)
-    assert "a chunk has 366 days of the year" in caplog.text
+    assert "a chunk contains 366 days of the year" in caplog.text
 
 
 def test_what_cannot_be_used(tmp_path: Path) -> None:
     path = write(wb2(), tmp_path / "a.nc")
     with pytest.raises(DataError, match="climatology.path: .*none.nc does not exist.* contains a.nc"):
         load(tmp_path / "none.nc")
-    with pytest.raises(DataError, match="grid is not that of the data: .*set verification.grid to regrid both"):
+    with pytest.raises(DataError, match="grid is not the grid of the data: .*set verification.grid to regrid both"):
         load(path, grid=make_grid(8, 8), rename=NAMES)
     with pytest.raises(DataError, match="has no level 300"):
         load(
@@ -232,9 +232,9 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         load(write(wb2().rename(dayofyear="day"), tmp_path / "c.nc"), rename=NAMES)
     with pytest.raises(DataError, match="has the dimensions quantile, .*select one position along them"):
         load(write(wb2().expand_dims(quantile=[0.1, 0.9]), tmp_path / "d.nc"), rename=NAMES)
-    with pytest.raises(DataError, match="stands for 4 files"):
+    with pytest.raises(DataError, match="matches 4 files"):
         load(tmp_path / "*.nc")
-    with pytest.raises(ValueError, match="rename and storage_options are for a file"):
+    with pytest.raises(ValueError, match="rename and storage_options are only for method: file"):
         ClimatologyConfig(rename={"z": "geopotential"})
     with pytest.raises(ConfigError, match="cf-units|not a unit"):
         load(path, rename=NAMES, attributes={"z": {"units": "nothing at all"}})

@@ -167,7 +167,7 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     train = build_splits(conf, reader.calendar)["train"]
     with caplog.at_level(logging.INFO):
         load_or_fit_climatology(reader, ["t2m"], train, climatology_config)
-    expected = "that of the store" if kept else "fitted now .*of another version .*run credit preprocess again"
+    expected = "read from the store" if kept else "fitted now .*of another version .*run credit preprocess again"
     assert re.search(expected, caplog.text), caplog.text
     preprocess_climatology(conf, settings, climatology_config, progress=False)
     assert stored.describe_mismatch(Path(conf.store), climatology_config, train) is None

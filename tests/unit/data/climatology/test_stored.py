@@ -195,10 +195,14 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("climatology_config", "splits", "reason"),
     [
-        (HARMONIC, {}, "is with .*window_days': 241.*, not .*harmonics': 1"),
+        (HARMONIC, {}, "has the settings .*window_days': 241.*, not .*harmonics': 1"),
         (ClimatologyConfig(method="window", window_days=120), {}, "241.*not .*120"),
         (BY_HOUR, {}, "by_hour': False.*not .*True"),
-        (WINDOW, {"train": ["2000-01-02", "2001-01-20"]}, "of another period .moving mean of 241 days, 2000-01-01 to"),
+        (
+            WINDOW,
+            {"train": ["2000-01-02", "2001-01-20"]},
+            "of a different period .moving mean of 241 days, 2000-01-01 to",
+        ),
     ],
 )
 def test_another_one_is_fitted_and_said(
@@ -228,7 +232,7 @@ def test_another_one_is_fitted_and_said(
     keep(conf, climatology_config)
     caplog.clear()
     load_or_fit_climatology(reader, names, train, climatology_config)
-    assert "that of the store" in caplog.text
+    assert "read from the store" in caplog.text
     keep(conf, climatology_config)
     assert "has its climatology" in caplog.text
 
@@ -237,7 +241,7 @@ def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogC
     caplog.set_level(logging.INFO)
     reader, train, names = opened(conf)
     load_or_fit_climatology(reader, names, train, HARMONIC)
-    assert "the store has none" in caplog.text
+    assert "the store has no climatology" in caplog.text
     sources = open_reader(make(source, tmp_path, store=None))
     load_or_fit_climatology(sources, names, train, HARMONIC)
     assert "there is no store" in caplog.text

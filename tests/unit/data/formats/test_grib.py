@@ -88,11 +88,11 @@ def test_members_are_chosen(tmp_path: Path) -> None:
     keys = {"productDefinitionTemplateNumber": 1, "numberOfForecastsInEnsemble": 3}
     messages = [message(field_number(n), **keys, number=n) for n in range(3)]
     path = write_grib(tmp_path / "a.grb2", *messages)
-    with pytest.raises(DataError, match=r"t is there several times, with number 0, 1, 2; .*select: \{number: 0\}"):
+    with pytest.raises(DataError, match=r"t is in the file several times, .* number 0, 1, 2; .*select: \{number: 0\}"):
         open_sources(config(path, p2=["t"]))
     reader = open_sources(config(path, {"number": 2}, p2=["t"]))
     np.testing.assert_allclose(reader.read(0)[0], field_number(2), atol=PACKING, rtol=1e-7)
-    with pytest.raises(DataError, match="number 7 is not there; the file has 0, 1, 2"):
+    with pytest.raises(DataError, match="number 7 is not in the file; the file has 0, 1, 2"):
         open_sources(config(path, {"number": 7}, p2=["t"]))
     with pytest.raises(DataError, match='names nummer; did you mean "number"'):
         open_sources(config(path, {"nummer": 7}, p2=["t"]))
@@ -122,7 +122,7 @@ def test_a_variable_on_levels_of_several_types(tmp_path: Path) -> None:
     reader = open_sources(make_config("", sources=sources, p3=["t"], p2=["t200"], levels=[500]))
     np.testing.assert_allclose(reader.read(0), [field_number(0), field_number(2)], atol=PACKING)
     with pytest.raises(
-        DataError, match=r'"z" is in the files of data\.sources\.0, but data\.sources\.0\.select leaves it out'
+        DataError, match=r'"z" is in the files of data\.sources\.0, but data\.sources\.0\.select excludes it'
     ):
         open_sources(config(path, selection, p2=["z"]))
 
@@ -285,7 +285,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"{name}: {reason}"):
             open_sources(config(write_grib(tmp_path / name, content), p2=["t"]))
     misnamed = write_file(tmp_path / "a.grib", {"t": np.full((1, H, W), 280, np.float32)}, hours=[0])
-    with pytest.raises(DataError, match="of another format, set data.sources.N.format"):
+    with pytest.raises(DataError, match="has a different format, set data.sources.N.format"):
         open_sources(config(misnamed, p2=["t"]))
     right = make_config("", sources=[{"path": str(misnamed), "format": "netcdf"}], p2=["t"])
     assert (open_sources(right).read(0) == 280).all()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from credit.data.samples.loader import ResumableSampler, block_of_step, epoch_order
+from credit.data.samples.loader import ResumableSampler, build_epoch_order, find_block_of_step
 from credit.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_an_epoch_meets_no_sample_twice_and_epochs_differ() -> None:
         seen = sum(batches[3 * epoch : 3 * epoch + 3], [])
         assert len(set(seen)) == 24
     assert batches[:3] != batches[3:]
-    assert (epoch_order(25, 7, 0) != epoch_order(25, 8, 0)).any()
+    assert (build_epoch_order(25, 7, 0) != build_epoch_order(25, 8, 0)).any()
 
 
 def test_blocks_that_are_left_out() -> None:
@@ -47,11 +47,11 @@ def test_blocks_that_are_left_out() -> None:
     left = [block for number, block in enumerate(uninterrupted) if number not in (3, 4, 8)]
     assert list(ResumableSampler(25, 4, 1, 7, 0, 9, skipped_blocks=[8, 3, 4])) == left
     assert list(ResumableSampler(25, 4, 1, 7, 5, 9, skipped_blocks=[3, 4, 8])) == left[5:]
-    assert [block_of_step(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
+    assert [find_block_of_step(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
 
 
 def test_a_batch_larger_than_the_data() -> None:
-    with pytest.raises(ConfigError, match="32 samples a step, but the training period has 25"):
+    with pytest.raises(ConfigError, match="32 samples per step, but the training period has 25"):
         ResumableSampler(25, 32, 1, 7, 0, 1)
 
 

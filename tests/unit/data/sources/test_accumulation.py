@@ -88,7 +88,7 @@ def test_what_makes_up_no_step_is_refused(tmp_path: Path) -> None:
     ends = np.array([0, 6, 12, 18])
     path = write_file(tmp_path / "a.nc", fields, hours=[0, 4, 8, 12])
     with pytest.raises(
-        DataError, match="a.nc: data.variable_options.tp.temporal is accumulate, .* 6h, but they cover 4h each"
+        DataError, match="a.nc: data.variable_options.tp.temporal is accumulate, .* 6h, but each value covers 4h"
     ):
         open_file(path, "accumulate")
     path = write_file(tmp_path / "b.nc", fields, time_bounds=np.stack([0 * ends, ends], axis=1))
@@ -103,7 +103,7 @@ def test_what_makes_up_no_step_is_refused(tmp_path: Path) -> None:
     ):
         open_file(path, "deaccumulate")
     path = write_file(tmp_path / "e.nc", fields, hours=[0, 1, 2, 3])
-    with pytest.raises(DataError, match="tp has 4 times, which make up no whole window"):
+    with pytest.raises(DataError, match="tp has 4 times, which do not add up to a complete window"):
         open_file(path, "accumulate")
     with pytest.raises(ValueError, match="restarts has no effect"):
         open_file(path, "accumulate", restarts=[0])

@@ -88,7 +88,7 @@ def test_coefficients_from_a_file(tmp_path: Path, all_variables: Path) -> None:
     with pytest.raises(DataError, match=r"24 levels \(1 to 24\), but the coefficients are for 20"):
         open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "short.csv")}))
     (tmp_path / "full.csv").write_text("\n".join(["n,a [Pa],b", *rows[:-1]]))
-    with pytest.raises(DataError, match="full.csv: coefficients of half levels must run .* to the ground"):
+    with pytest.raises(DataError, match="full.csv: coefficients of half levels must extend .* to the ground"):
         open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "full.csv")}))
 
 
@@ -161,7 +161,7 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, all_variables: Path) -> N
     np.testing.assert_allclose(u, profile[0, -1, 0, 0], rtol=1e-6)
     standard = profile[0, -1, 0, 0] * (target[~inside] / 92500) ** (world.R * 0.0065 / world.G)
     np.testing.assert_allclose(t, standard, rtol=1e-6)
-    with pytest.raises(DataError, match="level 1 .* lies above the uppermost level of the source"):
+    with pytest.raises(DataError, match="level 1 .* is above the uppermost level of the source"):
         open_sources(config(path, {"surface_pressure": "sp"}, p3=["u"], **options | {"levels": [1, 24]}))
 
 
@@ -235,7 +235,7 @@ def test_units_of_the_files(tmp_path: Path, all_variables: Path) -> None:
     np.testing.assert_allclose(fields_read[:5] + 273.15, expected[:5], atol=1e-3)
     np.testing.assert_allclose(fields_read[5:], expected[5:], rtol=1e-5, atol=0.5)
     for name, units, message in (
-        ("sp", "K", "as surface_pressure it must be in Pa or hPa"),
+        ("sp", "K", "the units of surface_pressure must be Pa or hPa"),
         ("sp", "Pa", r"odd.nc: sp at .* are outside the limits of pressure at the surface or at sea level in Pa"),
     ):
         with netCDF4.Dataset(path, "a") as file:
@@ -255,7 +255,7 @@ def test_surface_pressure_in_other_files(tmp_path: Path, all_variables: Path) ->
     sources[1]["path"] = str(early)
     with pytest.raises(
         DataError,
-        match=r"t needs lnsp at the same times, but lnsp is missing at 10 of 40, the first is 2000-01-08T12:00",
+        match=r"t needs lnsp at the same times, but lnsp is missing at 10 of 40 times, the first is 2000-01-08T12:00",
     ):
         open_sources(make_config("", sources=sources, p3=["t"], levels=LEVELS))
 
@@ -265,7 +265,7 @@ def test_surface_pressure_in_other_files(tmp_path: Path, all_variables: Path) ->
     [
         ({"vertical": {"surface_pressure": "ps"}}, r'data\.sources\.0\.vertical\.surface_pressure: "ps" is in no file'),
         ({"vertical": {"surface_pressure": "sp"}}, "level 850, 1000 is below the ground.*surface_geopotential"),
-        ({"levels": [0.1, 500]}, r"t: level 0\.1 \(0\.1 hPa\) lies above the uppermost level"),
+        ({"levels": [0.1, 500]}, r"t: level 0\.1 \(0\.1 hPa\) is above the uppermost level"),
         ({"variable_options": {"z": {"derive": "geopotential", "inputs": {"temperature": "ta"}}}, "p3": ["t", "z"]},
          r'data\.variable_options\.z\.inputs: "ta" is in no file'),
         ({"variable_options": {"z": DERIVED["z"]}, "p3": ["t", "z"], "vertical": {"surface_pressure": "sp"}},
@@ -320,12 +320,12 @@ def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
     with xr.open_dataset(world.write(tmp_path / "q.nc", "ecmwf", fields_of("q")), decode_times=False) as file:
         file.isel(lev=slice(4, None)).to_netcdf(tmp_path / "low.nc")
     sources = [{"path": str(column), "vertical": GROUND}, {"path": str(tmp_path / "low.nc"), "vertical": GROUND}]
-    with pytest.raises(DataError, match=r"z: its inputs are on 24 levels in .*ml\.nc and on 20 others in .*low\.nc"):
+    with pytest.raises(DataError, match=r"z: its inputs are on 24 levels in .*ml\.nc and on 20 different levels in .*low\.nc"):
         open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
     sources[0]["path"] = str(tmp_path / "gap.nc")
     with xr.open_dataset(column, decode_times=False) as file:
         file.isel(lev=slice(0, 20)).to_netcdf(tmp_path / "gap.nc")
-    with pytest.raises(DataError, match=r"t has 20 levels \(1 to 20\) without those down to the ground"):
+    with pytest.raises(DataError, match=r"t has 20 levels \(1 to 20\) that do not extend to the ground"):
         open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
 
 

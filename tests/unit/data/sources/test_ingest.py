@@ -139,7 +139,7 @@ REFUSED = [
     ("data.nc", {"p3": ["t"], "levels": [500, 1000]}, "t, level 1000 at .*: 7550 of 65160 values are missing"),
     ("vinth2p.nc", {"p3": ["T"], "levels": [850]}, "data.level_units: model_level"),
     ("era5-levels-members.grib", {"p3": ["t"], "levels": [850]}, r"number 0, 1, .*N.select: \{number: 0\}"),
-    ("era5-levels-members.grib", {"p2": ["t"], **MEMBER}, "t is in vars_2D but lies on 2 levels"),
+    ("era5-levels-members.grib", {"p2": ["t"], **MEMBER}, "t is in vars_2D but is on 2 levels"),
     ("fields_with_missing_values.grib", {"p2": ["t2m"]}, "10808 of 16380 values are missing.*missing: fill_mean"),
     ("fields_with_missing_values.grib", MASKED, "83 differ; a mask that changes in time is not supported"),
     ("hpa_and_pa.grib", {"p3": ["t"], "levels": [1, 0.01]}, "t, level 0.01 .*: the whole field is missing"),

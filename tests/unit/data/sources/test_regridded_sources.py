@@ -198,9 +198,9 @@ def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": {"rows": 19, "columns": 36}}, "give rows, columns and poles, or like"),
-        ({"grid": RUN | {"like": "a.nc"}}, "give rows, columns and poles, or like"),
-        ({"grid": {}}, "give rows, columns and poles, or like"),
+        ({"grid": {"rows": 19, "columns": 36}}, "set rows, columns and poles, or only like"),
+        ({"grid": RUN | {"like": "a.nc"}}, "set rows, columns and poles, or only like"),
+        ({"grid": {}}, "set rows, columns and poles, or only like"),
         ({"grid": RUN | {"pole": True}}, "pole"),
         ({"grid": None, "variable_options": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
         ({"grid": None}, "variable_options.t.regrid has no effect"),

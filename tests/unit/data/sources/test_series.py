@@ -89,9 +89,9 @@ def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = write_file(tmp_path / "b.nc", {"t": T[:4, 0]}, range(480, 504, 6))
     sources = [{"path": [str(path), str(later)], "period": ["2000-01-01", "2000-01-03"]}]
     assert len(open_sources(make_config("", sources=sources, p2=["t"])).times) == 8
-    assert f"{later} gives nothing: period and every of data.sources.0 leave out all its times" in caplog.text
+    assert f"{later} is not used: period and every of data.sources.0 exclude all its times" in caplog.text
     with pytest.raises(
-        DataError, match=r"sources.0: period, every and .* leave t no time; its files have 2000-01-01T00"
+        DataError, match=r"sources.0: period, every and .* exclude all times of t; its files have 2000-01-01T00"
     ):
         open_period("2001-01-01", "2001-12-31")
     with pytest.raises(DataError, match=r"data.sources.0.period: 1999-01-01 is before 2000-01-01"):
@@ -127,7 +127,7 @@ def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> No
     first_file = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
     second_file = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
     sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"swe": "sd"}}]
-    with pytest.raises(DataError, match='in "gpm" in .*; these are not units of one quantity: name the variable'):
+    with pytest.raises(DataError, match='in "gpm" in .*; these are units of different quantities: name the variable'):
         open_sources(make_config("", sources=sources, p2=["swe"]))
 
 
@@ -139,7 +139,7 @@ def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: 
     sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"t": "skt"}}]
     open_sources(make_config("", sources=sources, p2=["t"]))
     assert (
-        f"t is called air_temperature in {first_file} and surface_temperature in {second_file}; is it one variable?"
+        f"t is called air_temperature in {first_file} and surface_temperature in {second_file}; check that these are the same variable"
         in caplog.text
     )
     caplog.clear()
@@ -188,7 +188,7 @@ def test_a_mean_in_a_later_source_is_not_silently_an_instant(tmp_path: Path, cap
     mean = {"t": {"cell_methods": "time: mean"}}
     second_file = write_file(tmp_path / "b.nc", {"t": T[4:, 0]}, NEW_HOURS, attributes=mean)
     open_sources(make_config("", sources=[{"path": str(first_file)}, {"path": str(second_file)}], p2=["t"]))
-    assert 't is taken as instantaneous; its cell_methods say "time: mean"' in caplog.text
+    assert 't is treated as instantaneous, but its cell_methods are "time: mean"' in caplog.text
 
 
 def test_hybrid_levels_then_pressure_levels(tmp_path: Path) -> None:
@@ -231,20 +231,20 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         reader = open_sources(conf)
     assert len(reader.times) == 8
-    warnings = [record.message for record in caplog.records if "gives nothing" in record.message]
+    warnings = [record.message for record in caplog.records if "is not used" in record.message]
     assert len(warnings) == 2
     assert warnings[0] == (
-        f"{tmp_path}/oldest.nc gives nothing: it has none of the variables that are read here (var130), but T"
+        f"{tmp_path}/oldest.nc is not used: it has none of the requested variables (var130), but T"
     )
-    assert warnings[1] == f"{copy} gives nothing: other files have the same and come first (t)"
+    assert warnings[1] == f"{copy} is not used: its variables are read from other files that come first (t)"
     lines = [each.describe(conf, reader.calendar) for each in reader.list_contributions(conf)]
     assert lines == [
-        f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them give nothing); "
-        "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 there)",
-        f"data.sources.1 ({new}, {copy}): 2 files (1 of them give nothing); "
+        f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them not used); "
+        "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 in the files)",
+        f"data.sources.1 ({new}, {copy}): 2 files (1 of them not used); "
         "2000-01-02T00:00..2000-01-02T18:00, 4 times; t",
     ]
     caplog.clear()
-    with pytest.raises(DataError, match="data.sources.2: period, every and .* leave t no time"):
+    with pytest.raises(DataError, match="data.sources.2: period, every and .* exclude all times of t"):
         open_sources(make_config("", sources=sources, p3=["t"], levels=[500, 850]))
-    assert "oldest.nc gives nothing" in caplog.text, "an error may come of it"
+    assert "oldest.nc is not used" in caplog.text, "an error may come of it"

@@ -112,7 +112,7 @@ def test_pressure_and_model_levels_are_not_mixed_up(tmp_path: Path) -> None:
 def test_variables_in_the_wrong_list(tmp_path: Path) -> None:
     fields = {"t": random_fields(4, 2, H, W), "t2m": random_fields(4, H, W)}
     path = write_file(tmp_path / "a.nc", fields, levels=[500, 850])
-    with pytest.raises(DataError, match="t is in vars_2D but lies on 2 levels.*"):
+    with pytest.raises(DataError, match="t is in vars_2D but is on 2 levels.*"):
         open_sources(make_config(path, p2=["t"]))
     with pytest.raises(DataError, match="t2m is in vars_3D but has no levels"):
         open_sources(make_config(path, p3=["t2m"], levels=[850]))
@@ -277,9 +277,9 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(DataError, match=message):
             open_sources(make_config(tmp_path / path, p2=["t2m"]))
-    with pytest.raises(DataError, match="%q is not known; use %Y"):
+    with pytest.raises(DataError, match="%q is not supported; use %Y"):
         open_sources(make_config(tmp_path / "era_%q.nc", p2=["t2m"]))
-    with pytest.raises(DataError, match='no sample "speedi"; did you mean "speedy"'):
+    with pytest.raises(DataError, match='no sample data "speedi"; did you mean "speedy"'):
         open_sources(make_config("sample:speedi", p2=["t2m"]))
 
 

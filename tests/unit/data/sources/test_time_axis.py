@@ -82,7 +82,7 @@ def test_a_representative_year_has_the_length_of_its_calendar(calendar_name: str
     run_times = start + DAY * np.arange(10)
     _, indices = match_times("cyclic", start + DAY * np.arange(days), run_times, calendar)
     assert indices == list(range(10))
-    with pytest.raises(DataError, match="one representative year, but its times run from"):
+    with pytest.raises(DataError, match="one representative year, but its times range from"):
         match_times("cyclic", start + DAY * np.arange(days + 1), run_times, calendar)
 
 
@@ -106,5 +106,5 @@ def test_sources_with_times_of_their_own(tmp_path: Path) -> None:
     assert len(reader.times) == 40
     for index in range(40):
         np.testing.assert_array_equal(reader.read(index), np.stack([state[index], slow[index // 4]]))
-    with pytest.raises(DataError, match=r"data.sources.0.times: cyclic is for forcings, but t2m is predicted"):
+    with pytest.raises(DataError, match=r"data.sources.0.times: cyclic is for forcing, but t2m is predicted"):
         open_sources(config({"times": "cyclic"}, {}))

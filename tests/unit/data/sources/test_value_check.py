@@ -38,7 +38,7 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
     assert (result.num_checked, result.num_times) == (20, NUM_TIMES)
     assert len(result.problems) == 1
     assert "07.nc: t2m" in result.problems[0]
-    assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text
+    assert "checking the values of 20 of 40 times, 20 of them to read each file" in caplog.text
 
 
 def write_bad_times(folder: Path, bad_indices: list[int]) -> DataConfig:

@@ -86,7 +86,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
     with pytest.raises(DataError) as caught:
         require_undamaged(path)
     assert "2 of 32 times are lost or damaged, the first is 2000-01-01T18:00 (its chunk is lost)" in str(caught.value)
-    assert "they lie in 2 parts of 8 times (0, 2); run credit preprocess CONFIG," in str(caught.value)
+    assert "they are in 2 parts of 8 times (0, 2); run credit preprocess CONFIG," in str(caught.value)
     write_training_store(conf)
     assert not find_damage(path, deep=True)
     after = chunk_states(conf)
@@ -105,7 +105,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
     assert not find_damage(path)
     damage = find_damage(path, deep=True)
     assert damage.parts == [1, 3] and "checksum" in damage.times[9]
-    assert damage.times[29] == "its fields differ from those that were written"
+    assert damage.times[29] == "its fields differ from the written fields"
     with pytest.raises(
         DataError, match=r"2000-01-03T06:00 cannot be read .* run credit preprocess CONFIG --deep, which"
     ):
@@ -304,10 +304,10 @@ def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig
     write_file(tmp_path / "ground.nc", {"ground": random_fields(H, W, seed=4)}, None)
     with pytest.raises(DataError) as caught:
         write_training_store(conf, redo_changed=redo_changed)
-    assert "new or changed since are 1 source file" in str(caught.value)
+    assert "new or changed since then: 1 source file" in str(caught.value)
     assert str(caught.value).split("ground.nc)")[1] == (
         "; a store of format 1 cannot be written in parts: name another data.store and run credit preprocess, which "
-        "leaves this one as it is"
+        "does not change this store"
     )
 
 
@@ -319,7 +319,7 @@ def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: Data
     sst = random_fields(20, H, W, seed=8)
     sst[:, 1, 3:6] = np.nan
     write_file(tmp_path / "1.nc", {"t": t, "sst": sst}, HOURS[20:])
-    with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*1\.nc\); run .* --redo-changed"):
+    with pytest.raises(DataError, match=r"new or changed since then: 1 source file \(.*1\.nc\); run .* --redo-changed"):
         write_training_store(conf)
     assert chunk_states(conf) == before and read_description(path)["complete"]
     write_training_store(conf, redo_changed=True)

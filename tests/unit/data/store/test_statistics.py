@@ -156,21 +156,21 @@ def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFix
     # 0.3 x 0.5 x sqrt(6) = 0.3674
     assert find_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []
     (line,) = find_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.368})
-    assert line.startswith("t2m: rounding to 0.368")
+    assert line.startswith("t2m: values in the files are rounded to 0.368")
     # a forcing is not predicted, so its rounding does no harm
     assert next(channel.group for channel in channels if channel.name == "sst") == "dynamic_forcing"
     assert find_coarse_packing(channels, std, {"sst": 1.0}) == []
     with caplog.at_level(logging.WARNING):
         fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP, {"t2m": 1.0})
-    assert "t2m: rounding to 1" in caplog.text
+    assert "t2m: values in the files are rounded to 1" in caplog.text
 
 
 def test_nothing_to_learn_from(fields: np.ndarray) -> None:
     times = np.arange(40) * STEP
-    with pytest.raises(DataError, match="no two of them 5h apart"):
+    with pytest.raises(DataError, match="no two differ by 5h"):
         fit_statistics(make_reader(fields, times), 0, times[-1], 300)
     fields[:, 2] = 280
-    with pytest.raises(DataError, match="^t2m: the same value everywhere"):
+    with pytest.raises(DataError, match="^t2m: constant in the complete training period"):
         fit_statistics(make_reader(fields, times), 0, times[-1], STEP)
 
 

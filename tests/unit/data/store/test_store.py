@@ -183,7 +183,7 @@ def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, 
         with pytest.raises(DataError, match=words) as caught:
             action(other)
         text = str(caught.value)
-        assert "name another data.store and run credit preprocess, which leaves this one as it is" in text
+        assert "name another data.store and run credit preprocess, which does not change this store" in text
 
 
 def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
@@ -213,7 +213,7 @@ def test_a_transform_needs_new_statistics_only(
     write_training_store(conf)
     before = open_reader(conf)
     other = make(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
-    with pytest.raises(DataError, match=r"data.transforms none, the config has .*sqrt.*keeps the fields"):
+    with pytest.raises(DataError, match=r"data.transforms are none, but the config has .*sqrt.*keeps the fields"):
         open_reader(other)
     monkeypatch.setattr(SourceReader, "read", None)
     write_training_store(other)
@@ -231,7 +231,7 @@ def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
     splits = {"train": ["2000-01-01", "2000-01-04"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-09"] * 2}
     other = make(tmp_path, splits=splits)
-    with pytest.raises(DataError, match=r"holds 2000-01-01T00:00\.\.2000-01-08T23:59, data.splits need"):
+    with pytest.raises(DataError, match=r"contains 2000-01-01T00:00\.\.2000-01-08T23:59, but data.splits need"):
         open_reader(other)
     with pytest.raises(
         DataError, match=r"in the store 2000-01-01T00:00\.\.2000-01-08T18:00 \(32 times\), in the splits"
@@ -243,7 +243,7 @@ def test_sources_that_changed_since(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
     os.utime(tmp_path / "a.nc", ns=(0, 0))
     assert open_reader(conf) is not None
-    with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*a\.nc\)"):
+    with pytest.raises(DataError, match=r"new or changed since then: 1 source file \(.*a\.nc\)"):
         write_training_store(conf)
 
 
@@ -251,13 +251,13 @@ def test_sources_that_moved_to_another_grid(tmp_path: Path, conf: DataConfig) ->
     write_training_store(conf)
     fields = {"t": random_fields(40, 2, 4, 8), "t2m": random_fields(40, 4, 8), "sst": random_fields(40, 4, 8)}
     write_file(tmp_path / "a.nc", fields | {"ground": random_fields(4, 8)}, HOURS, levels=[500, 850])
-    with pytest.raises(DataError, match="does not fit the sources: 8 x 16 cells against 4 x 8"):
+    with pytest.raises(DataError, match="does not match the sources: 8 x 16 cells against 4 x 8"):
         write_training_store(conf)
 
 
 def test_splits_without_data(tmp_path: Path, conf: DataConfig) -> None:
     splits = {"train": ["1990-01-01", "1990-01-04"], "valid": ["1990-01-06"] * 2, "test": ["1990-01-08"] * 2}
-    with pytest.raises(DataError, match=r"no time of the sources lies in them; 2000-01-01T00:00\.\.2000-01-10T18:00"):
+    with pytest.raises(DataError, match=r"the sources have no time in them; 2000-01-01T00:00\.\.2000-01-10T18:00"):
         write_training_store(make(tmp_path, splits=splits))
     assert not Path(conf.store).exists()
 

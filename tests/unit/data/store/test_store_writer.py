@@ -291,7 +291,7 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     worse = folder / "worse"
     worse.mkdir()
     write_files(worse, dict.fromkeys(range(10, 14), np.nan))
-    with pytest.raises(DataError, match=r"4 of 48 times are bad; data.on_bad_time: skip is for at most one in 20"):
+    with pytest.raises(DataError, match=r"4 of 48 times are bad; data.on_bad_time: skip accepts at most one in 20"):
         write_training_store(make(worse, on_bad_time="skip"))
     with pytest.raises(ValueError, match="skip needs a data.store"):
         make(folder, on_bad_time="skip", store=None)
@@ -333,7 +333,7 @@ def test_a_store_of_before(folder: Path) -> None:
     assert open_reader(conf).statistics.to_dict() == expected
     write_training_store(conf)
     group.attrs["credit"] = meta | {"format": 1, "complete": False}
-    with pytest.raises(DataError, match="begun by another version"):
+    with pytest.raises(DataError, match="begun by an older version"):
         write_training_store(conf)
 
 

@@ -165,7 +165,7 @@ def test_tensor_parallelism_where_samples_are_few() -> None:
     plan = make_plan(planned_run_of("trainer.train_batch_size=600"), 2, H100)
     assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
     assert plan.configured.degrees == ParallelDims(1, 2, 1) and not plan.configured.steps
-    assert "more samples a step than there are" in format_plan(plan, planned_run_of())
+    assert "too many samples per step" in format_plan(plan, planned_run_of())
 
 
 def test_hours_and_energy(plan: Plan) -> None:
@@ -190,7 +190,7 @@ def test_report(plan: Plan) -> None:
     for word in ("recommended", "exact", "upper bound", "assumed", "the host takes 40 us", "MWh"):
         assert word in text
     for line in text.splitlines():
-        if re.search(r"\bs a step|samples/s|\bhours|MWh| s = ", line):
+        if re.search(r"\bs per step|samples/s|\bhours|MWh| s = ", line):
             assert "estimate" in line, line
     facts = json.loads(json.dumps(to_dict(plan, planned_run_of())))
     assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
@@ -214,7 +214,7 @@ def test_tables_end_with_an_empty_line(plan: Plan, monkeypatch: pytest.MonkeyPat
     """Markdown takes every line up to the next empty one as a row of the table."""
     monkeypatch.setattr(report, "_MAX_MESHES_SHOWN", 3)
     text = format_plan(plan, planned_run_of())
-    assert f"\n\n{len(plan.meshes)} meshes in all\n" in text
+    assert f"\n\n{len(plan.meshes)} meshes in total\n" in text
     for line, next_line in pairwise(text.splitlines()):
         assert not line.startswith("|") or next_line.startswith("|") or not next_line, next_line
 
@@ -258,7 +258,7 @@ def small_gpu(gib: float) -> Gpu:
         (8, H100, ["trainer.parallelism.tensor=3"], ["8 / 3", "these work", "tensor: 2"]),
         (4, H100, ["trainer.parallelism={data: ddp, tensor: 2}"], ["ddp", "these work"]),
         (8, H100, ["trainer.train_batch_size=2000"], ["more samples than the 1000", "train_batch_size"]),
-        (2, small_gpu(2.12), [], ["small", "--gpu h100", "what would work"]),
+        (2, small_gpu(2.12), [], ["small", "--gpu h100", "possible changes"]),
         (2, small_gpu(2.45), ["trainer.train_batch_size=96"], ["activation_checkpoint: true", "a smaller trainer"]),
     ],
 )
@@ -346,7 +346,7 @@ def test_the_search_divides_fields_where_samples_are_few() -> None:
     assert {(mesh.degrees.domain, mesh.degrees.tensor) for mesh in plan.meshes if mesh.works} == {(2, 1), (1, 2)}
     assert all(mesh.samples == 1 for mesh in plan.meshes if mesh.works)
     text = format_plan(plan, run)
-    assert "domain 1, tensor 1: takes 2 samples a step, more than there are or may be" in text
+    assert "domain 1, tensor 1: needs 2 samples per step, which is too many" in text
     assert "at most 1 samples" in text
     with pytest.raises(ConfigError, match="--samples-per-step: 0 must be 1 or more"):
         make_plan(replace(run, max_samples_per_step=0), 2, H100)
@@ -364,4 +364,4 @@ def test_a_run_that_needs_whole_fields_is_not_divided() -> None:
     run = planned_run_of("trainer.preview={}")
     plan = make_plan(run, 2, H100)
     assert {mesh.degrees.domain for mesh in plan.meshes} == {1}
-    assert "trainer.preview: draws whole fields" in format_plan(plan, run)
+    assert "trainer.preview: plots whole fields" in format_plan(plan, run)

@@ -35,7 +35,7 @@ def test_grid_to_mesh_edges_are_all_close_pairs() -> None:
     grid_G3 = to_unit_vectors(*list_grid_coordinates(GRID))
     mesh = IcosahedralMesh.build(2)
     distances = np.linalg.norm(grid_G3[:, None] - mesh.nodes_N3, axis=2)
-    senders, receivers = mesh.level_edges(2).T
+    senders, receivers = mesh.list_level_edges(2).T
     longest = np.linalg.norm(mesh.nodes_N3[senders] - mesh.nodes_N3[receivers], axis=1).max()
     edges = connect_grid_to_mesh(grid_G3, mesh)
     expected = set(zip(*np.nonzero(distances <= 0.6 * longest), strict=True))
@@ -51,7 +51,7 @@ def test_numbers_of_edges_at_a_quarter_degree() -> None:
     grid = LatLonGrid.equiangular(721, 1440, True)
     mesh = IcosahedralMesh.build(6)
     assert len(mesh.nodes_N3) == 40_962
-    assert len(mesh.multimesh_edges()) == 327_660
+    assert len(mesh.list_multimesh_edges()) == 327_660
     assert len(connect_grid_to_mesh(to_unit_vectors(*list_grid_coordinates(grid)), mesh)) == 1_618_824
 
 
@@ -86,7 +86,7 @@ def test_edge_features_are_a_rotated_difference() -> None:
 def test_edge_features_do_not_change_if_the_sphere_turns() -> None:
     mesh = IcosahedralMesh.build(2)
     lat, lon = find_mesh_coordinates(mesh.nodes_N3)
-    edges = mesh.multimesh_edges()
+    edges = mesh.list_multimesh_edges()
     features = compute_edge_features(edges, to_unit_vectors(lat, lon), lat, lon)
     turned = compute_edge_features(edges, to_unit_vectors(lat, lon + 0.7), lat, lon + 0.7)
     np.testing.assert_allclose(turned, features, atol=1e-13)
@@ -112,7 +112,7 @@ def test_frames_at_the_poles_follow_the_longitude() -> None:
 def test_the_order_of_edges_has_no_effect() -> None:
     mesh = IcosahedralMesh.build(1)
     coordinates = find_mesh_coordinates(mesh.nodes_N3)
-    edges_E2 = mesh.multimesh_edges()
+    edges_E2 = mesh.list_multimesh_edges()
     shuffled_E2 = np.random.default_rng(0).permutation(edges_E2)
     edges, shuffled = (build_edges(array, mesh.nodes_N3, coordinates) for array in (edges_E2, shuffled_E2))
     assert torch.equal(edges.features_E4, shuffled.features_E4)

@@ -22,7 +22,7 @@ def grid_points(rows: int, columns: int, poles: bool) -> np.ndarray:
 @pytest.mark.parametrize("refinements", range(5))
 def test_counts(refinements: int) -> None:
     mesh = IcosahedralMesh.build(refinements)
-    edges = mesh.level_edges(refinements)
+    edges = mesh.list_level_edges(refinements)
     num_nodes = 10 * 4**refinements + 2
     assert mesh.nodes_N3.shape == (num_nodes, 3)
     assert mesh.faces[-1].shape == (20 * 4**refinements, 3)
@@ -34,7 +34,7 @@ def test_counts(refinements: int) -> None:
     degrees = np.bincount(edges[:, 1], minlength=num_nodes)
     assert sorted(set(degrees)) == ([5] if refinements == 0 else [5, 6])
     assert (degrees == 5).sum() == 12
-    multimesh = mesh.multimesh_edges()
+    multimesh = mesh.list_multimesh_edges()
     assert len(multimesh) == sum(60 * 4**level for level in range(refinements + 1))
     assert len(np.unique(multimesh, axis=0)) == len(multimesh)
 
@@ -66,7 +66,7 @@ def test_a_third_of_a_turn_maps_the_mesh_onto_itself() -> None:
     distances = np.linalg.norm((mesh.nodes_N3 @ turn.T)[:, None] - mesh.nodes_N3, axis=2)
     image = distances.argmin(axis=1)
     assert distances.min(axis=1).max() < 1e-13
-    edges = mesh.multimesh_edges()
+    edges = mesh.list_multimesh_edges()
     assert set(map(tuple, image[edges].tolist())) == set(map(tuple, edges.tolist()))
 
 

@@ -127,7 +127,10 @@ def test_noise(kind: str, processor: str) -> None:
     ("keys", "message"),
     [
         ({"refinements": 4}, r"model\.refinements: 4: .* 9 x 24 .*2562 nodes.*choose 2 or less"),
-        ({"processor": "transformer", "dim_head": 5}, r"model\.dim_head: 5 does not divide the 16 .*nearest is 4"),
+        (
+            {"processor": "transformer", "dim_head": 5},
+            r"model\.dim_head: 5 does not divide the 16 .*nearest divisor is 4",
+        ),
         ({"noise": "dropout"}, r"model\.noise: dropout .*global, cell, spherical"),
     ],
 )

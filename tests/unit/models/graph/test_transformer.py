@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from credit.models.graph.mesh import IcosahedralMesh
-from credit.models.graph.neighbourhoods import find_neighbourhoods, find_reachable
+from credit.models.graph.neighbourhoods import find_neighbourhoods, find_reachable_nodes
 from credit.models.graph.transformer import MeshTransformerLayer, NeighbourhoodAttention
 from credit.models.initialise import initialise_
 
@@ -17,7 +17,7 @@ HOPS = [1, 2, 3, 5, 20]
 def search_breadth_first(mesh: IcosahedralMesh, hops: int) -> torch.Tensor:
     """Return the bool matrix (N, N) of nodes at most `hops` edges apart, by a search from each node."""
     neighbours: dict[int, list[int]] = {}
-    for sender, receiver in mesh.level_edges(len(mesh.faces) - 1).tolist():
+    for sender, receiver in mesh.list_level_edges(len(mesh.faces) - 1).tolist():
         neighbours.setdefault(receiver, []).append(sender)
     is_near = torch.eye(len(neighbours), dtype=torch.bool)
     for start in neighbours:
@@ -42,7 +42,7 @@ def attend_densely(attention: NeighbourhoodAttention, x_BNC: torch.Tensor, is_ne
 @pytest.mark.parametrize("hops", HOPS)
 def test_neighbourhoods_are_those_of_a_search(hops: int) -> None:
     mesh = IcosahedralMesh.build(2)
-    assert torch.equal(torch.from_numpy(find_reachable(mesh, hops).toarray()), search_breadth_first(mesh, hops))
+    assert torch.equal(torch.from_numpy(find_reachable_nodes(mesh, hops).toarray()), search_breadth_first(mesh, hops))
 
 
 @pytest.mark.parametrize("hops", HOPS)

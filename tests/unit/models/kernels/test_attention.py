@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from credit.models.kernels.attention import attention, sdpa, sdpa_cpu, softmax_
-from credit.models.kernels.dispatch import ATTENTION, force_gpu_path, plain_formulations
+from credit.models.kernels.dispatch import ATTENTION, force_gpu_path, use_plain_formulations
 
 from .gradients import bfloat16_autocast, with_gradients
 
@@ -32,7 +32,7 @@ def test_dispatch() -> None:
     kernel, plain = sdpa_cpu(qkv, bias), sdpa(qkv, bias)
     assert not torch.equal(kernel, plain)
     assert torch.equal(attention(qkv, bias), kernel)
-    with plain_formulations(ATTENTION):
+    with use_plain_formulations(ATTENTION):
         assert torch.equal(attention(qkv, bias), plain)
     with force_gpu_path():
         assert torch.equal(attention(qkv, bias), plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from credit.models.kernels.dispatch import KERNELS, Kernel, force_gpu_path, plain_formulations, uses
+from credit.models.kernels.dispatch import KERNELS, Kernel, force_gpu_path, use_plain_formulations, uses_kernel
 
 CPU_ONLY = Kernel("cpu", cpu_only=True)
 FLOAT32_ONLY = Kernel("float32", float32_only=True)
@@ -14,7 +14,7 @@ COMPILED = Kernel("compiled", compiled=True)
 
 
 def used_kernels(x: torch.Tensor) -> set[str]:
-    return {kernel.name for kernel in (CPU_ONLY, FLOAT32_ONLY, ANYWHERE, COMPILED) if uses(kernel, x)}
+    return {kernel.name for kernel in (CPU_ONLY, FLOAT32_ONLY, ANYWHERE, COMPILED) if uses_kernel(kernel, x)}
 
 
 def test_conditions_of_hardware_and_precision() -> None:
@@ -35,7 +35,11 @@ def test_the_compiler_is_given_plain_formulations(monkeypatch: pytest.MonkeyPatc
 
 def test_replaced_kernels_come_back() -> None:
     x = torch.ones(2)
-    with pytest.raises(RuntimeError, match="inside"), plain_formulations(CPU_ONLY), plain_formulations(ANYWHERE):
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        use_plain_formulations(CPU_ONLY),
+        use_plain_formulations(ANYWHERE),
+    ):
         assert used_kernels(x) == {"float32", "compiled"}
         raise RuntimeError("inside")
     assert used_kernels(x) == {"cpu", "float32", "anywhere", "compiled"}

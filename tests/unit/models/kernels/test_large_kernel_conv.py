@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, plain_formulations
+from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, use_plain_formulations
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 
 from .gradients import kept_bytes
@@ -23,7 +23,7 @@ def test_the_plain_formulation_takes_its_place() -> None:
     embed = CrossScaleEmbedding(3, 16, (4, 8, 16), 2)
     x_BCHW = torch.randn(1, 3, 24, 24)
     kernel_BHWC = embed(x_BCHW)
-    with plain_formulations(LARGE_KERNEL_CONV):
+    with use_plain_formulations(LARGE_KERNEL_CONV):
         plain_BHWC = embed(x_BCHW)
     assert not torch.equal(plain_BHWC, kernel_BHWC)
     torch.testing.assert_close(plain_BHWC, kernel_BHWC, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credit.models.kernels import mlp as kernel
-from credit.models.kernels.dispatch import MLP, plain_formulations
+from credit.models.kernels.dispatch import MLP, use_plain_formulations
 from credit.models.kernels.recompute_linear import RecomputedNorm
 from credit.models.layers.transformer_layer import FeedForward
 
@@ -37,7 +37,7 @@ def test_values_gradients_and_kept_bytes(
     with bfloat16_autocast(autocast):
         actual = with_gradients(layer(x), inputs)
         expected = with_gradients(plain(), inputs)
-        with plain_formulations(MLP):
+        with use_plain_formulations(MLP):
             replaced = with_gradients(layer(x), inputs)
     assert_near(actual, expected, 1e-2 if autocast else 1e-6)
     assert all(torch.equal(tensor, other) for tensor, other in zip(replaced, expected, strict=True))

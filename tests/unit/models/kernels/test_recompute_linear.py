@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from credit.models.kernels.dispatch import RECOMPUTED_NORM, force_gpu_path, plain_formulations
+from credit.models.kernels.dispatch import RECOMPUTED_NORM, force_gpu_path, use_plain_formulations
 from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, norm_linear
 from credit.models.layers.window_attention import to_windows
 
@@ -48,7 +48,7 @@ def test_norms_are_kept_where_that_is_better() -> None:
         assert RecomputedNorm.build_if_worthwhile(norm, x) is None
     with torch.no_grad():
         assert RecomputedNorm.build_if_worthwhile(norm, x) is None
-    with plain_formulations(RECOMPUTED_NORM):
+    with use_plain_formulations(RECOMPUTED_NORM):
         assert RecomputedNorm.build_if_worthwhile(norm, x) is None
 
 

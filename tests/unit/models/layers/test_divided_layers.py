@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from credit.models.layers.padding import SpherePadding
-from credit.models.layers.resize import BilinearResize, find_taps
+from credit.models.layers.resize import BilinearResize, find_interpolation
 from credit.models.layers.seeded_dropout import CellNumbering, SeededDropout
 
 PADDINGS = {
@@ -39,8 +39,8 @@ def test_taps_are_those_of_torch(input_size: int, output_size: int) -> None:
     x = torch.randn(1, 1, input_size, 5, dtype=torch.float64)
     expected = F.interpolate(x, size=(output_size, 5), mode="bilinear", align_corners=False)
     for outputs in (range(output_size), range(output_size // 3, output_size // 2)):
-        taps = find_taps(outputs, input_size, output_size)
-        inputs = taps.inputs()
+        taps = find_interpolation(outputs, input_size, output_size)
+        inputs = taps.input_range()
         result = taps.apply(x[:, :, inputs.start : inputs.stop], 2, inputs.start)
         torch.testing.assert_close(result, expected[:, :, outputs.start : outputs.stop], rtol=0, atol=1e-12)
 

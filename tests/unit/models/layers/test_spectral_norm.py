@@ -20,12 +20,14 @@ from ..small import build, fields
 
 
 def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: vector.clone() for name, vector in spectral_norm.singular_vectors(model).items()}
+    return {name: vector.clone() for name, vector in spectral_norm.find_singular_vectors(model).items()}
 
 
 def moved(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     return {
-        name for name, vector in spectral_norm.singular_vectors(model).items() if not torch.equal(vector, before[name])
+        name
+        for name, vector in spectral_norm.find_singular_vectors(model).items()
+        if not torch.equal(vector, before[name])
     }
 
 
@@ -42,7 +44,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 def spoil_vectors(model: nn.Module) -> None:
     """Spoil the estimates, so that one more iteration changes sigma a lot."""
     generator = torch.Generator().manual_seed(3)
-    for vector in spectral_norm.singular_vectors(model).values():
+    for vector in spectral_norm.find_singular_vectors(model).values():
         vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
 
 
@@ -91,16 +93,16 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module]) -> None:
 def test_every_weight_is_normalised_and_vectors_are_float32_buffers() -> None:
     model = build()
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear))]
-    assert len(spectral_norm.singular_vectors(model)) == 2 * len(layers)
-    assert spectral_norm.singular_vectors(model).keys() == dict(model.named_buffers()).keys()
-    assert not spectral_norm.singular_vectors(build(use_spectral_norm=False))
+    assert len(spectral_norm.find_singular_vectors(model)) == 2 * len(layers)
+    assert spectral_norm.find_singular_vectors(model).keys() == dict(model.named_buffers()).keys()
+    assert not spectral_norm.find_singular_vectors(build(use_spectral_norm=False))
 
 
 def test_an_iteration_takes_v_first_then_u() -> None:
     model = build().train()
     spoil_vectors(model)
     expected = {}
-    for norm, chain in spectral_norm.normalized_weights(model).items():
+    for norm, chain in spectral_norm.find_spectral_norms(model).items():
         matrix = norm.matrix(chain.original.detach())
         v = F.normalize(matrix.t() @ norm.u, dim=0)
         expected[norm] = F.normalize(matrix @ v, dim=0), v
@@ -120,7 +122,7 @@ def test_forwards_never_iterate() -> None:
     model(model(fields())).sum().backward()
     checkpoint_layers(model)
     model(fields()).sum().backward()
-    for vector, old in zip(spectral_norm.singular_vectors(model).values(), before.values(), strict=True):
+    for vector, old in zip(spectral_norm.find_singular_vectors(model).values(), before.values(), strict=True):
         assert torch.equal(vector, old)
 
 
@@ -145,7 +147,7 @@ def test_a_layer_in_two_places_iterates_once() -> None:
 
 def test_modules_have_no_state_but_the_vectors() -> None:
     model = build().train()
-    before = {norm: dict(vars(norm)) for norm in spectral_norm.normalized_weights(model)}
+    before = {norm: dict(vars(norm)) for norm in spectral_norm.find_spectral_norms(model)}
     model(fields()).sum().backward()
     spectral_norm.advance_power_iterations(model)
     model(fields())
@@ -231,7 +233,7 @@ def test_settling_recovers_after_the_weights_were_replaced() -> None:
 
     def worst_error() -> float:
         errors = []
-        for norm, chain in spectral_norm.normalized_weights(model).items():
+        for norm, chain in spectral_norm.find_spectral_norms(model).items():
             matrix = norm.matrix(chain.original.detach())
             errors.append(1 - torch.dot(norm.u, matrix @ norm.v) / torch.linalg.svdvals(matrix)[0])
         return max(errors).item()
@@ -262,7 +264,7 @@ def test_a_compiled_layer_has_one_graph_whatever_the_vectors() -> None:
 def test_normalized_weights_are_those_that_have_names() -> None:
     model = checkpoint_blocks(build())
     named = {module for _, module in model.named_modules() if isinstance(module, spectral_norm.SpectralNorm)}
-    assert spectral_norm.normalized_weights(model).keys() == named
+    assert spectral_norm.find_spectral_norms(model).keys() == named
 
 
 class Sums:
@@ -293,9 +295,9 @@ def test_a_block_adds_up_for_all_its_weights_at_once(prepare: Callable[[WXFormer
     assert_close(rollout_gradients(model, prepare), rollout_gradients(plain, lambda model: None))
     # the sigmas of eight weights in both forwards and, with checkpointing, in both recomputations
     assert sums.lengths == [8] * (4 if prepare is checkpoint_layers else 2)
-    for name, vector in spectral_norm.singular_vectors(model).items():
+    for name, vector in spectral_norm.find_singular_vectors(model).items():
         name = name.replace("_checkpoint_wrapped_module.", "")
-        torch.testing.assert_close(vector, spectral_norm.singular_vectors(plain)[name], msg=name)
+        torch.testing.assert_close(vector, spectral_norm.find_singular_vectors(plain)[name], msg=name)
 
 
 def test_what_was_added_up_for_a_forward_is_gone_after_it() -> None:

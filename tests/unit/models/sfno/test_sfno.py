@@ -170,7 +170,7 @@ def test_blocks_declare_how_they_may_be_split() -> None:
         (
             {},
             {"scale_factor": 3},
-            r"model\.scale_factor: 3 leaves 3 x 5 cells of 9 x 16 for the inner grid, .* 4 x 8; .* works is 2",
+            r"model\.scale_factor: 3 leaves 3 x 5 cells of 9 x 16 for the inner grid, .* 4 x 8; .* valid value is 2",
         ),
         ({}, {"scale_factor": 2, "depth": 1}, r"model\.depth: 1 block .*model\.depth to 2 or more"),
         ({}, {"max_degree": 8}, r"model\.max_degree: 8 is more than 7, .*9 x 16 cells.*set it to 7 or less"),

@@ -254,7 +254,10 @@ def test_lora() -> None:
         ({"window_size": 4}, r"model.window_size: 4 .* along lon; the nearest window that fits is 3"),
         ({"padding": {"lat": [1, 1]}}, r"18 cells of the padded grid along lat; model.padding.lat: \[4, 4\] fits"),
         ({"padding": {"lon": [4, 4]}}, r"model.padding.lon: \[4, 4\]: with model.edges: sphere .* \[0, 0\]"),
-        ({"image_width": 44, "window_size": "auto"}, "auto finds no window .* 44 columns .* another model.patch_size"),
+        (
+            {"image_width": 44, "window_size": "auto"},
+            "auto finds no window .* 44 columns .* different model.patch_size",
+        ),
         ({"image_width": 22, "window_size": "auto"}, "auto finds no window .* 22 columns"),
         ({"image_width": 22}, r"choose a model.patch_size such that 2 \* patch_size divides 22"),
         ({"padding": None, "edges": "published", "patch_size": 20}, "model.patch_size: 20 is larger than the 16 cells"),

@@ -70,7 +70,7 @@ def test_groups_of_the_norms() -> None:
         ({}, {"depth": [1, 1]}, r"model\.depth: \[1, 1\] has 2 entries, .* 3 levels; .* for example \[1, 1, 1\]"),
         ({}, {"depth": [1, 0, 1]}, r"model\.depth: \[1, 0, 1\] must be 1 or more"),
         ({}, {"dim": [8, -1, 8]}, r"model\.dim: \[8, -1, 8\] must be 1 or more"),
-        ({}, {"dim_head": 5}, r"model\.dim_head: 5 does not divide the 12 channels .* nearest is 4"),
+        ({}, {"dim_head": 5}, r"model\.dim_head: 5 does not divide the 12 channels .* nearest divisor is 4"),
         ({}, {"attention_levels": 4}, r"model\.attention_levels: 4 is more than the 3 levels .* at most 3"),
         (
             {"image_width": 22},
@@ -79,7 +79,7 @@ def test_groups_of_the_norms() -> None:
             r"columns; give at most 2 entries",
         ),
         ({"image_height": 4}, {}, r"model\.dim: 3 levels .* 4 rows and 20 columns; give at most 2 entries"),
-        ({"image_width": 21}, {}, r"with which no number of levels works; choose another grid"),
+        ({"image_width": 21}, {}, r"which do not allow any number of levels; choose a different grid"),
     ],
 )
 def test_messages_name_a_value_that_works(sizes: dict[str, Any], settings: dict[str, Any], message: str) -> None:
@@ -90,5 +90,5 @@ def test_messages_name_a_value_that_works(sizes: dict[str, Any], settings: dict[
 def test_division_refuses_dropout_and_too_many_parts() -> None:
     with pytest.raises(ConfigError, match=r"the masks of torch's dropout would depend .*kind: dropout"):
         plan_domain(build(ff_dropout=0.1), 2)
-    with pytest.raises(ConfigError, match="30 parts of the 27 cells"):
+    with pytest.raises(ConfigError, match="the 27 cells of the grid cannot be divided into 30 parts"):
         plan_unet(build(), (30, 1))

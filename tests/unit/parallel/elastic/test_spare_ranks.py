@@ -13,7 +13,12 @@ import torch.distributed as dist
 
 from credit.config.sections.execution import ParallelismConfig
 from credit.errors import ConfigError
-from credit.parallel.elastic.spare_ranks import choose_num_ranks, release_spare_ranks, smallest_mesh, wait_for_end
+from credit.parallel.elastic.spare_ranks import (
+    choose_num_ranks,
+    count_smallest_mesh_ranks,
+    release_spare_ranks,
+    wait_for_end,
+)
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import ProcessInfo, read_process_info
 from tests.faults.ranks import free_port
@@ -44,14 +49,14 @@ def test_the_largest_number_that_works(settings: dict, global_batch: int) -> Non
                 continue
         if working:
             assert choose_num_ranks(parallelism, global_batch, available) == working[-1]
-            assert working[0] % smallest_mesh(parallelism) == 0
+            assert working[0] % count_smallest_mesh_ranks(parallelism) == 0
         else:
             with pytest.raises(ConfigError, match=r"smallest mesh"):
                 choose_num_ranks(parallelism, global_batch, available)
 
 
 def test_too_few_ranks() -> None:
-    with pytest.raises(ConfigError, match="the smallest mesh has 8 ranks, and 7 are left"):
+    with pytest.raises(ConfigError, match="the smallest mesh needs 8 ranks, but only 7 ranks remain"):
         choose_num_ranks(ParallelismConfig(tensor=4, replicate=2), 64, 7)
     with pytest.raises(ConfigError, match="trainer.global_batch_size: 3 must be a multiple of 2"):
         choose_num_ranks(ParallelismConfig(replicate=2), 3, 8)

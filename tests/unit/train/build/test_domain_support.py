@@ -9,7 +9,7 @@ import pytest
 from credit.config import load_config
 from credit.config.registry import OBJECTIVES
 from credit.errors import ConfigError
-from credit.metrics import metric_class
+from credit.metrics import find_metric_class
 from credit.metrics.rmse import RootMeanSquareError
 from credit.train.build.domain_support import require_domain_support
 
@@ -29,7 +29,7 @@ def test_a_subclass_must_declare_it_again(monkeypatch: pytest.MonkeyPatch) -> No
     class Derived(RootMeanSquareError):
         pass
 
-    monkeypatch.setattr("credit.train.build.domain_support.metric_class", lambda name: Derived)
+    monkeypatch.setattr("credit.train.build.domain_support.find_metric_class", lambda name: Derived)
     config = load_config(QUICKSTART, [DOMAIN])
     with pytest.raises(ConfigError, match="trainer.metrics: rmse does not support domain parallelism"):
         require_domain_support(config)
@@ -38,6 +38,6 @@ def test_a_subclass_must_declare_it_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_objective_of_a_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OBJECTIVES, "find_class", lambda kind: metric_class)
+    monkeypatch.setattr(OBJECTIVES, "find_class", lambda kind: find_metric_class)
     with pytest.raises(ConfigError, match="trainer.objective.kind: deterministic does not support"):
         require_domain_support(load_config(QUICKSTART, [DOMAIN]))

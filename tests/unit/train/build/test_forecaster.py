@@ -6,7 +6,7 @@ import copy
 
 from credit.config import Config, build_config
 from credit.config.sections.data import VariableOptions
-from credit.train.build.forecaster import with_trained_settings
+from credit.train.build.forecaster import apply_trained_settings
 from tests.unit.config.test_load import MINIMAL
 
 
@@ -25,6 +25,6 @@ def test_bounds_of_forcing_come_from_the_forecast_config() -> None:
     """Bounds of outputs belong to the weights, so they come from the training config."""
     trained = build_test_config(tp={"minimum": 0}, siconc={"temporal": "mean", "maximum": 2})
     config = build_test_config(tp={"maximum": 9}, siconc={"minimum": 0, "in_forecast": "climatology"})
-    options = with_trained_settings(config, trained).data.variable_options
+    options = apply_trained_settings(config, trained).data.variable_options
     assert options["tp"] == VariableOptions(minimum=0)
     assert options["siconc"] == VariableOptions(temporal="mean", minimum=0, in_forecast="climatology")

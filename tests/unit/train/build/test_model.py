@@ -22,7 +22,7 @@ from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build import model as build_model
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import compile_blocks
 from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build
@@ -63,7 +63,7 @@ def test_a_missing_compiler_is_refused(
     with pytest.raises(ConfigError, match=f"trainer.compile is set, but .*({missing})"):
         build_model.require_compiler(torch.device(device))
     config = small_config("trainer.compile=true")
-    assets = dummy_assets(config, build_grid(GRID), {})
+    assets = build_placeholder_assets(config, build_grid(GRID), {})
     with pytest.raises(ConfigError, match="set trainer.compile to false"):
         build_model.build_parallel_model(config, assets, DeviceGrid(), torch.device(device))
 
@@ -96,7 +96,7 @@ def two_up_blocks() -> nn.Module:
 def prepare(model: nn.Module) -> nn.Module:
     """Return the model in train mode, with singular vectors that are far from converged."""
     generator = torch.Generator().manual_seed(3)
-    for vector in spectral_norm.singular_vectors(model).values():
+    for vector in spectral_norm.find_singular_vectors(model).values():
         vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
     return model.train()
 
@@ -109,8 +109,8 @@ def fields(*shape: int, seed: int) -> torch.Tensor:
 
 def assert_same_vectors(model: nn.Module, plain: nn.Module) -> None:
     """Require equal singular vectors; one power iteration more or less would change the first digit."""
-    vectors = spectral_norm.singular_vectors(model).values()
-    plain_vectors = spectral_norm.singular_vectors(plain).values()
+    vectors = spectral_norm.find_singular_vectors(model).values()
+    plain_vectors = spectral_norm.find_singular_vectors(plain).values()
     for vector, plain_vector in zip(vectors, plain_vectors, strict=True):
         torch.testing.assert_close(vector, plain_vector, rtol=0, atol=1e-4)
 

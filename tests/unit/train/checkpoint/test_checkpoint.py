@@ -146,7 +146,7 @@ def test_damage_is_skipped_with_a_warning(
 ) -> None:
     bad = save(tmp_path, 1, 2)
     damage(bad / name)
-    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     assert "step_00000002" in caplog.text
     with pytest.raises(CheckpointError, match="step_00000002"):
         checkpoint.resolve_checkpoint(tmp_path, str(bad), "key")
@@ -182,19 +182,19 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run(
             assert not (tmp_path / "best").is_symlink()
             with pytest.raises(CheckpointError, match=says):
                 checkpointer.save(2, tensors(2), ASSETS, meta, synchronous=True)
-        assert checkpoint.newest_checkpoint(tmp_path) == good
+        assert checkpoint.find_newest_checkpoint(tmp_path) == good
         assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
         assert checkpointer.committed_step is None
         checkpointer.wait()  # an error is told once
         checkpointer.save(3, tensors(3), ASSETS, meta)
-    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000003"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step_00000003"
 
 
 def test_the_end_of_a_run_completes_its_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, tensors(1), ASSETS, {})
         raise KeyError("why")
-    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    assert checkpoint.find_newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     with largest_file(900):
         with pytest.raises(CheckpointError, match="step_00000002"), AsyncCheckpointer(tmp_path) as checkpointer:
             checkpointer.save(2, tensors(2), ASSETS, {})
@@ -208,7 +208,7 @@ def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / ".step_00000005.part" / "model"
     left.mkdir(parents=True)
     (left / "rank_00000.safetensors").write_text("half")
-    assert checkpoint.newest_checkpoint(tmp_path) is None
+    assert checkpoint.find_newest_checkpoint(tmp_path) is None
     save(tmp_path, 6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000006"]
 
@@ -217,7 +217,7 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
     path = save(tmp_path, 4)
     (path / "model" / "rank_00000.safetensors").write_text("damaged")
     save(tmp_path, 4)
-    assert checkpoint.newest_checkpoint(tmp_path) == path
+    assert checkpoint.find_newest_checkpoint(tmp_path) == path
 
 
 def test_files_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_files_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, monk
         context.setattr(retention.shutil, "rmtree", keep_files)
         with AsyncCheckpointer(tmp_path) as checkpointer:
             checkpointer.save(4, tensors(40), ASSETS, {})
-        assert checkpoint.newest_checkpoint(tmp_path) == path
+        assert checkpoint.find_newest_checkpoint(tmp_path) == path
         assert same(checkpoint.load_tensors(path, "model"), tensors(40)["model"])
         retention.remove_checkpoints_after(tmp_path, 3)
         assert checkpoint.list_checkpoints(tmp_path) == []
@@ -282,14 +282,14 @@ def test_a_removal_that_is_killed_leaves_no_damaged_checkpoint(tmp_path: Path, m
 
 def test_going_back(tmp_path: Path) -> None:
     save(tmp_path, 99_999_999, 100_000_000, 100_000_005)
-    assert checkpoint.newest_checkpoint(tmp_path, at_most=100_000_004).name == "step_100000000"
+    assert checkpoint.find_newest_checkpoint(tmp_path, at_most=100_000_004).name == "step_100000000"
     retention.remove_checkpoints_after(tmp_path, 100_000_000)
     assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
     assert not (tmp_path / "latest").is_symlink(), "it pointed to what is gone"
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert checkpoint.newest_checkpoint(tmp_path / "none") is None
+    assert checkpoint.find_newest_checkpoint(tmp_path / "none") is None
     for which in ("latest", "best"):
         with pytest.raises(CheckpointError, match="train first"):
             checkpoint.resolve_checkpoint(tmp_path, which, "trainer.resume")
@@ -323,7 +323,7 @@ def test_formats(tmp_path: Path) -> None:
 
 def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
     fingerprints = {
-        checkpoint.weights_fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))
+        checkpoint.read_weights_checksum(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))
     }
     assert len(fingerprints) == 2 and all(len(value) == 8 for value in fingerprints)
 
@@ -340,7 +340,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             load()
         text = str(caught.value)
-        assert "1 missing (bias)" in text and "1 left over (gain)" in text
+        assert "1 missing (bias)" in text and "1 unexpected (gain)" in text
         assert "weight (2, 4) instead of (2, 3)" in text and str(tmp_path) in text
 
 

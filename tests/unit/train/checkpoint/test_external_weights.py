@@ -60,7 +60,7 @@ class Evil:
 
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     file = tmp_path / "file.pt"
-    objects, none = "holds Python objects beside tensors .*state_dict", "does not contain a state dict"
+    objects, none = "contains Python objects in addition to tensors .*state_dict", "does not contain a state dict"
     for content, says in (
         ({"model": Evil()}, objects),
         ({"weights": STATE}, none),

@@ -98,7 +98,7 @@ def test_the_first_error_is_a_warning_and_later_rows_still_arrive(caplog: pytest
     close_loggers([log], "failed")
     assert [row.step for row in recorder.calls[1:-1]] == [0, 1, 2] and recorder.calls[-1] == "failed"
     (message,) = warnings(caplog)
-    assert "failing failed" in message and "ConnectionError" in message and "metrics.jsonl has all rows" in message
+    assert "failing failed" in message and "ConnectionError" in message and "metrics.jsonl contains all rows" in message
     assert "secret-password" not in message and "more" not in message
 
 
@@ -138,7 +138,7 @@ def test_nobody_waits_for_a_logger_that_hangs(
     # Both loggers share the time limit.
     assert 0.2 <= seconds < 2
     # A logger gives one warning: the queue was full before the end came.
-    assert len(warnings(caplog)) == 2 and "hanging is too slow: 10 rows wait" in caplog.text
+    assert len(warnings(caplog)) == 2 and "hanging is too slow: 10 rows are in the queue" in caplog.text
 
 
 def test_a_slow_logger_completes_its_record_though_its_queue_is_full(
@@ -161,7 +161,7 @@ def test_a_slow_logger_completes_its_record_though_its_queue_is_full(
     close_loggers([log], "done")
     assert [row.step for row in recorder.calls[1:-1]] == [0, 1, 2, 3, 4]
     assert recorder.calls[-1] == "done"
-    assert len(warnings(caplog)) == 1 and "rows are left out" in caplog.text
+    assert len(warnings(caplog)) == 1 and "further rows are dropped" in caplog.text
 
 
 def test_loggers_get_the_finite_numbers_of_a_row(tmp_path: Path) -> None:

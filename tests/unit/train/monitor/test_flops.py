@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.models.kernels.dispatch import force_gpu_path
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.monitor import flops
 from credit.train.monitor.flops import FlopCounter
 from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced
@@ -20,7 +20,7 @@ BATCH, CELLS, WIDE, OUT = 2, 48 * 96, 32, 6
 
 
 def count_operations(config: Config) -> FlopCounter:
-    return FlopCounter(config, dummy_assets(config, build_grid(GRID), {}))
+    return FlopCounter(config, build_placeholder_assets(config, build_grid(GRID), {}))
 
 
 class Small(nn.Module):
@@ -68,7 +68,7 @@ def test_the_peak_is_that_of_what_the_network_computes_in(
 ) -> None:
     monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Small(len(channels.input)))
     config = small_config(*overrides)
-    assets = dummy_assets(config, build_grid(GRID), {})
+    assets = build_placeholder_assets(config, build_grid(GRID), {})
     assert FlopCounter(config, assets, sharded).operations(1).keys() == {rate}
 
 

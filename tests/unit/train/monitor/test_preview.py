@@ -151,7 +151,7 @@ def test_what_cannot_be_drawn_is_a_warning(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert make(Network(), DeviceGrid(), tmp_path, full)(5, log, lambda: False)
     log.close()
-    assert "preview at step 5: not drawn (early_rmse.png: cannot be written (No space" in caplog.text
+    assert "preview at step 5: not plotted (early_rmse.png: cannot be written (No space" in caplog.text
     assert read_preview_scores(tmp_path)[5] == pytest.approx(expected(INITIAL), rel=1e-5)
 
 
@@ -188,7 +188,7 @@ def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: 
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert row["early"]["rmse/z500/6h"] is None and row["early"]["persistence/z500/6h"] > 0
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["early_rmse.png"]
-    assert "not drawn" not in caplog.text
+    assert "not plotted" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None
 
 
 def test_an_end_that_is_no_time(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is not a time; the job script sets it"):
+    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is not a time; the job script must set it"):
         StopSignal(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
 
 

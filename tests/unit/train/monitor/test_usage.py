@@ -14,7 +14,7 @@ import torch
 from credit.cli.plan import build_grid
 from credit.hpc.planner.gpus import find_peak_rates, list_gpu_names
 from credit.parallel.mesh import DeviceGrid, ParallelDims
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.summary import build_summary, format_summary
 from credit.train.monitor.usage import UsageMeter, build_usage_meter
@@ -77,7 +77,7 @@ def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_alone_counts_operations(rank: int) -> None:
     config = small_config()
-    assets = dummy_assets(config, build_grid(GRID), {})
+    assets = build_placeholder_assets(config, build_grid(GRID), {})
     mesh = DeviceGrid(ParallelDims(replicate=2), rank)
     meter = build_usage_meter(config, assets, CPU, mesh, 4, {}, time.perf_counter())
     assert ("tflops" in meter.add_steps([1], seconds=1.0, wait=0.0)) == (rank == 0)
@@ -188,7 +188,7 @@ def test_a_best_that_is_no_better_than_persistence_is_a_warning(
     calendar.seconds += 60
     meter.to_dict()
     summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
-    assert ("no validation was better than that" in format_summary(summary, Path("run"), 20)) == warns
+    assert ("no validation was better than persistence" in format_summary(summary, Path("run"), 20)) == warns
     # other monitors have no such limit
     summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
     assert "warning" not in format_summary(summary, Path("run"), 20)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from credit.train.profile.device_trace import account_for_device
+from credit.train.profile.device_trace import compute_gpu_phase_times
 from credit.utils.profiling.phases import Phase
 
 # Milliseconds in the tables below, microseconds in events.
@@ -55,7 +55,7 @@ def test_overlap_is_counted_once() -> None:
         {"ph": "X", "cat": "gpu_user_annotation", "name": "forward", "ts": 0, "dur": 90 * MS},
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
     ]  # fmt: skip
-    account = account_for_device(events, [(0, 100 * MS)])
+    account = compute_gpu_phase_times(events, [(0, 100 * MS)])
     assert account.wall == pytest.approx(0.1)
     assert account.seconds == pytest.approx(
         {
@@ -79,7 +79,7 @@ def test_overlap_is_counted_once() -> None:
 
 def test_only_the_steps_count() -> None:
     events = [phase_event("forward", 0, 30), launch(1, 0), kernel("gemm", 0, 30, 1)]
-    account = account_for_device(events, [(10 * MS, 20 * MS)])
+    account = compute_gpu_phase_times(events, [(10 * MS, 20 * MS)])
     assert account.seconds[Phase.FORWARD] == pytest.approx(0.010)
     assert account.idle == 0
     assert account.sent_bytes == 0
@@ -93,7 +93,7 @@ def test_phases_inside_of_a_validation_belong_to_it() -> None:
         launch(1, 1), launch(2, 6), launch(3, 21),
         kernel("gemm", 1, 3, 1), kernel("gemm", 6, 8, 2), kernel("gemm", 22, 30, 3),
     ]  # fmt: skip
-    account = account_for_device(events, [(0, 30 * MS)])
+    account = compute_gpu_phase_times(events, [(0, 30 * MS)])
     assert {name: value for name, value in account.seconds.items() if value} == pytest.approx(
         {Phase.VALIDATION: 0.020, Phase.FORWARD: 0.008}
     )
@@ -110,7 +110,7 @@ def test_copies_on_the_device_and_to_the_host_belong_to_the_phase_that_launched_
         kernel("Memcpy DtoH (Device -> Pinned)", 6, 16, 2),
         kernel("Memcpy HtoD (Pinned -> Device)", 15, 18, 3),
     ]  # fmt: skip
-    account = account_for_device(events, [(0, 20 * MS)])
+    account = compute_gpu_phase_times(events, [(0, 20 * MS)])
     seconds = {name: value for name, value in account.seconds.items() if value}
     # The checkpoint has its copy, and the wait for its end.
     assert seconds == pytest.approx({Phase.FORWARD: 0.004, Phase.CHECKPOINT: 0.012, Phase.COPY: 0.002})
@@ -120,4 +120,4 @@ def test_copies_on_the_device_and_to_the_host_belong_to_the_phase_that_launched_
 
 def test_bytes_are_unknown_if_a_kernel_does_not_tell_them() -> None:
     events = [launch(1, 0), kernel("ncclKernel_AllReduce", 0, 5, 1)]
-    assert account_for_device(events, [(0, 10 * MS)]).sent_bytes is None
+    assert compute_gpu_phase_times(events, [(0, 10 * MS)]).sent_bytes is None

@@ -47,7 +47,7 @@ def test_a_rollback_ends_the_profile(
         # Step 9 (number 8 from 0) diverges, and the run continues from a checkpoint.
         for step in range(checkpoint_step, 20):
             profiler.begin_step(step)
-    assert "went back to an earlier step" in caplog.text
+    assert "returned to an earlier step" in caplog.text
     # Steps 6 to 8 are complete.
     assert len(profiler._timed_windows) == 3 and not profiler._traced_windows
     assert phases._recorder is None

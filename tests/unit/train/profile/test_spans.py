@@ -11,10 +11,10 @@ from credit.train.profile.spans import (
     Interval,
     Span,
     SpanRecorder,
-    account_for,
-    intersect,
+    compute_phase_times,
+    intersect_intervals,
     merge_intervals,
-    subtract,
+    subtract_intervals,
     total,
 )
 from credit.utils.profiling.phases import Phase
@@ -35,7 +35,7 @@ def test_inner_phases_do_not_count_for_outer_ones() -> None:
         span(Phase.COMMUNICATION, 5, 7, 0.2),
     ]
     # The order in which spans are recorded does not matter.
-    account = account_for(reversed(spans), [(0, 10)])
+    account = compute_phase_times(reversed(spans), [(0, 10)])
     assert account.wall == 10
     assert account.seconds == {Phase.LOADER: 1, Phase.FORWARD: 2, Phase.COMMUNICATION: 3, Phase.BACKWARD: 2}
     assert account.communication == {Phase.FORWARD: 1, Phase.BACKWARD: 2}
@@ -52,7 +52,7 @@ def test_validation_and_checkpoint_are_not_divided() -> None:
         span(Phase.CHECKPOINT, 10, 12),
         span(Phase.COMMUNICATION, 11, 12),
     ]
-    account = account_for(spans, [(0, 12)])
+    account = compute_phase_times(spans, [(0, 12)])
     assert {name: seconds for name, seconds in account.seconds.items() if seconds} == {
         Phase.VALIDATION: 10,
         Phase.CHECKPOINT: 2,
@@ -62,14 +62,14 @@ def test_validation_and_checkpoint_are_not_divided() -> None:
 
 def test_only_the_time_inside_of_the_steps_counts() -> None:
     spans = [span(Phase.LOADER, -1, 1), span(Phase.FORWARD, 3, 7), span(Phase.OPTIMIZER, 9, 12)]
-    account = account_for(spans, [(0, 4), (6, 10)])
+    account = compute_phase_times(spans, [(0, 4), (6, 10)])
     assert account.wall == 8
     assert account.seconds == {Phase.LOADER: 1, Phase.FORWARD: 2, Phase.OPTIMIZER: 1}
 
 
 def test_waits_inside_of_waits_count_once() -> None:
     spans = [span(Phase.BACKWARD, 0, 9), span(Phase.COMMUNICATION, 1, 5), span(Phase.COMMUNICATION, 2, 4)]
-    account = account_for(spans, [(0, 10)])
+    account = compute_phase_times(spans, [(0, 10)])
     assert account.seconds == {Phase.BACKWARD: 5, Phase.COMMUNICATION: 4}
     assert account.communication == {Phase.BACKWARD: 4}
 
@@ -82,7 +82,7 @@ def test_recorder_measures_time_and_processor_time() -> None:
         end = time.thread_time() + 0.05
         while time.thread_time() < end:
             pass
-    account = account_for(recorder.spans, [(recorder.spans[-1].start, recorder.spans[-1].end)])
+    account = compute_phase_times(recorder.spans, [(recorder.spans[-1].start, recorder.spans[-1].end)])
     assert sum(account.seconds.values()) == pytest.approx(account.wall)
     assert account.seconds[Phase.LOADER] >= 0.05 > account.processor[Phase.LOADER]
     assert 0.05 <= account.processor[Phase.FORWARD] <= account.seconds[Phase.FORWARD]
@@ -115,7 +115,7 @@ def test_interval_arithmetic_equals_sets_of_cells() -> None:
         first, second = merge_intervals(raw_first), merge_intervals(raw_second)
         assert unit_cells(first) == unit_cells(raw_first)
         assert total(first) == len(unit_cells(first))
-        assert unit_cells(intersect(first, second)) == unit_cells(first) & unit_cells(second)
-        assert total(intersect(first, second)) == len(unit_cells(first) & unit_cells(second))
-        assert unit_cells(subtract(first, second)) == unit_cells(first) - unit_cells(second)
-        assert total(subtract(first, second)) == len(unit_cells(first) - unit_cells(second))
+        assert unit_cells(intersect_intervals(first, second)) == unit_cells(first) & unit_cells(second)
+        assert total(intersect_intervals(first, second)) == len(unit_cells(first) & unit_cells(second))
+        assert unit_cells(subtract_intervals(first, second)) == unit_cells(first) - unit_cells(second)
+        assert total(subtract_intervals(first, second)) == len(unit_cells(first) - unit_cells(second))

@@ -9,7 +9,7 @@ import pytest
 from credit.train.profile import table
 from credit.train.profile.account import RankAccount, RankSummary
 from credit.train.profile.calibration import MachineRates
-from credit.train.profile.collectives import sent_bytes
+from credit.train.profile.collectives import compute_sent_bytes
 from credit.utils.profiling.phases import Phase
 
 
@@ -79,8 +79,8 @@ def test_text_names_the_slowest_rank_and_the_peak() -> None:
     assert "Measured peak: 4000 GFLOP/s (float32), memory 20.0 GB/s, all-reduce 1.00 GB/s sent" in text
     assert "The phases explain 99.0% of the step." in text
     assert (
-        "The slowest rank is 1: without waiting for others a step takes it 710 ms, the other ranks 530 to 620 ms"
-        in text
+        "The slowest rank is rank 1: without waiting for other ranks, its step takes 710 ms, and a step of the other "
+        "ranks 530 to 620 ms" in text
     )
     forward = next(line for line in text.splitlines() if line.startswith("forward"))
     assert forward.split() == ["forward", "600", "60.0%", "540", "1000", "41.7%", "400", "500", "600"]
@@ -108,4 +108,4 @@ def test_text_of_one_rank_has_no_columns_of_ranks() -> None:
     ],
 )
 def test_sent_bytes(kind: str, input_bytes: float, output_bytes: float, sent: float) -> None:
-    assert sent_bytes(kind, input_bytes, output_bytes, 4) == sent
+    assert compute_sent_bytes(kind, input_bytes, output_bytes, 4) == sent

@@ -20,7 +20,7 @@ from credit.drawing.maps import (
     draw_map,
     equal_earth,
 )
-from credit.drawing.style import new_figure, save_figure
+from credit.drawing.style import create_figure, save_figure
 from credit.grid import LatLonGrid
 from credit.verify.plots.maps import plot_map_and_histogram, plot_maps
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -72,7 +72,7 @@ def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
 def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
     """Areas of the drawn cells are those that scores are weighted with."""
     background, (field,) = MapBackground(grid, None), fields(grid, 1)
-    figure = new_figure(4, 2)
+    figure = create_figure(4, 2)
     mesh = draw_map(create_map_axes(figure, 1, 1)[0, 0], field, background, FIELD_COLORMAP, 250.0, 290.0)
     np.testing.assert_array_equal(mesh.get_array(), field[:, background.column_order])
     corners = mesh.get_coordinates()
@@ -89,7 +89,7 @@ def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
 def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     """Parallels where they meet the map's left edge, meridians where they meet its lower edge; none lies on another."""
     background = MapBackground(grid, None)
-    figure = new_figure(11 / 3, 2.05)
+    figure = create_figure(11 / 3, 2.05)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_map(axis, fields(grid, 1)[0], background, FIELD_COLORMAP, 250.0, 290.0)
     texts = {text.get_text(): text for text in axis.texts}
@@ -166,7 +166,7 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, has_own_sc
 
 def outline(background: MapBackground) -> np.ndarray:
     """Return the coastline's points on the map, (N, 2)."""
-    figure = new_figure(4, 2)
+    figure = create_figure(4, 2)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_map(axis, np.zeros(background.grid.shape), background, FIELD_COLORMAP, 0.0, 1.0)
     (contours,) = [collection for collection in axis.collections if isinstance(collection, ContourSet)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.grid import LatLonGrid
-from credit.physics.spherical_harmonics import compute_legendre, latitude_quadrature, max_wavenumber
+from credit.physics.spherical_harmonics import compute_legendre, compute_quadrature_weights, max_wavenumber
 from credit.verify.scores.spectra import SphericalSpectrum
 from tests.unit.analytic_reader import make_grid
 
@@ -54,7 +54,7 @@ def test_what_the_fields_own_grid_does_not_resolve_is_left_out() -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_quadrature_is_exact_on_the_grids_own_rows(grid: LatLonGrid) -> None:
     sine = np.sin(np.deg2rad(grid.lat))
-    weights = latitude_quadrature(grid)
+    weights = compute_quadrature_weights(grid)
     assert weights.min() > 0
     for degree in range(0, len(sine), 2):
         assert weights @ sine**degree == pytest.approx(2.0 / (degree + 1), rel=1e-9)
@@ -62,7 +62,9 @@ def test_the_quadrature_is_exact_on_the_grids_own_rows(grid: LatLonGrid) -> None
 
 
 def test_on_a_gaussian_grid_it_is_gausss() -> None:
-    np.testing.assert_allclose(latitude_quadrature(GRIDS["Gaussian 48 x 96"]), np.polynomial.legendre.leggauss(48)[1])
+    np.testing.assert_allclose(
+        compute_quadrature_weights(GRIDS["Gaussian 48 x 96"]), np.polynomial.legendre.leggauss(48)[1]
+    )
 
 
 def test_legendre_functions_agree_with_scipy() -> None:

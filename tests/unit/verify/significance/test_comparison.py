@@ -168,7 +168,7 @@ def test_no_other_forecast_is_scored_under_a_name_of_ours(
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf'verification.*other_forecasts: "{name}" is a name that every run uses .* take another name',
+        match=rf'verification.*other_forecasts: "{name}" is reserved .* choose a different name',
     ):
         make_config(tmp_path, other_forecasts={name: "/nowhere"})
     first_run = make_config(tmp_path / "own")
@@ -178,4 +178,4 @@ def test_no_other_forecast_is_scored_under_a_name_of_ours(
         text = dump_config(config.model_copy(update={"experiment": experiment}))
         (Path(config.save_loc) / "config.yml").write_text(text)
     assert main(["verify", str(tmp_path / "own" / "config.yml"), str(tmp_path / "other")]) == 2
-    assert "is the name of another forecast here; give the run another experiment" in capsys.readouterr().err
+    assert "is the name of another forecast here; set a different experiment in its config" in capsys.readouterr().err

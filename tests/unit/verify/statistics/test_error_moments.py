@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.channels import ChannelMap, take_channels
+from credit.channels import ChannelMap, select_channels
 from credit.config.sections.verification import REGIONS
 from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
@@ -130,7 +130,7 @@ def test_every_block_counts() -> None:
 
 def test_some_channels_of_a_climatology_made_of_parts() -> None:
     for channels in ([1, 2, 3], [4, 0]):
-        np.testing.assert_array_equal(np.asarray(take_channels(LAZY, channels)), np.asarray(LAZY)[channels])
+        np.testing.assert_array_equal(np.asarray(select_channels(LAZY, channels)), np.asarray(LAZY)[channels])
     with pytest.raises(ValueError, match="copy=False"):
         np.array(LAZY, copy=False)
 

@@ -14,8 +14,8 @@ from credit.errors import DataError
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "a number in every row; it is empty"),
-        (b"\n\n", "a number in every row; it is empty"),
+        (b"", "a number in every row; the file is empty"),
+        (b"\n\n", "a number in every row; the file is empty"),
         (b"n,hyai,b\n0,0,0\n1,0,1\n", "a number in every row; its columns are n, hyai, b"),
         (b"a,b\n0,0\n2000\n0,1\n", r"a number in every row \("),
         ("a,b\n0,0\n0,1\n".encode("utf-16"), r"a number in every row \("),

@@ -76,11 +76,11 @@ def test_what_a_checkpoint_keeps() -> None:
 @pytest.mark.parametrize(
     ("levels", "says"),
     [
-        ([200, 400, 600, 800, 1000], "uppermost must be at most 100 hPa"),
-        ([50, 200, 400, 600, 800, 925], "lowest at least 1000"),
-        ([50, 300, 400, 600, 800, 1000], "neighbours at most 200 apart"),
-        ([850, 700, 500, 250], r"data\.levels: 850, 700, 500, 250 hPa do not stand for whole columns"),
-        ([1000], "take budgets out of model.postprocess"),
+        ([200, 400, 600, 800, 1000], "uppermost level must be at most 100 hPa"),
+        ([50, 200, 400, 600, 800, 925], "lowest level at least 1000"),
+        ([50, 300, 400, 600, 800, 1000], "distance between adjacent levels at most 200"),
+        ([850, 700, 500, 250], r"data\.levels: 850, 700, 500, 250 hPa do not represent complete columns"),
+        ([1000], "remove budgets from model.postprocess"),
     ],
 )
 def test_pressure_levels_that_are_no_column(levels: list[float], says: str) -> None:

@@ -107,9 +107,9 @@ def test_a_resumed_command_fetches_only_what_is_left(
         # Of 36 times 16 were written, up to the fourth of chunk 2.
         assert len(server.count_chunks()) == 9
         assert set(server.count_chunks().values()) == {1}
-        assert "(20 times) are to be written" in estimate
+        assert "(20 times) will be written" in estimate
         assert "to fetch: 9 chunks" in estimate
-        assert describe_work(conf, PreprocessConfig()).endswith("nothing is to be fetched or written")
+        assert describe_work(conf, PreprocessConfig()).endswith("nothing must be fetched or written")
 
 
 def test_the_estimate_refuses_a_store_of_other_splits(folder: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_estimate_refuses_a_store_of_other_splits(folder: Path, tmp_path: Pa
     splits = conf.splits.model_copy(update={"test": ("2000-01-10", "2000-01-11")})
     longer = conf.model_copy(update={"splits": splits})
     for run in (lambda: describe_work(longer, PreprocessConfig()), lambda: write_training_store(longer)):
-        with pytest.raises(DataError, match=r"does not fit the sources: in the store .*36 times.*in the splits"):
+        with pytest.raises(DataError, match=r"does not match the sources: in the store .*36 times.*in the splits"):
             run()
 
 
@@ -222,7 +222,7 @@ def test_level_chunks_that_are_not_read_are_not_fetched(tmp_path: Path, caplog: 
         counts = server.count_chunks()
     assert set(counts.values()) == {1}
     # Hourly sums have more times than the run, which is no reason for a warning; the sum that ends at 00 UTC lacks.
-    assert "1 of 4 times are left out, because tp do not have them" in caplog.text
+    assert "1 of 4 times are left out, because tp lack values" in caplog.text
     chunks = sorted(path.split("/")[-1] for path in counts if "geopotential" in path)
     # 06, 12 and 18 UTC (no sum ends at 00 UTC) of the 24 h that follow 24 h without values; two of 14 levels.
     assert chunks == sorted(f"{24 + hour}.{level}.0.0" for hour in (6, 12, 18) for level in (1, 10))
@@ -270,7 +270,7 @@ def test_an_estimate_without_a_measurement_names_no_time() -> None:
     """The archive may have no chunk of the first time."""
     text = FetchEstimate([ArrayEstimate("https://a.zarr", "t", 10, 2**20)], 0, 0.5).describe()
     assert text.endswith(
-        "at most 10 chunks, 10.0 MiB; nothing was fetched for the first time, so the rate is not known"
+        "at most 10 chunks, 10.0 MiB; no chunk was fetched to read the first time, so the rate is not known"
     )
 
 

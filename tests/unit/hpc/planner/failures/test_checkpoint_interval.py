@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import lambertw
 
-from credit.hpc.planner.failures.checkpoint_interval import best_interval, run_time
+from credit.hpc.planner.failures.checkpoint_interval import compute_best_interval, compute_run_time
 
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -16,30 +16,30 @@ MINUTE, HOUR = 60.0, 3600.0
 @pytest.mark.parametrize(("mtbf", "minutes"), [(24 * HOUR, 117.0), (6 * HOUR, 57.0), (15 * MINUTE, 9.1)])
 def test_intervals_of_the_paper(mtbf: float, minutes: float) -> None:
     """Captions of Daly's figures 3 to 5: a dump takes 5 minutes."""
-    assert best_interval(5 * MINUTE, mtbf) / MINUTE == pytest.approx(minutes, abs=0.5 if minutes > 50 else 0.05)
+    assert compute_best_interval(5 * MINUTE, mtbf) / MINUTE == pytest.approx(minutes, abs=0.5 if minutes > 50 else 0.05)
 
 
 @pytest.mark.parametrize(("stall", "accuracy"), [(1e-4, 1e-6), (1e-2, 1e-4), (0.1, 3e-3), (0.5, 0.02)])
 def test_near_the_exact_optimum(stall: float, accuracy: float) -> None:
     """The derivative of the run time vanishes at 1 + W0(-exp(-1 - stall)), for a mean time between failures of 1."""
     exact = 1 + lambertw(-math.exp(-1 - stall)).real
-    assert best_interval(stall, 1.0) == pytest.approx(exact, rel=accuracy)
-    best_time = run_time(1.0, exact, stall, 0.0, 0.0, 1.0)
+    assert compute_best_interval(stall, 1.0) == pytest.approx(exact, rel=accuracy)
+    best_time = compute_run_time(1.0, exact, stall, 0.0, 0.0, 1.0)
     for factor in (0.8, 1.25):
-        assert run_time(1.0, factor * exact, stall, 0.0, 0.0, 1.0) > best_time
+        assert compute_run_time(1.0, factor * exact, stall, 0.0, 0.0, 1.0) > best_time
     # With so long a stall, every attempt fails after the same time on average.
-    assert best_interval(3.0, 1.0) == 1.0
+    assert compute_best_interval(3.0, 1.0) == 1.0
 
 
 def test_limits() -> None:
     # Young's interval and loss, for rare failures.
-    assert best_interval(1.0, 1e9) == pytest.approx(math.sqrt(2e9), rel=1e-4)
-    assert run_time(1e6, 1e3, 2.0, 0.0, 10.0, 1e12) == pytest.approx(1e6 * (1 + 2e-3), rel=1e-6)
-    rare = run_time(1e6, 1e3, 2.0, 40.0, 10.0, 1e7)
+    assert compute_best_interval(1.0, 1e9) == pytest.approx(math.sqrt(2e9), rel=1e-4)
+    assert compute_run_time(1e6, 1e3, 2.0, 0.0, 10.0, 1e12) == pytest.approx(1e6 * (1 + 2e-3), rel=1e-6)
+    rare = compute_run_time(1e6, 1e3, 2.0, 40.0, 10.0, 1e7)
     # Each failure costs the restart, the write and half an interval, to first order.
     first_order = 1e6 * 1.002 * (1 + (10.0 + 40.0 + 501.0) / 1e7)
     assert rare == pytest.approx(first_order, rel=1e-7)
-    assert math.isinf(run_time(1.0, 1.0, 1.0, 0.0, 0.0, 1e-3))
+    assert math.isinf(compute_run_time(1.0, 1.0, 1.0, 0.0, 0.0, 1e-3))
 
 
 def simulate(num_intervals: int, interval: float, stall: float, write: float, restart: float, mtbf: float) -> float:
@@ -74,14 +74,14 @@ def simulate(num_intervals: int, interval: float, stall: float, write: float, re
 def test_against_a_simulation(mtbf: float, write: float) -> None:
     interval, stall, restart = 20 * MINUTE, 20.0, 6 * MINUTE
     num_intervals = 60_000
-    expected = run_time(num_intervals * interval, interval, stall, write, restart, mtbf)
+    expected = compute_run_time(num_intervals * interval, interval, stall, write, restart, mtbf)
     assert simulate(num_intervals, interval, stall, write, restart, mtbf) == pytest.approx(expected, rel=0.02)
 
 
 def test_the_best_interval_is_best_in_the_simulation() -> None:
     """A third and three times Daly's interval are worse, also with a write beside the training."""
     stall, write, restart, mtbf = 30.0, 4 * MINUTE, 5 * MINUTE, 2 * HOUR
-    best = best_interval(stall, mtbf)
+    best = compute_best_interval(stall, mtbf)
     work = 20_000 * best
     times = [simulate(round(work / interval), interval, stall, write, restart, mtbf)
              for interval in (best / 3, best, 3 * best)]  # fmt: skip

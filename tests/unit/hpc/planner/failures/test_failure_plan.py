@@ -43,8 +43,8 @@ def test_by_hand() -> None:
     # An interval of 20 h costs 10 h and more in 50 h.
     assert PLAN.lost_share(PLAN.configured_steps) == pytest.approx(0.19, abs=0.01)
     text = format_failures(PLAN)
-    assert "a failure every 50 h on 1024 GPUs" not in text and "a failure every 2.083 days on 1024 GPUs" in text
-    assert "| 36000 | 20 h |" in text and "| the config's |" in text
+    assert "one failure every 50 h on 1024 GPUs" not in text and "one failure every 2.083 days on 1024 GPUs" in text
+    assert "| 36000 | 20 h |" in text and "| config |" in text
     document = failures_to_dict(PLAN)
     assert document["best"]["lost_share"] < document["configured"]["lost_share"]
     assert document["restart_seconds"] == 195

@@ -25,7 +25,7 @@ from credit.train.checkpoint.sharded.writer import _join_contributions, _list_ra
 
 # Twelve ranks in every arrangement that a run may have, and some more.
 SPLITS = {
-    "plain": Split.of_whole(12),
+    "plain": Split.of_plain_tensor(12),
     "fsdp": Split((12,), (1,), (0,)),
     "columns": Split((12,), (1,), (1,)),
     "hybrid": Split((3, 4), (4, 1), (None, 0)),
@@ -110,7 +110,7 @@ def test_parts_that_overlap_with_a_box() -> None:
         for rank in range(12):
             coordinate = split.coordinate(rank)
             if coordinate is not None:
-                parts[split.first_holder(coordinate)] = split.box_at(coordinate, shape)
+                parts[split.find_first_replica(coordinate)] = split.box_at(coordinate, shape)
         for interval in ((0, 1), (1, 2), (3, 9), (0, 24)):
             box = tuple((min(interval[0], length - 1), min(interval[1], length)) for length in shape)
             expected = set()
