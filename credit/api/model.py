@@ -74,7 +74,7 @@ class Model:
 
     @property
     def level_units(self) -> str:
-        """Units of the levels: ``hPa``, ``Pa`` or ``model_level``."""
+        """Units of the levels, which are ``hPa``, ``Pa`` or ``model_level``."""
         return self._trained_config.data.level_units
 
     @property

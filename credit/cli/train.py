@@ -196,8 +196,7 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(stop_folder, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
-        # `run_on_all_ranks` raises the error of one rank on all ranks. One rank of each host tests writing to the
-        # folder.
+        # One rank of each host tests writing to the folder. An error of one rank is raised on all ranks.
         run_on_all_ranks(lambda: prepare_folder(folder) if process_info.local_rank == 0 else None)
         stack.enter_context(rank_log(folder, process_info.rank))
         if run_on_rank0(functools.partial(_repeats_failure, folder, process_info)):

@@ -66,7 +66,7 @@ _DATA = (
         "data.save_loc data.save_loc_surface data.save_loc_dynamic_forcing data.save_loc_diagnostic "
         "data.save_loc_static",
         "data.source.NAME.variables.GROUP.path",
-        "one entry of `data.sources` each, or one for all",
+        "one entry of `data.sources` for each key, or one entry for all of them",
     ),
     Row(
         "data.level_ids",
@@ -77,8 +77,8 @@ _DATA = (
     Row(
         "",
         "preblocks postblocks",
-        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers "
-        "`model.postprocess`, and the order of the input `data.input_order`",
+        "no single key: `credit preprocess` fits the statistics, `data.transforms` has the transforms, "
+        "`model.postprocess` the fixers, and `data.input_order` the order of the input channels",
     ),
     Row(
         "data.train_years data.valid_years",
@@ -101,7 +101,7 @@ _DATA = (
     ),
     Row("data.backprop_on_timestep", "trainer.backprop_on_timestep", "`trainer.backprop_on_timestep`, steps from 1"),
     Row("data.static_first", "preblocks.per_step.concat", "`data.input_order`"),
-    Row("data.save_loc_physics", "", "`data.coefficients` for the half levels; areas follow from the grid"),
+    Row("data.save_loc_physics", "", "`data.coefficients` for the half levels; cell areas are derived from the grid"),
     Row("data.skip_periods data.one_shot data.retain_graph", "data.skip_periods data.one_shot", "none"),
     Row("data.dataset_type", "data.source.NAME.dataset_type", "none: netCDF, zarr and GRIB are recognised"),
 )
@@ -132,7 +132,9 @@ _MODEL = (
         "model.upsample_with_ps",
         "`model.decoder`: `pixel_shuffle` for `type: wxformer`, `transposed` for `type: crossformer`",
     ),
-    _build_common_row("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
+    _build_common_row(
+        "model.upsample_v_conv model.decoder_attention_type", "none: WXFormer does not have these options"
+    ),
     _build_common_row("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
     _build_common_row("model.padding_conf.mode", "`model.padding.mode`"),
     _build_common_row(
@@ -142,8 +144,7 @@ _MODEL = (
     Row(
         "",
         "",
-        "`model.padding.pole: published` and `model.position_bias_index: published` compute what published weights "
-        "expect",
+        "for published weights, set `model.padding.pole: published` and `model.position_bias_index: published`",
     ),
     Row("model.post_conf", "", "`model.postprocess`, a list; see [Bounds and budgets](constraints.md)"),
     Row(
@@ -154,9 +155,9 @@ _MODEL = (
     Row(
         "model.post_conf.global_mass_fixer model.post_conf.global_water_fixer model.post_conf.global_energy_fixer",
         "postblocks",
-        "`dry_mass`, `water`, `energy` in `model.postprocess`, see [Bounds and budgets](constraints.md); "
-        "on whole columns, in float64; `energy` scales temperature alone; on pressure levels `dry_mass` corrects "
-        "surface pressure, not humidity",
+        "`dry_mass`, `water`, `energy` in `model.postprocess`, see [Bounds and budgets](constraints.md); computed on "
+        "whole columns, in float64; `energy` scales only temperature; on pressure levels `dry_mass` corrects surface "
+        "pressure, not humidity",
     ),
 )
 
@@ -170,7 +171,7 @@ _LOSS = (
     Row(
         "loss.use_latitude_weights loss.latitude_weights",
         "loss.args.use_latitude_weights loss.args.latitude_weights",
-        "`loss.latitude_weights`, true or false; areas follow from the grid",
+        "`loss.latitude_weights`, true or false; cell areas are derived from the grid",
         is_changed=True,
     ),
     Row(
@@ -181,7 +182,7 @@ _LOSS = (
     Row(
         "loss.use_power_loss loss.use_spectral_loss loss.spectral_lambda_reg loss.spectral_wavenum_init",
         "",
-        "none of this form; `loss.kind: amse` compares power by total wavenumber",
+        "none; a similar loss is `loss.kind: amse`, which compares power by total wavenumber",
     ),
 )
 
@@ -196,7 +197,7 @@ _TRAINER = (
     Row("", "trainer.parallelism.domain", "`trainer.parallelism.domain`"),
     _build_common_row(
         "trainer.epochs trainer.num_epoch trainer.start_epoch",
-        "`trainer.num_epoch` or `trainer.max_steps`, the whole length of the run",
+        "`trainer.num_epoch` or `trainer.max_steps`, the total length of the run",
     ),
     _build_common_row(
         "trainer.batches_per_epoch", "none; `trainer.validate_every` and `trainer.checkpoint_every` count steps"
@@ -209,7 +210,8 @@ _TRAINER = (
     _build_common_row("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
     _build_common_row(
         "trainer.scheduler trainer.use_scheduler trainer.update_learning_rate",
-        "`trainer.schedule.kind`, `trainer.schedule.warmup`, `trainer.schedule.final`, in shares of the run",
+        "`trainer.schedule.kind`, `trainer.schedule.warmup` (a fraction of the run), `trainer.schedule.final` (a "
+        "fraction of the peak)",
     ),
     Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
     _build_common_row("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
@@ -226,8 +228,11 @@ _TRAINER = (
     Row("", "trainer.use_tensorboard", "`trainer.loggers: [tensorboard]`"),
     _build_common_row("trainer.stopping_patience", "`trainer.patience`"),
     _build_common_row(_LOADING, "`trainer.resume`"),
-    _build_common_row("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
-    Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` has every variable"),
+    _build_common_row(
+        "trainer.save_backup_weights trainer.save_best_weights",
+        "none: both are always saved; `trainer.keep_last` sets the number of checkpoints",
+    ),
+    Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` contains the metrics of every variable"),
     _build_common_row(
         "trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"
     ),
@@ -259,7 +264,7 @@ _FORECASTS = (
     Row(
         "predict.metadata predict.ua_var_encoding predict.pressure_var_encoding predict.surface_var_encoding",
         "inference.output.metadata inference.output.encoding",
-        "none: attributes are those of the data",
+        "none: the attributes of the data are copied",
     ),
     Row("predict.climatology", "", "`verification.climatology.path` with `method: file`, or fitted"),
     Row("predict.use_laplace_filter", "", "`inference.hyperdiffusion`"),
@@ -270,15 +275,17 @@ _JOBS = (
     _build_common_row("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
     _build_common_row("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
     _build_common_row(
-        "pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"
+        "pbs.conda slurm.conda",
+        "`pbs.python`, `slurm.python`: the Python interpreter of the job, by default the "
+        "interpreter that runs `credit submit`",
     ),
-    _build_common_row("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
+    _build_common_row("pbs.job_name slurm.job_name", "`experiment`, which is also the name of the jobs"),
     _build_common_row("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
     _build_common_row("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
     _build_common_row("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
     _build_common_row(
         "pbs.walltime slurm.walltime",
-        "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00",
+        "`pbs.walltime`, `slurm.walltime`, written as 12h instead of 12:00:00",
         is_changed=True,
     ),
     _build_common_row("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),

@@ -135,7 +135,6 @@ def shard_units(
     inner_policy = replace(policy, output_dtype=None)  # activations between the units keep the dtype of computation
     offload = OffloadPolicy()
     if cpu_offload:
-        # Memory is pinned only for copies to a GPU.
         offload = CPUOffloadPolicy(pin_memory=fsdp_mesh.device_type != "cpu")
     units = find_sharding_units(model)
     sharded_parameter_ids: set[int] = set()

@@ -84,8 +84,7 @@ def parallelize(
     elif _axis_size(mesh, "tp") > 1:
         share_sums(model)
 
-    # Sharding comes last: FSDP2 must shard the parts of split weights, and must gather weights outside of the
-    # recomputation and of the compiled graphs.
+    # Sharding comes last: FSDP2 shards the parts of split weights, and gathers weights outside of compiled graphs.
     if shard and mesh is not None:
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)

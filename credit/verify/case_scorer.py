@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch.distributed as dist
 
-from credit.channels import Channel, select_figure_channels, select_channels
+from credit.channels import Channel, select_channels, select_figure_channels
 from credit.config import Config
 from credit.config.sections.verification import BASELINES
 from credit.data.climatology.climatology import Fields

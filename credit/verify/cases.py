@@ -231,7 +231,9 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
         )
     difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not is_regridded:
-        errors.add(f"{forecast}: its grid is not the grid of the data: {difference}; set verification.grid to regrid both")
+        errors.add(
+            f"{forecast}: its grid is not the grid of the data: {difference}; set verification.grid to regrid both"
+        )
     are_both_gregorian = {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
     if archive.calendar != reader.calendar and not are_both_gregorian:
         errors.add(

@@ -328,7 +328,8 @@ def test_a_single_channel(browser: Chromium, folder: Path) -> None:
 
 def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:
     browser.open(write_page(without(make_table(CHANNELS[:1]), "acc"), folder / "nothing"), "#score=acc")
-    assert "This score is not available for this selection." in browser.evaluate("document.getElementById('chart').innerText")
+    message = browser.evaluate("document.getElementById('chart').innerText")
+    assert "This score is not available for this selection." in message
     assert shown_texts(browser, "#legend tbody tr") == []
     browser.choose("#choose-score", "mae")
     assert len(shown_texts(browser, "#chart .curve")) == 4

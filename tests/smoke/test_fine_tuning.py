@@ -85,7 +85,7 @@ def test_fine_tuning(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     # another checkpoint in its place is no substitute
     (base_run / "checkpoints" / "step_00000002").rename(base)
     assert main(rollout) == 1
-    assert "has other weights" in capsys.readouterr().err
+    assert "its weights have changed since" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_refused(small_run: Path, capsys: pytest.CaptureFixture) -> None:

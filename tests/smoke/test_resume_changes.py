@@ -108,7 +108,7 @@ def test_what_cannot_change_is_refused(small_run: Path, base: list[str], capsys:
     assert main(["train", *changed, *VARIABLES, allowed, "model.dim=[16, 32, 64, 128]"]) == 1
     assert "model.dim" in capsys.readouterr().err
     assert main(["train", *changed, "trainer.resume=auto", allowed]) == 2
-    assert "needs resume: the folder of another run" in capsys.readouterr().err
+    assert "needs resume: the folder of a different run" in capsys.readouterr().err
     checkpoint = (small_run / "run" / "checkpoints" / "latest").resolve()
     assert main(["train", *changed, *VARIABLES, f"trainer.resume={checkpoint}", allowed]) == 2
     assert "set trainer.resume to the folder of the run" in capsys.readouterr().err

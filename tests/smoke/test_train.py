@@ -94,7 +94,7 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
     for override, says in (
         ("model.dim=[16,32,64,128]", "model.dim: [8, 16, 32, 64] in the checkpoint"),
         ("model.residual=false", "model.residual: True in the checkpoint"),
-        ("data.levels=[850]", "other channels"),
+        ("data.levels=[850]", "channels that differ"),
         ("trainer.resume=never", "would be lost"),
     ):
         done = command("train", config, "trainer.max_steps=4", override)

@@ -49,8 +49,7 @@ def check_resume(
         report: receives errors, warnings and notes.
 
     Returns:
-        The config that the run would use, with the global batch size of the checkpoint; and the step at which the run
-        would begin, which is 0 without a checkpoint.
+        The config of the run with the global batch size of the checkpoint, and the first step (0 without a checkpoint).
     """
     folder = Path(config.save_loc)
     first_step = 0

@@ -213,8 +213,7 @@ def build_shared_forecast_function(
         forecaster: model, normalization and reader of the fields of this run.
         file_lock: context manager that is entered while fields are read, because netCDF does not support two threads.
         mesh: mesh of the ranks that make forecasts.
-        is_step_used: function that returns True for steps that are written or scored. Ranks that make forecasts
-            together send only these steps.
+        is_step_used: function that returns True for steps that are written or scored; only these steps are sent.
         sends_outputs: True if the first of the ranks that make a forecast together receives all members and the whole
             fields; False if each rank writes its members and its part of the fields.
 

@@ -41,7 +41,7 @@ class TimeAggregation:
     times: np.ndarray
     terms: Sequence[tuple[np.ndarray, np.ndarray]]
 
-    def terms_at(self, index: int) -> tuple[list[float], list[int]]:
+    def weights_and_indices_at(self, index: int) -> tuple[list[float], list[int]]:
         """Return the terms of the weighted sum for one time: the weights, and the indices of the values in the series.
 
         Args:

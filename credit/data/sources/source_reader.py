@@ -283,7 +283,7 @@ class SourceReader:
             needed_indices: list[int] = []
             for index in indices:
                 window_index = int(self._aggregation_index[name][index])
-                weights, term_indices = self._aggregations[name].terms_at(window_index)
+                weights, term_indices = self._aggregations[name].weights_and_indices_at(window_index)
                 terms_of_time.append((weights, term_indices))
                 needed_indices += term_indices
             # Windows may share values of the series, but each value is read only once.

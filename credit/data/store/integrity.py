@@ -3,9 +3,9 @@
 A part is a range of times that is written together, see `credit.data.store.store_writer`. The mark of a time states
 whether its fields are written. The description of a store is its metadata, see `credit.data.store.store_reader`.
 
-The quick check does not read the fields. It checks that the file of every chunk exists and has the size that follows
-from the shape of the array or the header of the codec. It reads the small arrays, and compares their checksum with the
-checksum in the store's description. The deep check reads every field and verifies its checksums.
+The quick check does not read the fields. It checks that the file of every chunk exists and has the size that the shape
+of the array or the header of the codec implies. The quick check also reads the small arrays, and compares their
+checksum with the checksum in the store's description. The deep check reads every field and verifies its checksums.
 
 Each chunk of the fields is in a separate folder, so listing folders would take longer than opening the files. Many
 threads open the files, because a parallel file system answers many requests at once.

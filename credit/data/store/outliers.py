@@ -64,21 +64,18 @@ def find_outliers(
     square distance from the usual value, over all cells and the 95 % of the times with the smallest distance, so that
     outliers do not increase the scale. All levels of a variable use the largest scale of any level, because clouds and
     tracers are almost always 0 on some levels. A value is an outlier if its distance from the usual value is more than
-    1000 times the scale. If the scale is 0 (a variable that is 0 at most times), or there are fewer than 10 times,
-    nothing is checked.
+    1000 times the scale. Nothing is checked if the scale is 0, or if there are fewer than 10 times.
 
     Args:
         moments_T5C: (T, 5, C) float64, the rows of `statistics.Moments.to_rows` for each time; the count is 0 at times
             without fields.
         channels: (C,) the channels.
         accepted: names of variables that are not checked, because the config declares their range.
-        transforms: mapping from the name of a variable to its transform, for variables whose moments are computed from
-            transformed values.
+        transforms: name -> transform of each variable whose moments are computed from transformed values.
 
     Returns:
-        Mapping from the index of each time with an outlier to its first outlier.
+        Index of each time with an outlier -> the first outlier at this time.
     """
-    # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
     if len(present) < _MIN_TIMES:
         return {}

@@ -99,7 +99,7 @@ def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) ->
             )
         if new_group != channel.group and (channel.group, new_group) != ("dynamic_forcing", "prognostic"):
             raise CheckpointError(
-                f"{path}: trained with {channel.name} as {channel.group}, but data.variables has it as {new_group}; "
+                f"{path}: trained with {channel.name} as {channel.group}, but it is {new_group} in data.variables; "
                 "with trainer.resume_changes: [channels], only a dynamic_forcing may become prognostic"
             )
 

@@ -225,16 +225,15 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
 def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
     """Return a figure of a scorecard: relative differences between the scores of the model and of a reference.
 
-    The figure has a panel for each region. A panel has a row for each score of a channel, wind or event, and a column
-    for each lead time. The rows are RMSE, then CRPS, SEEPS and Brier scores if there are any. Significant differences
-    are hatched. The colour scale is the same for all regions of the table.
+    The figure has a panel for each region, with a row for each score and a column for each lead time. The rows are
+    RMSE, then CRPS, SEEPS and Brier scores if there are any. Significant differences are hatched. All regions of the
+    table have the same colour scale.
 
     Args:
         table: the scores.
         reference: name of the reference.
         regions: names of the regions of this figure.
     """
-    # Differences in percent and their significance are arrays (rows, L, R).
     rows = scorecard_rows(table)
     reference_index = table.dataset["reference"].values.tolist().index(reference)
     percent = 100 * scorecard_values(table, rows, "difference")[reference_index, 0]

@@ -46,15 +46,13 @@ def member_sums(
         valid_P: bool, False in cells that are left out; such cells may contain any value.
         segments: the S segments.
         out: (4 + M, S) output. Rows 0 to 2 are sums over cells: absolute errors of all members, D (see the module
-            docstring), unbiased variance over members. The other M + 1 rows are the numbers of cells in which 0 to M
-            members are below the truth. If t members equal the truth, the truth has t + 1 possible ranks, and the cell
-            adds 1 / (t + 1) to each of them.
+            docstring), unbiased variance over members. The other M + 1 rows count the cells by rank of the truth, 0 to
+            M. If t members equal the truth, the cell adds 1 / (t + 1) to each of the t + 1 possible ranks.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
     errors = np.empty((num_members, _BLOCK_CELLS))
     mean_error = np.empty(_BLOCK_CELLS)
-    # The rank of the truth follows from the numbers of members below the truth and equal to the truth.
     members_below = np.empty(_BLOCK_CELLS)
     members_equal = np.empty(_BLOCK_CELLS)
     for s in range(len(segment_starts)):

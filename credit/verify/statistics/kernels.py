@@ -152,8 +152,7 @@ def error_sums(
     Args:
         inputs: fields of truth, climatology, forecasts and baselines.
         channels: (1,) index of a channel, or (2,) indices of the two components of a wind vector.
-        scale: power of two by which winds are multiplied so that float32 can represent their squares. If a square
-            overflows, the sum is infinite.
+        scale: power of two by which winds are multiplied, so that their squares do not overflow in float32.
         segments: the S segments.
         out: (1 or 2, K, S) output for each channel: sums of truth, each forecast and, if scored, damped persistence.
         lengths: (L, S) output for the wind vector: sums of each forecast and scored baseline; (0, S) for one channel.

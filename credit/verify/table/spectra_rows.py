@@ -21,9 +21,8 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     - ``power``: power in ``spectrum_units``, with dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber).
     - ``power_truth``: power of the truth in the same units, with the same dimensions except forecast.
     - ``power_ratio``: ``power`` divided by ``power_truth``, with the dimensions of ``power``.
-    - ``short_wave_power``: power of the shortest third of the waves divided by their power in the truth. The variable
-      has the dimensions of the other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers``
-      contains the wavenumbers of these waves.
+    - ``short_wave_power``: power of the shortest third of the waves divided by their power in the truth, with the
+      dimensions of the other scores; NaN without a spectrum. Its attribute ``wavenumbers`` lists these waves.
 
     Args:
         table: the scores.

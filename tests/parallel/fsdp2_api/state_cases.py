@@ -244,7 +244,10 @@ def states_that_are_not_whole() -> None:
     names = [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()]
     for wrong_state, fragments in (
         (optimizer.state_dict(), "parameters are numbers"),
-        ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is only a rank's part (a DTensor)"),
+        (
+            {"state": parts, "param_groups": [{"params": names}]},
+            "embed.weight/exp_avg is only a rank's part (a DTensor)",
+        ),
         ({"state": {}, "param_groups": None}, "param_groups is not a list of dicts"),
         ({"state": {}, "param_groups": [{"params": names, "lr": lambda: 1.0}]}, "pickle"),
         ({"state": {3: {}}, "param_groups": [{"params": names}]}, "the key 3 is not a name"),

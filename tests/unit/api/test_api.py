@@ -201,7 +201,7 @@ def test_wrong_arguments(model: credit.Model, fields: xr.Dataset, folder: Path) 
         model.forecast(fields, "6h", members=1, ensemble={"stochastic": {}})
     with pytest.raises(ConfigError, match="lead_time: NaT must be a positive whole number"):
         model.iterate(fields, np.timedelta64("NaT"))
-    with pytest.raises(DataError, match="must be an xarray.Dataset, is a DataArray"):
+    with pytest.raises(DataError, match="must be an xarray.Dataset, but is a DataArray"):
         model.forecast(fields["t"], "6h")
     with pytest.raises(ConfigError, match="overrides: give a list of strings"):
         credit.load(folder / "run", overrides="inference.amp=true")

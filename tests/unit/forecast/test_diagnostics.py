@@ -212,7 +212,11 @@ def speed_of(u: str) -> dict:
             "inference.derive.z: u10 has no levels",
         ),
         (True, {"pressure_levels": [500, 1]}, "inference.pressure_levels: 1 hPa is above the uppermost level of t"),
-        (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "the units of surface_pressure must be Pa or hPa"),
+        (
+            True,
+            {"pressure_levels": [500], "surface_pressure": "u10"},
+            "the units of surface_pressure must be Pa or hPa",
+        ),
         (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
     ],
 )

@@ -181,7 +181,7 @@ def test_selected_levels(tmp_path: Path) -> None:
 
 def test_folder_with_another_format_is_refused(tmp_path: Path) -> None:
     make_writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), random_fields())
-    held = r"inference.format: zarr does not match .*forecast_2001-04-01T00.nc, which .* another inference.folder"
+    held = r"inference.format: zarr does not match .*forecast_2001-04-01T00.nc, which .* different inference.folder"
     with pytest.raises(ConfigError, match=held):
         make_writer(tmp_path / "files", format="zarr")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["forecast_2001-04-01T00.nc"]

@@ -89,7 +89,7 @@ def test_forecast_with_missing_files_is_refused(tmp_path: Path, split: str) -> N
         if split == "day":
             writer.put(initial, 1, random_fields()[1])
     lost = "1 of 3 .* 24 h" if split == "day" else "2 of 3 .* 12 h"
-    with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 {lost}; run credit rollout again"):
+    with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 lacks {lost}.; run credit rollout again"):
         open_forecasts(tmp_path)
 
 
@@ -291,7 +291,7 @@ def test_concurrent_extensions_without_locks_are_detected(
         replace(source, target)
 
     monkeypatch.setattr("credit.forecast.io.zarr_store.os.replace", rename)
-    with pytest.raises(CreditError, match="another run has appended other initial times"):
+    with pytest.raises(CreditError, match="another run has just appended other initial times"):
         make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     assert "forecasts.zarr: its file system has no locks (No locks available)" in caplog.text
 
@@ -301,7 +301,7 @@ def test_run_stops_if_another_run_replaced_its_initial_times(tmp_path: Path) -> 
     ours = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     init = zarr.open_group(tmp_path / "forecasts.zarr", mode="r+")["init_time"]
     init[1] = SECOND + 1440  # as of one that came between
-    with pytest.raises(CreditError, match="another run has appended other initial times"):
+    with pytest.raises(CreditError, match="another run has just appended other initial times"):
         ours.write(SECOND, random_fields())
     assert not ours.is_complete(SECOND)
 

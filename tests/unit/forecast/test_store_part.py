@@ -79,7 +79,7 @@ def test_chunks_are_as_large_as_the_bounds_allow(axis: AxisDivision, length: int
 
 def test_parts_that_need_tiny_chunks_are_refused() -> None:
     part = StorePart(FieldDivision(build_axis(100, 101, 100), build_axis(8)), rank=0)
-    with pytest.raises(ConfigError, match="parts of 100, 101, 100, which need chunks of 1, too small"):
+    with pytest.raises(ConfigError, match="parts of 100, 101, 100, which need chunks of 1; chunks of this size"):
         part.choose_chunks()
 
 

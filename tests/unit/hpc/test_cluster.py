@@ -56,11 +56,11 @@ def test_the_config_wins_and_mappings_are_merged() -> None:
 @pytest.mark.parametrize(
     ("name", "section", "message"),
     [
-        ("derecho", PbsConfig(), "pbs.account: this key is missing, and Derecho requires it"),
+        ("derecho", PbsConfig(), "pbs.account: this key is missing, but Derecho requires it"),
         ("slurm", SlurmConfig(), "slurm.walltime: this key is missing"),
-        ("derecho", PbsConfig(account="x", walltime="13h"), "pbs.walltime: 13h: main of Derecho allows 12h"),
-        ("derecho", PbsConfig(account="x", queue="develop"), "12h: develop of Derecho allows 6h"),
-        ("perlmutter", SlurmConfig(qos="debug"), "slurm.walltime: 12h: debug of Perlmutter allows 30min"),
+        ("derecho", PbsConfig(account="x", walltime="13h"), "pbs.walltime: 13h: main of Derecho allows at most 12h"),
+        ("derecho", PbsConfig(account="x", queue="develop"), "12h: develop of Derecho allows at most 6h"),
+        ("perlmutter", SlurmConfig(qos="debug"), "slurm.walltime: 12h: debug of Perlmutter allows at most 30min"),
     ],
 )
 def test_what_the_site_does_not_allow(name: str, section: PbsConfig | SlurmConfig, message: str) -> None:

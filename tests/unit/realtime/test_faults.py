@@ -169,7 +169,7 @@ FAULTS = {
     "index damaged": (publish_damaged_index, "line 1 of the index"),
     "answers truncated": (truncate_answers, "bytes arrived instead of 16, in each of 2 attempts"),
     "file truncated": (truncate_file, "sst: not read"),
-    "Range ignored": (ignore_ranges, "so it would send the whole file"),
+    "Range ignored": (ignore_ranges, "so it would send the complete file"),
     "compressed answers": (compress_answers, "the server sends the file compressed (Content-Encoding: gzip)"),
     "endless redirection": (redirect_for_ever, "index: not read"),
     "another range": (send_other_range, "sends different bytes"),

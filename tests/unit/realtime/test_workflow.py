@@ -122,7 +122,7 @@ def test_two_calls_at_once_make_one_forecast(server, trained_run, tmp_path: Path
     outputs = [call.communicate(timeout=300) for call in calls]
     assert [call.returncode for call in calls] == [0, 0], outputs
     texts = sorted(output.splitlines()[-1] for output, _ in outputs)
-    assert [text.removeprefix("forecast of cycle 2026-11-27T00:00 ") for text in texts] == ["made", "already existed"]
+    assert [text.removeprefix("forecast of cycle 2026-11-27T00:00 ") for text in texts] == ["already existed", "made"]
     assert len(read_json_lines(tmp_path / "run" / "realtime" / "cycles.jsonl")) == 1
     assert len(list((tmp_path / "run" / "forecasts").glob("*.nc"))) == 1
 
@@ -176,9 +176,12 @@ def test_forecasts_that_cannot_be_scored_are_a_warning(realtime, server, config_
         done = realtime(config_path, "--cycle", f"{time:%Y-%m-%dT%H:%M}", f"inference.lead_time={lead_time}")
         assert done.returncode == 0, done.stderr
     assert "scoring failed" in done.stderr
-    assert "other lead times" in done.stderr
+    assert "lead times of the forecast differ" in done.stderr
     assert read_status(config_path)["state"] == "done"
-    assert "other lead times" in read_json_lines(config_path.parent / "realtime" / "cycles.jsonl")[-1]["scoring_error"]
+    assert (
+        "lead times of the forecast differ"
+        in read_json_lines(config_path.parent / "realtime" / "cycles.jsonl")[-1]["scoring_error"]
+    )
 
 
 @pytest.mark.slow

@@ -89,5 +89,5 @@ def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
     fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)
     writer = ForecastWriter(tmp_path, fields, LEADS, [start])
     writer.write(start, np.zeros((3, len(reader.channels.output), 6, 12), dtype=np.float32))
-    with pytest.raises(DataError, match="grid is not that of the data.*set verification.grid to regrid both"):
+    with pytest.raises(DataError, match="grid is not the grid of the data.*set verification.grid to regrid both"):
         score_forecasts(make_config(run.folder), reader, open_forecasts(tmp_path))

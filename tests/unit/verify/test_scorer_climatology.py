@@ -211,5 +211,7 @@ def test_another_grid_than_the_datas(sample: Sample, tmp_path: Path) -> None:
         for number, channel in enumerate(CHANNELS):
             acc = table.scores_by_lead("model", channel, "acc_wb2")
             np.testing.assert_allclose(acc, wanted[:, number], rtol=0, atol=1e-6, err_msg=channel)
-    with pytest.raises(DataError, match="coarse.nc: its grid is not the grid of the data: 32 x 64 .* verification.grid"):
+    with pytest.raises(
+        DataError, match="coarse.nc: its grid is not the grid of the data: 32 x 64 .* verification.grid"
+    ):
         score(sample, "2001", **conf)

@@ -134,7 +134,7 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     assert line.split()[-1] == "-"  # three cases tell nothing of significance
     assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
     assert "marked as significant with at least 20 blocks" in lines[-3]
-    assert lines[-2].startswith("9 of 12 lead times that inference asks for")
+    assert lines[-2].startswith("9 of 12 lead times that inference requests")
     assert lines[-1].startswith("Prescribed forcing of waves: sst was read from the analysis")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)

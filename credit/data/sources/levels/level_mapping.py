@@ -74,8 +74,7 @@ class LevelResolver:
 
         Returns:
             The indices of the levels in the file, None if the caller must match the levels by value; and the mapping
-            from the levels of the file to the levels of the run, None if neither interpolation nor a formula needs the
-            mapping.
+            from the levels of the file to the levels of the run, None if nothing needs the mapping.
 
         Raises:
             DataError: if coefficients or levels are missing, or a level of the run is above all levels of the file.

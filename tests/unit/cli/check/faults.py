@@ -133,7 +133,7 @@ FILES = [
               lambda file: {"z": make_fields()["t"] * 0.1 + np.array([5500, 1500], np.float32)[:, None, None]},
               attributes={"z": {"units": "m2 s-2", "standard_name": "geopotential"}})),
     Fault("an output that never changes", ["t2m: one value everywhere"], spoil=rewrite_both_files(uniform_t2m)),
-    Fault("a sum over another interval", ["data.variable_options.t2m.temporal", "cover 24h each"],
+    Fault("a sum over another interval", ["data.variable_options.t2m.temporal", "24h"],
           ["data.variable_options.t2m.temporal=accumulate", "data.timestep=6h"],
           spoil=lambda folder: [write_data_file(folder, file, hours=[24 * n for n in range(20 * file - 20, 20 * file)])
                                 for file in (1, 2)], count=4),
@@ -160,7 +160,7 @@ SPLITTING = [
           count=2),
     Fault("more samples a step than there are", ["trainer.train_batch_size 8", "16 samples per step", "has 15"],
           ["trainer.train_batch_size=8", "trainer.grad_accum_every=2"]),
-    Fault("more samples a step than there are, on many ranks", ["8 ranks with different samples", "16 samples per step"],
+    Fault("more samples than there are, on many ranks", ["8 ranks with different samples", "16 samples per step"],
           arguments=["--world-size", "8"]),
 ]  # fmt: skip
 
@@ -265,7 +265,7 @@ TRAINING = [
 ]  # fmt: skip
 
 RANKS = [
-    Fault("ranks that do not factor", ["tensor 3 on 8 ranks", "these work"], ["trainer.parallelism.tensor=3"],
+    Fault("ranks that do not factor", ["tensor 3 on 8 ranks", "(shard 1)"], ["trainer.parallelism.tensor=3"],
           arguments=["--world-size", "8"]),
     Fault("a split of nothing", ["trainer.parallelism.tensor", "splits no layer"], ["trainer.parallelism.tensor=5"],
           arguments=["--world-size", "5"]),
@@ -298,13 +298,13 @@ FOLDERS = [
           ["trainer.resume=run/checkpoints/step_00000001"], needs="run"),
     Fault("a checkpoint of another model", ["step_00000002", "model.dim"],
           ["model.dim=[16, 32, 64, 128]"], needs="run"),
-    Fault("a checkpoint of other channels", ["step_00000002", "other channels", "t2m"],
+    Fault("a checkpoint of other channels", ["step_00000002", "channels that differ", "t2m"],
           ["data.variables.prognostic={vars_3D: [t]}"], needs="run"),
     Fault("a checkpoint of another training period", ["step_00000002", "data.splits.train"],
           ["data.splits.train=['2000-01-01', '2000-01-03']"], needs="run"),
     Fault("a checkpoint of another step", ["step_00000002", "data.timestep: 6h in the checkpoint, 12h in the config"],
           ["data.timestep=12h", "inference={lead_time: 12h, initial_times: {every: 12h}}"], needs="run"),
-    Fault("a checkpoint of another grid", ["another grid", "step_00000002"], needs="run", spoil=lambda folder: [
+    Fault("a checkpoint of another grid", ["grid that differs", "step_00000002"], needs="run", spoil=lambda folder: [
           write_file(folder / f"data_{file}.nc", {n: v[..., ::2] for n, v in make_fields(seed=10 * file).items()},
                      hours_of_file(file), levels=[500, 850]) for file in (1, 2)]),
     Fault("a checkpoint of other units", ["step_00000002", "degC"], needs="run", spoil=rewrite_both_files(

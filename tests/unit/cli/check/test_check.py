@@ -165,13 +165,9 @@ def test_what_a_source_gives_and_a_file_that_gives_nothing(world: Path, capsys: 
     write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours_of_file(1))
     status, errors, output = run_check(capsys)
     assert (status, errors) == (0, [])
-    line = (
-        "data.sources.0 (data_*.nc): 3 files (1 of them not used); 2000-01-01T00:00..2000-01-10T18:00, 40 times; "
-    )
+    line = "data.sources.0 (data_*.nc): 3 files (1 of them not used); 2000-01-01T00:00..2000-01-10T18:00, 40 times; "
     assert line + "t, t2m, sst, ground\n" in output
-    warning = (
-        "data_other.nc is not used: it has none of the requested variables (t, t2m, sst, ground), but T2M"
-    )
+    warning = "data_other.nc is not used: it has none of the requested variables (t, t2m, sst, ground), but T2M"
     assert re.search(f"^WARNING: .*{re.escape(warning)}", output, flags=re.MULTILINE)
 
 
@@ -210,7 +206,8 @@ def test_recomputed_steps_with_checkpointed_blocks(world: Path) -> None:
     overrides = ["model.residual=false", "data.forecast_len=2", "trainer.recompute_steps=true"]
     config = load_config("config.yml", [*overrides, "trainer.activation_checkpoint=true"])
     reader = open_sources(config.data)
-    assert try_step(config, build_placeholder_assets(config, reader.grid, reader.attributes, reader.masks)).skip_reason == ""
+    assets = build_placeholder_assets(config, reader.grid, reader.attributes, reader.masks)
+    assert try_step(config, assets).skip_reason == ""
 
 
 def test_a_model_that_needs_values_is_no_problem(

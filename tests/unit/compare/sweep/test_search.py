@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from credit.compare.sweep.search import sample_trials, list_grid, parse_ranges
+from credit.compare.sweep.search import list_grid, parse_ranges, sample_trials
 from credit.errors import ConfigError
 
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         load(write(wb2().isel(dayofyear=slice(None, None, 2)), tmp_path / "b.nc"), rename=NAMES)
     with pytest.raises(DataError, match="dayofyear.* no such coordinate.*groupby"):
         load(write(wb2().rename(dayofyear="day"), tmp_path / "c.nc"), rename=NAMES)
-    with pytest.raises(DataError, match="has the dimensions quantile, .*select one position along them"):
+    with pytest.raises(DataError, match="has the dimensions quantile, .*select one position along each of them"):
         load(write(wb2().expand_dims(quantile=[0.1, 0.9]), tmp_path / "d.nc"), rename=NAMES)
     with pytest.raises(DataError, match="matches 4 files"):
         load(tmp_path / "*.nc")

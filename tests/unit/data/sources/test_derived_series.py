@@ -297,7 +297,10 @@ def test_what_check_says(
         ),
         ({"variable_options": {"z": DERIVED["z"]}, "p2": ["z"]}, "list z in vars_3D"),
         ({"variable_options": {"msl": DERIVED["msl"]}, "p3": ["msl"]}, "list msl in vars_2D"),
-        ({"variable_options": {"z": DERIVED["ws"]}, "static": ["z"]}, "is for prognostic, diagnostic and forcing"),
+        (
+            {"variable_options": {"z": DERIVED["ws"]}, "static": ["z"]},
+            "applies only to prognostic, diagnostic and forcing",
+        ),
         ({"coefficients": "a.nc"}, "coefficients has no effect"),
     ],
 )
@@ -320,7 +323,8 @@ def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
     with xr.open_dataset(world.write(tmp_path / "q.nc", "ecmwf", fields_of("q")), decode_times=False) as file:
         file.isel(lev=slice(4, None)).to_netcdf(tmp_path / "low.nc")
     sources = [{"path": str(column), "vertical": GROUND}, {"path": str(tmp_path / "low.nc"), "vertical": GROUND}]
-    with pytest.raises(DataError, match=r"z: its inputs are on 24 levels in .*ml\.nc and on 20 different levels in .*low\.nc"):
+    different_levels = r"z: its inputs are on 24 levels in .*ml\.nc and on 20 different levels in .*low\.nc"
+    with pytest.raises(DataError, match=different_levels):
         open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
     sources[0]["path"] = str(tmp_path / "gap.nc")
     with xr.open_dataset(column, decode_times=False) as file:

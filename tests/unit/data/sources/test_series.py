@@ -139,8 +139,8 @@ def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: 
     sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"t": "skt"}}]
     open_sources(make_config("", sources=sources, p2=["t"]))
     assert (
-        f"t is called air_temperature in {first_file} and surface_temperature in {second_file}; check that these are the same variable"
-        in caplog.text
+        f"t is called air_temperature in {first_file} and surface_temperature in {second_file}; check that these are "
+        "the same variable" in caplog.text
     )
     caplog.clear()
     write_file(second_file, {"skt": T[4:, 0]}, NEW_HOURS, attributes={"skt": {"standard_name": "unknown"}})
@@ -233,16 +233,13 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert len(reader.times) == 8
     warnings = [record.message for record in caplog.records if "is not used" in record.message]
     assert len(warnings) == 2
-    assert warnings[0] == (
-        f"{tmp_path}/oldest.nc is not used: it has none of the requested variables (var130), but T"
-    )
+    assert warnings[0] == (f"{tmp_path}/oldest.nc is not used: it has none of the requested variables (var130), but T")
     assert warnings[1] == f"{copy} is not used: its variables are read from other files that come first (t)"
     lines = [each.describe(conf, reader.calendar) for each in reader.list_contributions(conf)]
     assert lines == [
         f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them not used); "
         "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 in the files)",
-        f"data.sources.1 ({new}, {copy}): 2 files (1 of them not used); "
-        "2000-01-02T00:00..2000-01-02T18:00, 4 times; t",
+        f"data.sources.1 ({new}, {copy}): 2 files (1 of them not used); 2000-01-02T00:00..2000-01-02T18:00, 4 times; t",
     ]
     caplog.clear()
     with pytest.raises(DataError, match="data.sources.2: period, every and .* exclude all times of t"):

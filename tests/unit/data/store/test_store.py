@@ -170,7 +170,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> Non
     [
         ({"p2": []}, "channels: prognostic: without t2m"),
         ({"levels": [500]}, "channels: prognostic: without t850"),
-        ({"levels": [500, 850]}, "in another order"),
+        ({"levels": [500, 850]}, "in a different order"),
         ({"variable_options": {}}, "data.variable_options.sst.missing: fill_mean in the store, error in the config"),
         ({"timestep": "12h"}, "data.timestep: 360 min in the store, 720 min in the config"),
         ({"sources": [{"path": "elsewhere/*.nc"}]}, r"data.sources: .*a\.nc.* in the store, .*elsewhere/\*\.nc"),

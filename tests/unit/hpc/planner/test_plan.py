@@ -187,7 +187,7 @@ def test_epochs_and_growing_rollouts() -> None:
 
 def test_report(plan: Plan) -> None:
     text = format_plan(plan, planned_run_of())
-    for word in ("recommended", "exact", "upper bound", "assumed", "the host takes 40 us", "MWh"):
+    for word in ("recommended", "exact", "upper bound", "assumed", "the host needs 40 us", "MWh"):
         assert word in text
     for line in text.splitlines():
         if re.search(r"\bs per step|samples/s|\bhours|MWh| s = ", line):
@@ -255,8 +255,8 @@ def small_gpu(gib: float) -> Gpu:
     [
         (0, H100, [], ["--world-size: 0"]),
         (12, H100, [], ["nodes of 8", "8 and 16", "--per-node"]),
-        (8, H100, ["trainer.parallelism.tensor=3"], ["8 / 3", "these work", "tensor: 2"]),
-        (4, H100, ["trainer.parallelism={data: ddp, tensor: 2}"], ["ddp", "these work"]),
+        (8, H100, ["trainer.parallelism.tensor=3"], ["8 / 3", "valid settings", "tensor: 2"]),
+        (4, H100, ["trainer.parallelism={data: ddp, tensor: 2}"], ["ddp", "valid settings"]),
         (8, H100, ["trainer.train_batch_size=2000"], ["more samples than the 1000", "train_batch_size"]),
         (2, small_gpu(2.12), [], ["small", "--gpu h100", "possible changes"]),
         (2, small_gpu(2.45), ["trainer.train_batch_size=96"], ["activation_checkpoint: true", "a smaller trainer"]),
